@@ -1,0 +1,3 @@
+"""ART: on-the-job reinforcement learning for LLM agents."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,162 @@
+"""Frames between the server and its engine and trainer processes, over an inherited socket pair.
+
+A frame is a 4-byte big-endian length and that many bytes of JSON:
+
+    request    {"id": 7, "method": "generate", "params": {...}}
+    answers    {"id": 7, "result": {...}}                  any number, then one with "last": true
+    failure    {"id": 7, "error": {"code": "...", "message": "..."}, "last": true}
+    cancel     {"cancel": 7}
+    heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
+
+The parent's end is asyncio (`RpcClient`), the child's end blocks (`RpcServerSocket`): a child works in one thread and reads
+in another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+
+from art.errors import ArtError, ProcessError, error_from_code
+
+_LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 2**31
+HEARTBEAT_ID = 0
+
+
+def encode_frame(message: dict[str, Any]) -> bytes:
+    body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_SERIALIZE_DATACLASS)
+    return _LENGTH.pack(len(body)) + body
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """How an error crosses a process or the network; foreign errors keep their type name in the message."""
+    if isinstance(error, ArtError):
+        return {"code": error.code, "message": error.message, "param": error.param}
+    return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
+
+
+class RpcClient:
+    """The parent's end of one child process. Dies with it: every pending call then raises `ProcessError`."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_heartbeat: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._on_heartbeat = on_heartbeat
+        self._ids = itertools.count(1)
+        self._pending: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._closed: ProcessError | None = None
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """The single result of `method`."""
+        async for result in self.stream(method, **params):
+            return result
+        raise ProcessError(f"`{method}` ended without a result")
+
+    async def stream(self, method: str, **params: Any) -> AsyncIterator[Any]:
+        """Results as they come. Leaving the loop early cancels the call in the child."""
+        if self._closed:
+            raise self._closed
+        call_id = next(self._ids)
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._pending[call_id] = queue
+        finished = False
+        try:
+            # No drain: a child always reads, and requests are small; `drain` would cost a task switch per request.
+            self._writer.write(encode_frame({"id": call_id, "method": method, "params": params}))
+            while not finished:
+                frame = await queue.get()
+                finished = frame.get("last", False)
+                if (error := frame.get("error")) is not None:
+                    raise error_from_code(error["code"], error["message"], param=error.get("param"))
+                if "result" in frame:
+                    yield frame["result"]
+        finally:
+            self._pending.pop(call_id, None)
+            if not finished and not self._closed:
+                self._writer.write(encode_frame({"cancel": call_id}))
+
+    def fail(self, error: ProcessError) -> None:
+        """End every pending call with `error`, and every later one."""
+        if self._closed is None:
+            self._closed = error
+        frame = {"error": error_body(self._closed), "last": True}
+        for queue in self._pending.values():
+            queue.put_nowait(frame)
+
+    async def close(self) -> None:
+        self.fail(ProcessError("the connection was closed"))
+        self._task.cancel()
+        self._writer.close()
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await self._writer.wait_closed()
+
+    async def _read(self) -> None:
+        reader = self._reader
+        try:
+            while True:
+                (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                frame = orjson.loads(await reader.readexactly(size))
+                if frame["id"] == HEARTBEAT_ID:
+                    self._on_heartbeat(frame["result"])
+                elif (queue := self._pending.get(frame["id"])) is not None:
+                    queue.put_nowait(frame)
+        except (asyncio.IncompleteReadError, OSError):
+            self.fail(ProcessError("the process closed its connection"))
+
+
+class RpcServerSocket:
+    """The child's end. `read` blocks and belongs to one thread; `reply` may be called from any."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._stream = sock.makefile("rb", buffering=1 << 20)
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, Any] | None:
+        """The next frame, or `None` when the parent is gone."""
+        try:
+            header = self._stream.read(_LENGTH.size)
+            if len(header) < _LENGTH.size:
+                return None
+            (size,) = _LENGTH.unpack(header)
+            body = self._stream.read(size)
+        except OSError:
+            return None
+        if len(body) < size:
+            return None
+        frame: dict[str, Any] = orjson.loads(body)
+        return frame
+
+    def reply(self, call_id: int, result: Any, *, last: bool = True) -> None:
+        self._send({"id": call_id, "result": result, "last": last})
+
+    def reply_many(self, replies: list[tuple[int, Any, bool]]) -> None:
+        """Several `(call_id, result, last)` in one write: one system call per engine step."""
+        data = b"".join(encode_frame({"id": i, "result": result, "last": last}) for i, result, last in replies)
+        self._send_bytes(data)
+
+    def fail(self, call_id: int, error: BaseException) -> None:
+        self._send({"id": call_id, "error": error_body(error), "last": True})
+
+    def heartbeat(self, status: dict[str, Any]) -> None:
+        self._send({"id": HEARTBEAT_ID, "result": status})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._send_bytes(encode_frame(message))
+
+    def _send_bytes(self, data: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError):  # a vanished parent is noticed by `read`
+            self._sock.sendall(data)

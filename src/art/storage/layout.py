@@ -1,0 +1,79 @@
+"""Where things lie in a data directory. The only module that builds these paths.
+
+    <data_dir>/
+      art.db                                  registry, jobs, exchanges (SQLite, WAL)
+      logs/<process>.log
+      <project>/models/<name>/
+        state.json  history.jsonl
+        trajectories/<split>/<step>.jsonl
+        checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from art.errors import InvalidRequestError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def validate_name(value: str, *, param: str) -> str:
+    """`value` if it is safe as one path component and in a URL.
+
+    Raises:
+        InvalidRequestError: for anything else, so that no name can leave the data directory.
+    """
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
+        raise InvalidRequestError(
+            f"`{param}` must be 1-128 letters, digits, '.', '_' or '-', starting with a letter or digit and without "
+            f"'..'; got {value!r}",
+            param=param,
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPaths:
+    """The files of one model."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"{step:04d}"
+
+    def trajectories(self, split: str, step: int) -> Path:
+        return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """The root of everything that ART writes."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        return self.root / "art.db"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def model(self, project: str, name: str) -> ModelPaths:
+        project = validate_name(project, param="project")
+        return ModelPaths(self.root / project / "models" / validate_name(name, param="name"))
