@@ -64,7 +64,7 @@ class ChildProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._client: RpcClient | None = None
         self._changed = asyncio.Condition()
-        self._failure: ProcessError | None = None
+        self._failure: ArtError | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._last_heartbeat = 0.0
         self._heartbeat: dict[str, Any] = {}
@@ -90,6 +90,7 @@ class ChildProcess:
 
         Raises:
             ProcessError: the child was given up on, or did not come up in time.
+            ArtError: what `initialise` said no to, e.g. a model that cannot be loaded.
         """
         if self._client is not None:
             return self._client
@@ -101,7 +102,7 @@ class ChildProcess:
         except TimeoutError:
             raise ProcessError(f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}") from None
         if self._failure is not None:
-            raise ProcessError(self._failure.message)
+            raise type(self._failure)(self._failure.message)
         assert self._client is not None
         return self._client
 
@@ -206,7 +207,7 @@ class ChildProcess:
 
     async def _give_up(self, error: ArtError) -> None:
         async with self._changed:
-            self._failure = error if isinstance(error, ProcessError) else ProcessError(error.message)
+            self._failure = error
             self._changed.notify_all()
 
     def _log_tail(self) -> str:

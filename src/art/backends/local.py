@@ -1,0 +1,197 @@
+"""An ART server on this machine, started and kept alive by the user's own process.
+
+This process owns the listening socket and hands it to `art-server`. While the server is being restarted, new connections
+therefore wait in the socket's queue instead of being refused, and the address never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+from art.backend import Backend
+from art.client import ArtClient
+from art.config import ServerConfig
+from art.errors import ConfigError, ProcessError
+from art.storage.layout import DataDir
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+MAX_RESTARTS_PER_MINUTE = 6
+
+
+class LocalBackend(Backend):
+    """Trains and serves on this machine, in processes of its own; needs `pip install agent-reinforcement-trainer[local]`.
+
+    Use it as `async with LocalBackend() as backend:`, or call `close()`. If the user's process dies, however it dies, the
+    server and its engine and trainer follow; the next `LocalBackend` on the same `path` continues.
+    """
+
+    def __init__(self, *, path: str | Path | None = None, server_config: ServerConfig | None = None) -> None:
+        """
+        Args:
+            path: data directory; by default `.art` in the current directory.
+            server_config: limits and time-outs. Host and port are chosen here and must be left alone.
+        """
+        super().__init__()
+        config = server_config or ServerConfig()
+        if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
+            raise ConfigError(
+                f"LocalBackend listens on a free loopback port of its own; got host={config.host!r}, port={config.port}. "
+                "Run `art-server` by hand to choose them"
+            )
+        self.path = Path(path or ".art").resolve()
+        self._config = config
+        self._api_key = os.environ.get("ART_API_KEY") or f"art-{secrets.token_urlsafe(24)}"
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: ArtClient | None = None
+        self._lock = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self._restarts: list[float] = []
+
+    @property
+    def log_path(self) -> Path:
+        return DataDir(self.path).logs / "server.log"
+
+    @property
+    def server_pid(self) -> int | None:
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    async def _connection(self) -> ArtClient:
+        """The client of a server that answers; starts the server when there is none."""
+        async with self._lock:
+            if self._client is None:
+                self._socket = _listen()
+                port = self._socket.getsockname()[1]
+                self._client = ArtClient(f"http://127.0.0.1:{port}", self._api_key)
+                self._spawn()
+                self._watcher = asyncio.get_running_loop().create_task(self._keep_alive(), name="local-backend")
+                try:
+                    await self._until_healthy()
+                except BaseException:
+                    await self._stop()
+                    raise
+            return self._client
+
+    async def close(self) -> None:
+        """Stop the server and its processes; waits for them."""
+        await super().close()
+        await self._stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    def _spawn(self) -> None:
+        assert self._socket is not None
+        _require_local_extra()
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        config_json = self._config.model_dump_json()
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
+                    "--fd", str(self._socket.fileno()), "--die-with-parent",
+                ],
+                pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                env=os.environ | {"ART_API_KEY": self._api_key},
+            )  # fmt: skip
+
+    async def _until_healthy(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            ProcessError: it ended, or is still silent after `START_TIMEOUT_S`; with the last lines of its log.
+        """
+        assert self._client is not None
+        assert self._process is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        health = asyncio.ensure_future(self._client.health())
+        try:
+            while True:
+                await asyncio.wait([health], timeout=0.05)
+                if health.done():
+                    health.result()
+                    return
+                if self._process.poll() is not None:
+                    raise ProcessError(f"art-server ended with status {self._process.returncode} at start{self._log_tail()}")
+                if time.monotonic() > deadline:
+                    raise ProcessError(f"art-server did not answer within {START_TIMEOUT_S:.0f} s{self._log_tail()}")
+        finally:
+            health.cancel()
+
+    async def _keep_alive(self) -> None:
+        """Restart the server whenever it dies; requests in flight are retried by the clients."""
+        while True:
+            await asyncio.sleep(0.1)
+            if self._process is None or self._process.poll() is None:
+                continue
+            now = time.monotonic()
+            self._restarts = [at for at in self._restarts if now - at < 60] + [now]
+            if len(self._restarts) > MAX_RESTARTS_PER_MINUTE:
+                logger.error("art-server died %d times in a minute: giving up%s", len(self._restarts), self._log_tail())
+                if self._socket is not None:
+                    self._socket.close()  # refuse connections from now on, rather than let them wait for ever
+                return
+            logger.warning("art-server died (status %s): restarting it; nothing is lost", self._process.returncode)
+            self._spawn()
+
+    async def _stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+            self._watcher = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._process is not None:
+            await asyncio.to_thread(_terminate, self._process)
+            self._process = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _log_tail(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self.log_path.read_text(errors="replace").strip().splitlines()[-15:]
+            return f"\nLast lines of {self.log_path}:\n  " + "\n  ".join(lines)
+        return ""
+
+
+def _listen() -> socket.socket:
+    sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    sock.set_inheritable(True)
+    return sock
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _require_local_extra() -> None:
+    import importlib.util
+
+    missing = [name for name in ("fastapi", "torch", "transformers", "peft", "renderers") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ConfigError(
+            f"LocalBackend needs {', '.join(missing)}; install them with `pip install 'agent-reinforcement-trainer[local]'`"
+        )
