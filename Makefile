@@ -1,0 +1,62 @@
+# Everything a checkout needs; each target prints what it does. Only Python >= 3.11 with pip and venv, git and make are assumed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: help setup demo test test-slow test-gpu lint format types bench docs clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+$(INSTALLED): pyproject.toml
+	@echo "== Creating $(VENV) and installing ART with the extras local and dev (a few minutes the first time)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
+	@touch $(INSTALLED)
+
+setup: $(INSTALLED) ## create the virtual environment and install ART into it
+
+demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it got better (ARGS="--steps 20")
+	@echo "== Making a tiny model and training it to play tic-tac-toe by reinforcement learning"
+	$(BIN)/art demo $(ARGS)
+
+test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k tree")
+	@echo "== Running the tests"
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(INSTALLED) ## the slow tests: learning over several seeds
+	@echo "== Running the slow tests"
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: $(INSTALLED) ## the tests that need a CUDA device
+	@echo "== Running the GPU tests"
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(INSTALLED) ## ruff: style and common mistakes
+	@echo "== Checking style"
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## ruff: mend what can be mended
+	@echo "== Formatting"
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## mypy --strict over src/
+	@echo "== Checking types"
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## the benchmarks; figures are ratios measured side by side
+	@echo "== Running the benchmarks"
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(INSTALLED) ## check that the documentation's commands, links and names exist
+	@echo "== Checking the documentation"
+	$(BIN)/python -m pytest tests/unit/test_docs.py $(ARGS)
+
+clean: ## remove the virtual environment and caches
+	@echo "== Cleaning"
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

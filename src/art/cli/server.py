@@ -1,0 +1,127 @@
+"""`art-server`: the ART server as a program."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from art.config import ServerConfig
+from art.errors import ArtError, ConfigError
+
+logger = logging.getLogger("art.server")
+
+_PR_SET_PDEATHSIG = 1
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="art-server",
+        description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where everything is kept (default: .art)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")
+    parser.add_argument("--config-json", help="server settings as JSON, see art.config.ServerConfig")
+    parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
+    parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    logging.basicConfig(
+        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        config = ServerConfig.model_validate_json(args.config_json) if args.config_json else ServerConfig()
+        overrides = {key: value for key in ("host", "port") if (value := getattr(args, key)) is not None}
+        config = ServerConfig.model_validate(config.model_dump() | overrides)
+        if args.die_with_parent:
+            _die_with_parent()
+        sock = _open_socket(config, args.fd)
+        run = _serve(config, args.data_dir.resolve(), sock, _api_key(config, announce=args.fd is None))
+        with contextlib.suppress(ImportError):
+            import uvloop
+
+            uvloop.run(run)
+            return 0
+        asyncio.run(run)
+        return 0
+    except (ArtError, ValueError, OSError) as error:
+        print(f"art-server: {error}", file=sys.stderr)
+        return 1
+
+
+def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
+    if fd is not None:
+        return socket.socket(fileno=fd)
+    try:
+        return socket.create_server((config.host, config.port), backlog=4096)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Is another server running there? "
+            "Choose another one with --port, or --port 0 for a free one"
+        ) from error
+
+
+def _api_key(config: ServerConfig, *, announce: bool) -> str:
+    if key := os.environ.get("ART_API_KEY"):
+        return key
+    if config.host not in _LOOPBACK:
+        raise ConfigError(f"refusing to listen on {config.host} without a key: set ART_API_KEY")
+    key = f"art-{secrets.token_urlsafe(24)}"
+    if announce:
+        print(f"ART_API_KEY={key}", flush=True)
+    return key
+
+
+async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_key: str) -> None:
+    import uvicorn
+
+    from art.runtime.runtime import Runtime
+    from art.server.app import create_app
+
+    runtime = Runtime(data_dir, config)
+    await runtime.start()
+    try:
+        app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=4096)
+        )
+        host, port = sock.getsockname()[:2]
+        print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
+        await server.serve(sockets=[sock])
+    finally:
+        await runtime.close()
+
+
+def _die_with_parent() -> None:
+    """Stop when the parent is gone: standard input is a pipe that only the parent holds open. On Linux a signal comes too, in
+    case somebody else inherited the pipe."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
