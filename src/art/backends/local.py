@@ -104,7 +104,8 @@ class LocalBackend(Backend):
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
                     "--fd", str(self._socket.fileno()), "--die-with-parent",
                 ],
-                pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                # A session of its own: Ctrl-C in the terminal is for this process, which then closes the server.
+                pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"ART_API_KEY": self._api_key},
             )  # fmt: skip
 
