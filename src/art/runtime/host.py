@@ -1,0 +1,152 @@
+"""One base model on this machine: its engine process, its trainer process, its renderer, and the adapters that are loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from art.config import LoraConfig, ModelSettings, ServerConfig
+from art.engine import EngineInfo
+from art.engines.torch.handle import EmbeddedEngine
+from art.errors import ProcessError
+from art.gateway.render import Renderer, load_renderer
+from art.protocol.rpc import RpcClient
+from art.runtime.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.publish import publish
+from art.storage.layout import DataDir
+
+logger = logging.getLogger(__name__)
+
+MAX_LOADED_ADAPTERS = 8
+"""Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
+TRAIN_ATTEMPTS = 3
+
+
+class BaseModelHost:
+    """Parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first checkpoint."""
+
+    def __init__(self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig) -> None:
+        self.base_model = base_model
+        self.settings = settings
+        engine_threads, trainer_threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
+        slug = base_model.rstrip("/").rsplit("/", 1)[-1]
+
+        def spec(kind: str, num_threads: int) -> ChildSpec:
+            return ChildSpec(
+                name=f"{kind} of {slug}",
+                module=f"art.runtime.{kind}_child",
+                log_path=data_dir.logs / f"{kind}-{slug}.log",
+                num_threads=num_threads,
+                start_timeout_s=config.child_start_timeout_s,
+                heartbeat_timeout_s=config.heartbeat_timeout_s,
+            )
+
+        self.engine_process = ChildProcess(spec("engine", engine_threads), self._start_engine)
+        self.trainer_process = ChildProcess(spec("trainer", trainer_threads), self._start_trainer)
+        self.engine = EmbeddedEngine(self.engine_process.connect)
+        self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
+        self._loaded: OrderedDict[str, Path] = OrderedDict()
+        self._load_lock = asyncio.Lock()
+        self._tolerance = config.handshake_tolerance
+        self._renderer: Renderer | None = None
+        self._engine_info: EngineInfo | None = None
+        self._trainer_lock = asyncio.Lock()
+
+    def start(self) -> None:
+        """Start both processes in the background."""
+        self.engine_process.start()
+        self.trainer_process.start()
+
+    async def close(self) -> None:
+        await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
+
+    async def renderer(self) -> Renderer:
+        if self._renderer is None:
+            self._renderer = await asyncio.to_thread(load_renderer, self.base_model, self.settings.render)
+        return self._renderer
+
+    async def engine_info(self) -> EngineInfo:
+        if self._engine_info is None:
+            self._engine_info = await self.engine.info()
+        return self._engine_info
+
+    def is_loaded(self, adapter_id: str) -> bool:
+        """Whether requests may name it right now; counts as a use."""
+        if adapter_id not in self._loaded:
+            return False
+        self._loaded.move_to_end(adapter_id)
+        return True
+
+    async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
+        """Publish `checkpoint` as `adapter_id` unless the engine has it; the metrics of the publish, or none.
+
+        Raises: as `publish`.
+        """
+        async with self._load_lock:
+            if self.is_loaded(adapter_id):
+                return {}
+            metrics = await publish(self.engine, adapter_id, checkpoint, self._tolerance)
+            self._loaded[adapter_id] = checkpoint
+            while len(self._loaded) > MAX_LOADED_ADAPTERS:
+                oldest, _ = self._loaded.popitem(last=False)
+                await self.engine.unload_adapter(oldest)
+            return metrics
+
+    async def forget_adapter(self, adapter_id: str) -> None:
+        if self._loaded.pop(adapter_id, None) is not None:
+            await self.engine.unload_adapter(adapter_id)
+
+    async def init_checkpoint(self, path: Path, lora: LoraConfig) -> None:
+        await self._train_call("init_checkpoint", path=str(path), lora=lora.model_dump())
+
+    async def train(self, kind: str, **params: Any) -> dict[str, Any]:
+        """Run one training call to its end, starting over from its checkpoint when the trainer dies.
+
+        Raises:
+            ProcessError: it died `TRAIN_ATTEMPTS` times.
+        """
+        result: dict[str, Any] = await self._train_call(kind, **params)
+        return result
+
+    async def _train_call(self, method: str, **params: Any) -> Any:
+        async with self._trainer_lock:
+            for attempt in range(1, TRAIN_ATTEMPTS + 1):
+                client = await self.trainer_process.connect()
+                try:
+                    result = None
+                    async for result in client.stream(method, **params):
+                        logger.debug("%s: %s", method, result)
+                    return result
+                except ProcessError as error:
+                    if attempt == TRAIN_ATTEMPTS:
+                        raise
+                    logger.warning("%s is started over (attempt %d): %s", method, attempt + 1, error.message.splitlines()[0])
+        raise AssertionError("unreachable")
+
+    async def _start_engine(self, client: RpcClient) -> None:
+        config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
+        await client.call("start", model=self.base_model, config=config.model_dump())
+
+        async def connected() -> RpcClient:
+            return client
+
+        # A restarted engine gets back, and proves, what it had: requests that were running name these adapters.
+        for adapter_id, checkpoint in list(self._loaded.items()):
+            await publish(EmbeddedEngine(connected), adapter_id, checkpoint, self._tolerance)
+
+    async def _start_trainer(self, client: RpcClient) -> None:
+        config = self.settings.trainer.model_copy(update={"num_threads": self._num_threads["trainer"]})
+        await client.call("start", model=self.base_model, config=config.model_dump())
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "base_model": self.base_model,
+            "engine": self.engine_process.status,
+            "trainer": self.trainer_process.status,
+            "engine_info": asdict(self._engine_info) if self._engine_info else None,
+            "adapters": list(self._loaded),
+        }
