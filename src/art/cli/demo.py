@@ -1,0 +1,192 @@
+"""`art demo`: make a tiny model, train it by reinforcement learning, and show that it got better.
+
+    tiny model (warm start by SFT) --> evaluate --> train step after step --> evaluate --> before/after, picture, summary
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from art.backends.local import LocalBackend
+from art.cli.loop import Evaluation, StepReport, evaluate, train_task
+from art.cli.picture import draw_learning_curve
+from art.cli.tiny_model import build_with_progress
+from art.errors import TrainingError
+from art.model import TrainableModel
+from art.task import Task, get_task
+
+EVALUATION_SEED = 20_000
+"""Held-out scenarios are the same for every training seed, so that seeds can be compared."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stopwatch:
+    """Wall seconds since the start, and those that were spent on rolling out, training and publishing."""
+
+    started: float
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    publish_s: float = 0.0
+    warm_start_s: float = 0.0
+
+    def summary(self) -> dict[str, float]:
+        wall_s = time.perf_counter() - self.started
+        known = self.rollout_s + self.train_s + self.publish_s
+        return {
+            "wall_s": wall_s,
+            "rollout_s": self.rollout_s,
+            "train_s": self.train_s,
+            "publish_s": self.publish_s,
+            "other_s": wall_s - known,
+            "warm_start_s": self.warm_start_s,
+        }
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "demo", help="train a tiny agent on this machine and show that it got better", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--task", default="tic_tac_toe", help="task name (default: tic_tac_toe)")
+    parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
+    parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
+    parser.add_argument("--games", type=int, default=400, help="held-out rollouts before and after (default: 400)")
+    parser.add_argument("--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console()
+    task = get_task(args.task)
+    out = (args.out or Path("demo") / f"{task.name}-seed{args.seed}").resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(_demo(console, task, args, out))
+    except KeyboardInterrupt:
+        console.print("\nStopped. Every finished step is kept in", str(out))
+        return 130
+    except TrainingError as error:
+        console.print(f"[red]{error}[/red]")
+        return 1
+    return 0
+
+
+async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Path) -> None:
+    watch = Stopwatch(started=time.perf_counter())
+    num_steps = args.steps if args.steps is not None else task.defaults.num_steps
+    console.print(f"[bold]ART demo[/bold]: {task.description} (seed {args.seed}, {num_steps} steps)")
+    warm_start = time.perf_counter()
+    base_model, seconds = build_with_progress(console, out / "model", task=task.name, seed=args.seed)
+    watch.warm_start_s = seconds
+    watch.train_s += seconds
+    del warm_start
+    # A run of its own each time: the demo shows one complete training, it does not continue an older one.
+    data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
+    async with LocalBackend(path=data_dir) as backend:
+        model = TrainableModel(name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir))
+        with console.status("Starting server, engine and trainer ..."):
+            await model.register(backend)
+        before = await _evaluate(console, "before", model, task, args, watch)
+        reports = await _train(console, model, task, num_steps, args.seed, watch)
+        after = await _evaluate(console, "after", model, task, args, watch)
+        step = await model.get_step()
+    picture = out / "learning.png"
+    draw_learning_curve(picture, task, reports, before, after)
+    checkpoint = data_dir / task.name / "models" / model.name / "checkpoints" / f"{step:04d}"
+    summary = {
+        "task": task.name,
+        "seed": args.seed,
+        "games": args.games,
+        "steps": num_steps,
+        "metric": task.headline_metric,
+        "before": before.mean,
+        "after": after.mean,
+        "interval_before": list(before.interval),
+        "interval_after": list(after.interval),
+        **watch.summary(),
+        "checkpoint": str(checkpoint),
+        "picture": str(picture),
+    }
+    _show_result(console, task, before, after, summary)
+    if args.json:
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+async def _evaluate(
+    console: Console, when: str, model: TrainableModel, task: Task, args: argparse.Namespace, watch: Stopwatch
+) -> Evaluation:
+    with console.status(f"Playing {args.games} held-out rollouts {when} training ..."):
+        evaluation = await evaluate(model, task, count=args.games, seed=EVALUATION_SEED)
+    watch.rollout_s += evaluation.seconds
+    low, high = evaluation.interval
+    console.print(f"{task.headline_metric} {when}: [bold]{evaluation.mean:.3f}[/bold]  (95 %: {low:.3f} to {high:.3f})")
+    return evaluation
+
+
+async def _train(
+    console: Console, model: TrainableModel, task: Task, num_steps: int, seed: int, watch: Stopwatch
+) -> list[StepReport]:
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("training", total=num_steps, line="")
+
+        def on_step(report: StepReport) -> None:
+            watch.rollout_s += report.timing.rollout_s
+            watch.train_s += report.timing.train_s
+            watch.publish_s += report.timing.publish_s
+            line = (
+                f"reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
+                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  train {report.timing.train_s:.2f} s"
+            )
+            progress.update(bar, completed=report.step, line=line)
+            if report.step % 10 == 0 or not console.is_terminal:
+                progress.console.print(f"step {report.step:>3}  {line}", highlight=False)
+
+        return await train_task(model, task, task.defaults, num_steps=num_steps, seed=seed, on_step=on_step)
+
+
+def _show_result(
+    console: Console, task: Task, before: Evaluation, after: Evaluation, summary: dict[str, object]
+) -> None:
+    games = Table(title="One rollout of the same scenario", show_lines=True)
+    games.add_column("before training")
+    games.add_column("after training")
+    first, second = _telling_pair(task, before, after)
+    games.add_row(task.render_trajectory(before.trajectories[first]), task.render_trajectory(after.trajectories[second]))
+    console.print(games)
+    table = Table()
+    for heading in ("", "before", "after"):
+        table.add_column(heading)
+    table.add_row(
+        f"{task.headline_metric} on {summary['games']} held-out rollouts", f"{before.mean:.3f}", f"[bold]{after.mean:.3f}[/bold]"
+    )
+    table.add_row(
+        "95 % interval", *(f"{low:.3f} to {high:.3f}" for low, high in (before.interval, after.interval))
+    )  # fmt: skip
+    console.print(table)
+    seconds = {key: summary[f"{key}_s"] for key in ("wall", "rollout", "train", "publish", "other")}
+    console.print("  ".join(f"{key} {value:.1f} s" for key, value in seconds.items()), highlight=False)
+    console.print(f"learning curve  {summary['picture']}", highlight=False, soft_wrap=True)
+    console.print(f"checkpoint      {summary['checkpoint']}", highlight=False, soft_wrap=True)
+
+
+def _telling_pair(task: Task, before: Evaluation, after: Evaluation) -> tuple[int, int]:
+    """A scenario that went wrong before and right after, if there is one; else the first."""
+    for i, (old, new) in enumerate(zip(before.trajectories, after.trajectories, strict=False)):
+        if old.reward < new.reward and new.reward >= max(t.reward for t in after.trajectories):
+            return i, i
+    return 0, 0

@@ -1,0 +1,164 @@
+"""The training loop of `art train` and `art demo`: gather, train, log, step after step. It uses nothing but the public API, so
+it is also the longest example of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from art.config import TrainConfig
+from art.errors import NothingTrainableError, TrainingError
+from art.gather import gather_trajectories, gather_trajectory_groups
+from art.model import TrainableModel
+from art.task import Task, TaskDefaults
+from art.trajectory import Trajectory, TrajectoryGroup
+
+MAX_BARREN_STEPS = 5
+"""Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be perfect)."""
+CONFIDENCE_Z = 1.959964
+"""Normal quantile of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of wall time by what they were spent on."""
+
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    publish_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One training step as a progress line shows it."""
+
+    step: int
+    reward: float
+    headline: float
+    """Mean of the task's headline metric over the step's rollouts."""
+    tokens_per_s: float
+    """Sampled tokens over rollout time."""
+    timing: Timing
+    trained: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Rollouts on held-out scenarios."""
+
+    mean: float
+    interval: tuple[float, float]
+    """95 %: Wilson for a share, normal otherwise."""
+    trajectories: list[Trajectory]
+    seconds: float
+
+
+async def evaluate(model: TrainableModel, task: Task, *, count: int, seed: int, split: str = "test") -> Evaluation:
+    """`count` rollouts on held-out scenarios, sampled like in training."""
+    started = time.perf_counter()
+    scenarios = task.scenarios(split, seed=seed, count=count)
+    gathered = await gather_trajectories((task.rollout(model, scenario, rollout_index=0) for scenario in scenarios), pbar_desc=None)
+    trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
+    values = [headline_value(task, trajectory) for trajectory in trajectories]
+    mean, interval = mean_with_interval(values)
+    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, seconds=time.perf_counter() - started)
+
+
+async def train_task(
+    model: TrainableModel,
+    task: Task,
+    defaults: TaskDefaults,
+    *,
+    num_steps: int,
+    seed: int,
+    on_step: Callable[[StepReport], None],
+) -> list[StepReport]:
+    """Train up to checkpoint `num_steps`, from wherever the model stands.
+
+    Raises:
+        TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
+    """
+    reports: list[StepReport] = []
+    barren = 0
+    first = await model.get_step()
+    for index in range(first, num_steps):
+        report = await _one_step(model, task, defaults, index=index, num_steps=num_steps, seed=seed)
+        reports.append(report)
+        on_step(report)
+        barren = 0 if report.trained else barren + 1
+        if barren == MAX_BARREN_STEPS:
+            raise TrainingError(
+                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If the reward is "
+                f"low the policy has collapsed: go back to an earlier checkpoint (newest: {await model.get_step()}) and lower "
+                "the learning rate. If it is high the task is solved"
+            )
+    return reports
+
+
+async def _one_step(
+    model: TrainableModel, task: Task, defaults: TaskDefaults, *, index: int, num_steps: int, seed: int
+) -> StepReport:
+    started = time.perf_counter()
+    scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=defaults.groups_per_step)
+    groups = await gather_trajectory_groups(
+        (
+            TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(defaults.rollouts_per_group))
+            for scenario in scenarios
+        ),
+        pbar_desc=None,
+    )
+    rollout_s = time.perf_counter() - started
+    trajectories = [trajectory for group in groups for trajectory in group]
+    metrics: dict[str, float] = {}
+    trained = True
+    try:
+        config = TrainConfig(
+            learning_rate=defaults.learning_rate_at(index, num_steps), num_minibatches=defaults.num_minibatches
+        )
+        result = await model.backend().train(model, groups, config=config)
+        metrics = result.metrics
+        await model.log(groups, split="train", metrics=metrics, step=result.step)
+    except NothingTrainableError:
+        trained = False
+    sampled = metrics.get("ledger/sampled_tokens", math.nan)
+    return StepReport(
+        step=index + 1,
+        reward=statistics.fmean(trajectory.reward for trajectory in trajectories),
+        headline=statistics.fmean(headline_value(task, trajectory) for trajectory in trajectories),
+        tokens_per_s=sampled / rollout_s,
+        timing=Timing(
+            rollout_s=rollout_s,
+            train_s=metrics.get("time/step_trainer_s", 0.0),
+            publish_s=metrics.get("time/publish_s", 0.0),
+        ),
+        trained=trained,
+        metrics=metrics,
+    )
+
+
+def headline_value(task: Task, trajectory: Trajectory) -> float:
+    if task.headline_metric == "reward":
+        return trajectory.reward
+    return float(trajectory.metrics[task.headline_metric])
+
+
+def mean_with_interval(values: list[float]) -> tuple[float, tuple[float, float]]:
+    """Mean and 95 % interval; Wilson's score interval when all values are 0 or 1.
+
+    Example: 50 wins of 100 give (0.5, (0.404, 0.596)).
+    """
+    count = len(values)
+    if count == 0:
+        return math.nan, (math.nan, math.nan)
+    mean = statistics.fmean(values)
+    z = CONFIDENCE_Z
+    if all(value in (0.0, 1.0) for value in values):
+        centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
+        half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+        return mean, (centre - half, centre + half)
+    half = z * statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
+    return mean, (mean - half, mean + half)

@@ -1,0 +1,44 @@
+"""`art`: the command line. Each command is a file of this package with `add_parser`; heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+
+import art
+from art.errors import ArtError
+
+COMMANDS = {
+    "demo": "train a tiny agent on this machine and show that it got better",
+    "train": "train a task's agent",
+    "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
+    parser.add_argument("--version", action="version", version=f"art {art.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        if name == chosen:
+            importlib.import_module(f"art.cli.{name.replace('-', '_')}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        status: int = args.run(args)
+    except ArtError as error:
+        print(f"art: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

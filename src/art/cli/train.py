@@ -1,0 +1,100 @@
+"""`art train TASK`: the demo's loop without the show, on any base model; continues where the last call stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from art.backends.local import LocalBackend
+from art.cli.loop import StepReport, evaluate, train_task
+from art.cli.tiny_model import build_with_progress
+from art.config import EngineConfig, LoraConfig, ModelSettings
+from art.model import TrainableModel
+from art.task import Task, TaskDefaults, get_task
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "train", help="train a task's agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("task", help="task name, or module:attribute of your own Task")
+    parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
+    parser.add_argument("--name", help="model name (default: <task>-seed<seed>)")
+    parser.add_argument("--project", help="project name (default: the task's name)")
+    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where everything is kept (default: .art)")
+    parser.add_argument("--steps", type=int, help="train up to this step (default: the task's own)")
+    parser.add_argument("--seed", type=int, default=0, help="of scenarios and sampling (default: 0)")
+    parser.add_argument("--learning-rate", type=float, help="peak learning rate (default: the task's own)")
+    parser.add_argument("--groups", type=int, help="scenarios per step (default: the task's own)")
+    parser.add_argument("--rollouts", type=int, help="rollouts per scenario (default: the task's own)")
+    parser.add_argument("--lora-rank", type=int, default=LoraConfig().rank, help="rank of the adapter (default: %(default)s)")
+    parser.add_argument("--max-context", type=int, help="tokens of prompt plus completion (default: the model's own)")
+    parser.add_argument("--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    task = get_task(args.task)
+    console = Console()
+    data_dir: Path = args.data_dir.resolve()
+    if args.base_model is None:
+        path = data_dir / "tiny-models" / f"{task.name}-seed{args.seed}"
+        if not (path / "model.safetensors").exists():
+            build_with_progress(console, path, task=task.name, seed=args.seed)
+        args.base_model = str(path)
+    try:
+        asyncio.run(_train(console, task, args, data_dir))
+    except KeyboardInterrupt:
+        console.print("Stopped. Every finished step is kept; the same command continues")
+        return 130
+    return 0
+
+
+def _defaults(task: Task, args: argparse.Namespace) -> TaskDefaults:
+    changes = {
+        "learning_rate": args.learning_rate, "groups_per_step": args.groups, "rollouts_per_group": args.rollouts,
+        "num_steps": args.steps,
+    }  # fmt: skip
+    return replace(task.defaults, **{key: value for key, value in changes.items() if value is not None})
+
+
+async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> None:
+    started = time.perf_counter()
+    defaults = _defaults(task, args)
+    settings = ModelSettings(lora=LoraConfig(rank=args.lora_rank), engine=EngineConfig(max_context=args.max_context))
+    async with LocalBackend(path=data_dir) as backend:
+        model = TrainableModel(
+            name=args.name or f"{task.name}-seed{args.seed}", project=args.project or task.name, base_model=args.base_model,
+            base_path=str(data_dir), settings=settings,
+        )  # fmt: skip
+        await model.register(backend)
+        console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
+
+        def on_step(report: StepReport) -> None:
+            console.print(
+                f"step {report.step:>4}  reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
+                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  "
+                f"train {report.timing.train_s:.2f} s" + ("" if report.trained else "  (no reward spread: not trained)"),
+                highlight=False,
+            )
+
+        reports = await train_task(model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step)
+        summary: dict[str, object] = {
+            "task": task.name, "seed": args.seed, "step": await model.get_step(),
+            "rewards": [report.reward for report in reports],
+        }  # fmt: skip
+        if args.evaluate:
+            evaluation = await evaluate(model, task, count=args.evaluate, seed=args.seed)
+            low, high = evaluation.interval
+            console.print(f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to {high:.3f})")
+            summary |= {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}
+    summary["wall_s"] = time.perf_counter() - started
+    if args.json:
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
