@@ -1,0 +1,122 @@
+"""What a conversation is made of: plain messages, and the OpenAI `Choice` objects that a model answered with.
+
+A *message* is a dict in OpenAI's format. A *choice* is what `completion.choices[0]` gives; it stays an object, because
+it carries what training needs (the exchange id, log-probs, the finish reason). Nothing here imports `openai` before a
+choice has to be made from a dump.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, PlainSerializer, ValidationError
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
+    from openai.types.chat.chat_completion_tool_param import ChatCompletionToolParam
+    from typing_extensions import TypeIs
+
+    Message = ChatCompletionMessageParam
+    MessageOrChoice = Message | Choice
+    Messages = list[Message]
+    MessagesAndChoices = list[MessageOrChoice]
+    Tools = list[ChatCompletionToolParam]
+
+_CHOICE_MODULE = "openai.types.chat.chat_completion"
+_KEPT_OF_AN_ANSWER = ("reasoning_content", "reasoning", "refusal", "function_call", "tool_calls")
+
+
+def is_choice(item: object) -> TypeIs[Choice]:
+    """Whether `item` is an OpenAI `Choice`. As long as nobody has imported the class, nothing can be one."""
+    module = sys.modules.get(_CHOICE_MODULE)
+    return module is not None and isinstance(item, module.Choice)
+
+
+def load_choice(data: Mapping[str, Any]) -> Choice:
+    """The `Choice` of a dump, extra fields included.
+
+    As lenient as the OpenAI client itself: a finish reason or tool call that OpenAI does not know stays as it is.
+    """
+    from openai.types.chat.chat_completion import Choice
+
+    try:
+        return Choice.model_validate(dict(data))
+    except ValidationError:
+        if not isinstance(data["message"], Mapping) or "role" not in data["message"]:
+            raise
+        return Choice.construct(**data)
+
+
+def parse_item(item: Any) -> Any:
+    """`item` as a message (the same dict) or a `Choice`.
+
+    Raises:
+        ValueError: it is neither; says what to pass instead.
+    """
+    if is_choice(item):
+        return item
+    if isinstance(item, Mapping):
+        if "finish_reason" in item and "message" in item:
+            return load_choice(item)
+        if "role" in item:
+            return item if isinstance(item, dict) else dict(item)
+        raise ValueError(f"a message needs the key 'role'; got a dict with the keys {sorted(map(str, item))}")
+    if isinstance(item, BaseModel) and hasattr(item, "role"):
+        return item.model_dump(exclude_none=True, exclude_unset=True, warnings=False)
+    raise ValueError(f"expected a message (a dict) or an OpenAI `Choice`, got {type(item).__name__}{_advice(item)}")
+
+
+def _advice(item: object) -> str:
+    if hasattr(item, "choices"):
+        return "; append `completion.choices[0]`, not the whole completion"
+    if hasattr(item, "delta"):
+        return "; a streamed chunk is not a whole answer: collect the stream first"
+    if hasattr(item, "finish_reason"):
+        return "; convert it with `art.utils.litellm.convert_litellm_choice_to_openai`"
+    return ""
+
+
+def parse_items(items: Any) -> list[Any]:
+    if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+        raise ValueError(f"expected a list of messages and choices, got {type(items).__name__}")
+    return [parse_item(item) for item in items]
+
+
+def dump_item(item: Any) -> Any:
+    """The inverse of `parse_item`. Only fields that were set are written: a loaded choice then equals the original."""
+    item = parse_item(item)
+    return item.model_dump(exclude_unset=True, warnings=False) if is_choice(item) else item
+
+
+def dump_items(items: list[Any]) -> list[Any]:
+    return [dump_item(item) for item in items]
+
+
+def to_message(item: Any) -> dict[str, Any]:
+    """`item` as a message that can be sent to a model.
+
+    A choice gives its assistant message. Its reasoning, refusal and calls are kept, because a model that sees its
+    earlier turns without them is not the model that is trained. Missing content becomes "".
+    """
+    item = parse_item(item)
+    if not is_choice(item):
+        return {**item, "content": ""} if "content" in item and item["content"] is None else dict(item)
+    answer = item.message.model_dump(exclude_unset=True, warnings=False)
+    message: dict[str, Any] = {"role": "assistant", "content": answer.get("content") or ""}
+    message |= {key: answer[key] for key in _KEPT_OF_AN_ANSWER if answer.get(key)}
+    if audio := answer.get("audio"):
+        message["audio"] = {"id": audio["id"]}  # requests refer to earlier audio by its id
+    return message
+
+
+if not TYPE_CHECKING:
+    Message = dict[str, Any]
+    MessageOrChoice = Any
+    Messages = list[dict[str, Any]]
+    MessagesAndChoices = Annotated[
+        list[Any], BeforeValidator(parse_items), PlainSerializer(dump_items, return_type=list[Any])
+    ]
+    Tools = list[dict[str, Any]]

@@ -1,0 +1,291 @@
+"""The record of rollouts: `Trajectory`, and `TrajectoryGroup` for the trajectories of one scenario.
+
+A rollout appends messages and the model's choices to a trajectory and sets its reward. A group compares trajectories of
+the same scenario; `TrajectoryGroup(rollout(s) for _ in range(8))` runs the rollouts when it is awaited. Both survive
+`model_dump` / `model_dump_json` and back without loss, subclasses with fields of their own included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, model_validator
+
+from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_item, to_message
+
+MetricValue = float | int | bool
+MetadataValue = float | int | str | bool | None
+
+
+class RolloutObserver(Protocol):
+    """Whoever gathers groups and wants to know how each rollout ends (`art.gather.GatherContext`)."""
+
+    def rollout_finished(self, trajectory: Trajectory) -> None: ...
+
+    def rollout_failed(self, error: Exception) -> None:
+        """Count the failure, or raise `error` when it is one too many."""
+        ...
+
+
+rollout_observer: ContextVar[RolloutObserver | None] = ContextVar("rollout_observer", default=None)
+"""Without an observer the first failed rollout of an awaited group raises."""
+
+
+class _Record(BaseModel):
+    # Python's json writes and reads NaN like this; a reward that is not a number must not turn into a missing one.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class History(_Record):
+    """One conversation."""
+
+    messages_and_choices: MessagesAndChoices = Field(default_factory=list)
+    tools: Tools | None = None
+
+    def messages(self) -> Messages:
+        return cast(Messages, [to_message(item) for item in self.messages_and_choices])
+
+
+class Trajectory(History):
+    """The record of one rollout.
+
+    Example: one turn, scored
+        trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "yes or no?"}])
+        completion = await client.chat.completions.create(model=name, messages=trajectory.messages())
+        trajectory.messages_and_choices.append(completion.choices[0])
+        trajectory.reward = 1.0
+    """
+
+    additional_histories: list[History] = Field(default_factory=list)
+    """Further conversations of the same rollout (sub-agents, a context that was compacted); they share its reward."""
+    reward: float = 0.0
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+    start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @field_serializer("reward", "metrics", "metadata")
+    def _plain(self, value: Any) -> Any:
+        """NumPy and torch scalars, which agents like to assign, as Python numbers."""
+        return {key: _scalar(item) for key, item in value.items()} if isinstance(value, dict) else _scalar(value)
+
+    def log(self, message: str) -> None:
+        self.logs.append(message)
+
+    def finish(self) -> Self:
+        """Set `metrics["duration"]` to the seconds since `start_time`."""
+        self.metrics["duration"] = (datetime.now(UTC) - self.start_time.astimezone(UTC)).total_seconds()
+        return self
+
+    @asynccontextmanager
+    async def track_duration(self, metric_name: str) -> AsyncIterator[None]:
+        """Add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
+        key, start = f"{metric_name}_duration", time.monotonic()
+        try:
+            yield
+        finally:
+            self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - start
+
+    def for_logging(self) -> dict[str, Any]:
+        """The dump with `messages` in place of choices, each with `trainable` for whether the model sampled it."""
+        shown = self.model_dump(mode="json", exclude={"messages_and_choices", "additional_histories"})
+        shown["messages"] = [
+            {**to_message(item), "trainable": is_choice(parse_item(item))} for item in self.messages_and_choices
+        ]
+        return shown
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
+
+
+def _scalar(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return value.item() if hasattr(value, "item") else value
+
+
+class PydanticException(_Record):
+    """An exception of a rollout, as it can be written to disk."""
+
+    type: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> PydanticException:
+        """Frames of asyncio and tqdm are left out: they are the same everywhere."""
+        report = traceback.TracebackException.from_exception(error)
+        part: traceback.TracebackException | None = report
+        while part is not None:
+            frames = [frame for frame in part.stack if not {"asyncio", "tqdm"} & set(PurePath(frame.filename).parts)]
+            part.stack = traceback.StackSummary.from_list(frames)
+            part = part.__cause__ or part.__context__
+        return cls(type=type(error).__name__, message=str(error), traceback="".join(report.format()))
+
+
+class _GroupType(type(BaseModel)):  # type: ignore[misc]
+    """Makes `TrajectoryGroup(coroutines)` something to await, and everything else a group at once."""
+
+    def __call__(cls, trajectories: Iterable[Any] = (), **fields: Any) -> Any:
+        items = list(trajectories)
+        if any(inspect.isawaitable(item) for item in items):
+            return _PendingGroup(cls, items, fields)
+        return super().__call__(items, **fields)
+
+
+class TrajectoryGroup(_Record, metaclass=_GroupType):
+    """Trajectories of one scenario, in the order of their rollouts, and the exceptions of those that failed."""
+
+    trajectories: list[SerializeAsAny[Trajectory]] = Field(default_factory=list)
+    exceptions: list[PydanticException] = Field(default_factory=list)
+    metadata: dict[str, MetadataValue] = Field(default_factory=dict)
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, trajectories: Iterable[Trajectory | BaseException] = (), **fields: Any) -> Self: ...
+
+        @overload
+        def __new__(  # type: ignore[misc]
+            cls, trajectories: Iterable[Awaitable[Trajectory]], **fields: Any
+        ) -> Coroutine[Any, Any, TrajectoryGroup]: ...
+
+        def __new__(cls, trajectories: Any = (), **fields: Any) -> Any: ...
+
+    def __init__(self, trajectories: Iterable[Any] = (), **fields: Any) -> None:
+        """
+        Args:
+            trajectories: trajectories, exceptions of rollouts that failed, dumps of trajectories, or awaitables of
+                trajectories; with any awaitable among them the call gives a coroutine instead of a group.
+            fields: `exceptions`, `metadata`, `metrics`, `logs`.
+        """
+        BaseModel.__init__(self, trajectories=trajectories, **fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sort_items(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        items = list(data.get("trajectories", ()))
+        failed = [*(data.get("exceptions") or ()), *(item for item in items if isinstance(item, BaseException))]
+        given = {key: value for key, value in data.items() if value is not None}
+        return given | {
+            "trajectories": [_load_trajectory(item) for item in items if not isinstance(item, BaseException)],
+            "exceptions": [
+                PydanticException.from_exception(item) if isinstance(item, BaseException) else item for item in failed
+            ],
+        }
+
+    def log(self, message: str) -> None:
+        self.logs.append(message)
+
+    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+
+def _load_trajectory(item: Any) -> Any:
+    if not isinstance(item, Mapping):
+        if not isinstance(item, Trajectory):
+            raise ValueError(f"expected a Trajectory, got {type(item).__name__}; does the rollout return one?")
+        return item
+    return _class_with_fields(set(item)).model_validate(item)
+
+
+def _class_with_fields(names: set[str]) -> type[Trajectory]:
+    """The class whose dump has these keys: `Trajectory`, or else the subclass with the fewest further fields.
+
+    Among equals the one defined last wins, so that a class that was defined again (in a notebook) replaces the old one.
+    """
+    known, queue = [Trajectory], [Trajectory]
+    while queue:
+        children = queue.pop().__subclasses__()
+        known += children
+        queue += children
+    fitting = [cls for cls in reversed(known) if names <= cls.model_fields.keys()]
+    return min(fitting, key=lambda cls: len(cls.model_fields), default=Trajectory)
+
+
+class _PendingGroup(Coroutine[Any, Any, TrajectoryGroup]):
+    """A group whose rollouts have not run: awaiting it runs them all at once."""
+
+    def __init__(self, group_type: Any, items: list[Any], fields: dict[str, Any]) -> None:
+        self._items = items
+        self._num_trajectories = len(items)
+        self._coroutine = _run_group(group_type, items, fields)
+
+    def __await__(self) -> Generator[Any, Any, TrajectoryGroup]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._forget_if_unstarted()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._forget_if_unstarted()
+        self._coroutine.close()
+
+    def _forget_if_unstarted(self) -> None:
+        """Close rollouts that will never run, so that Python does not warn about each of them."""
+        if inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CREATED:
+            for item in self._items:
+                if hasattr(item, "close"):
+                    item.close()
+
+
+async def _run_group(group_type: Any, items: list[Any], fields: dict[str, Any]) -> TrajectoryGroup:
+    """Run all rollouts; failures become `exceptions`, unless the observer says that they are too many.
+
+    Cancelling this, or an error that ends it, cancels the rollouts and waits until they are gone.
+    """
+    observer = rollout_observer.get()
+    outcomes = [asyncio.ensure_future(item) if inspect.isawaitable(item) else item for item in items]
+    tasks = [outcome for outcome in outcomes if isinstance(outcome, asyncio.Future)]
+    try:
+        for finished in asyncio.as_completed(tasks):
+            try:
+                trajectory = await finished
+            except Exception as error:
+                if observer is None:
+                    raise
+                observer.rollout_failed(error)
+            else:
+                if observer is not None and isinstance(trajectory, Trajectory):
+                    observer.rollout_finished(trajectory)
+    except BaseException:
+        await cancel_and_wait(tasks)
+        raise
+    return cast(TrajectoryGroup, group_type([_outcome(item) for item in outcomes], **fields))
+
+
+def _outcome(item: Any) -> Any:
+    if not isinstance(item, asyncio.Future):
+        return item
+    error = item.exception()
+    return item.result() if error is None else error
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel what still runs and wait for its end; results and errors are dropped."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
