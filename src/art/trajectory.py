@@ -244,11 +244,8 @@ class _PendingGroup(Coroutine[Any, Any, TrajectoryGroup]):
         self._coroutine.close()
 
     def _forget_if_unstarted(self) -> None:
-        """Close rollouts that will never run, so that Python does not warn about each of them."""
         if inspect.getcoroutinestate(self._coroutine) == inspect.CORO_CREATED:
-            for item in self._items:
-                if hasattr(item, "close"):
-                    item.close()
+            close_unstarted(self._items)
 
 
 async def _run_group(group_type: Any, items: list[Any], fields: dict[str, Any]) -> TrajectoryGroup:
@@ -281,6 +278,13 @@ def _outcome(item: Any) -> Any:
         return item
     error = item.exception()
     return item.result() if error is None else error
+
+
+def close_unstarted(awaitables: Iterable[Any]) -> None:
+    """Tell coroutines that nobody will await them, so that Python does not warn about each of them."""
+    for item in awaitables:
+        if isinstance(item, Coroutine):
+            item.close()
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -30,7 +30,10 @@ def a_choice(**fields: Any) -> Choice:
     return Choice.model_validate(data)
 
 
-LOGPROBS = {"content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [], "token_id": 7}], "refusal": None}
+LOGPROBS = {
+    "content": [{"token": "a", "bytes": [97], "logprob": -0.5, "top_logprobs": [], "token_id": 7}],
+    "refusal": None,
+}
 
 
 class ProjectTrajectory(Trajectory):
@@ -132,7 +135,9 @@ def test_deepcopy_is_independent() -> None:
 
 @given(
     reward=st.floats(allow_nan=False),
-    metrics=st.dictionaries(st.text(), st.one_of(st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False))),
+    metrics=st.dictionaries(
+        st.text(), st.one_of(st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False))
+    ),
     metadata=st.dictionaries(st.text(), st.one_of(st.none(), st.booleans(), st.text(), st.integers(-(2**53), 2**53))),
     contents=st.lists(st.one_of(st.none(), st.text())),
 )

@@ -1,0 +1,336 @@
+"""Gathering: order, budgets of failures, callbacks, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from openai.types.chat.chat_completion import Choice
+
+import art.gather as gather_module
+from art.batches import trajectory_group_batches
+from art.gather import (
+    GatherContext,
+    gather_trajectories,
+    gather_trajectory_groups,
+    get_gather_context,
+    set_gather_context,
+    wrap_group_awaitable,
+)
+from art.trajectory import Trajectory, TrajectoryGroup
+
+
+@pytest.fixture(autouse=True)
+async def no_orphans() -> AsyncIterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def rollout(number: float, *, delay_s: float = 0.0, fail: bool = False) -> Trajectory:
+    await asyncio.sleep(delay_s)
+    if fail:
+        raise ValueError(f"rollout {number}")
+    return Trajectory(reward=float(number), metrics={"n": number})
+
+
+def groups_of(rewards: list[list[float | None]]) -> Iterator[Any]:
+    """`None` stands for a rollout that fails."""
+    for group in rewards:
+        yield TrajectoryGroup(rollout(r or 0, delay_s=0.002 * (r or 0), fail=r is None) for r in group)
+
+
+def rewards_of(groups: list[TrajectoryGroup]) -> list[list[float]]:
+    return [[trajectory.reward for trajectory in group] for group in groups]
+
+
+async def gather(rewards: list[list[float | None]], **options: Any) -> list[TrajectoryGroup]:
+    return await gather_trajectory_groups(groups_of(rewards), pbar_desc=None, **options)
+
+
+async def test_groups_and_trajectories_keep_input_order() -> None:
+    assert rewards_of(await gather([[3, 1], [0, 2]])) == [[3, 1], [0, 2]]
+
+
+async def test_first_failure_raises_by_default_and_ends_the_rest() -> None:
+    with pytest.raises(ValueError, match="rollout 0"):
+        await gather([[9_000, None], [9_000]])
+
+
+@pytest.mark.parametrize(("limit", "ok"), [(0, False), (1, False), (2, True), (0.4, False), (0.5, True), (9, True)])
+async def test_budget_of_failures(limit: float, ok: bool) -> None:
+    rewards: list[list[float | None]] = [[1, None], [None, 2]]
+    if not ok:
+        with pytest.raises(ValueError, match="rollout"):
+            await gather(rewards, max_exceptions=limit)
+        return
+    groups = await gather(rewards, max_exceptions=limit)
+    assert rewards_of(groups) == [[1], [2]]
+    assert [len(group.exceptions) for group in groups] == [1, 1]
+
+
+async def test_a_group_that_failed_as_a_whole_is_left_out_and_counted() -> None:
+    seen = []
+
+    async def after_each(group: TrajectoryGroup) -> TrajectoryGroup:
+        seen.append(len(group))
+        return group
+
+    assert rewards_of(await gather([[None, None], [1]], max_exceptions=2, after_each=after_each)) == [[1]]
+    assert seen == [1], "an empty group does not reach after_each"
+    with pytest.raises(ValueError, match="rollout"):
+        await gather([[None, None], [1]], max_exceptions=1)
+
+
+async def test_after_each_may_drop_and_split() -> None:
+    async def after_each(group: TrajectoryGroup) -> TrajectoryGroup | list[TrajectoryGroup] | None:
+        match group.trajectories[0].reward:
+            case 0:
+                return None
+            case 1:
+                return [TrajectoryGroup([t]) for t in group]
+        return group
+
+    groups = await gather([[0, 5], [1, 6], [2, 7]], after_each=after_each)
+    assert rewards_of(groups) == [[1], [6], [2, 7]]
+
+
+async def test_error_in_after_each_ends_the_gather() -> None:
+    async def after_each(group: TrajectoryGroup) -> None:
+        raise KeyError("judge")
+
+    with pytest.raises(KeyError, match="judge"):
+        await gather([[0], [9_000]], after_each=after_each, max_exceptions=99)
+
+
+async def test_plain_coroutines_of_groups_and_finished_groups() -> None:
+    async def scenario() -> TrajectoryGroup:
+        return await TrajectoryGroup([rollout(1), rollout(2)])
+
+    contexts = []
+
+    async def spying() -> TrajectoryGroup:
+        contexts.append(get_gather_context())
+        return await scenario()
+
+    groups = await gather_trajectory_groups(
+        [spying(), TrajectoryGroup([Trajectory(reward=5)])],  # type: ignore[list-item]
+        pbar_desc=None,
+    )
+    assert rewards_of(groups) == [[1, 2], [5]]
+    assert contexts[0].metric_divisors["reward"] == 2, "counted once, not by the group and again by the gather"
+
+
+async def test_cancelling_a_gather_cancels_every_rollout() -> None:
+    cancelled = []
+
+    async def slow() -> Trajectory:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+        return Trajectory()
+
+    work = gather_trajectory_groups([TrajectoryGroup(slow() for _ in range(3)) for _ in range(2)], max_exceptions=99)
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(cancelled) == 6
+
+
+async def test_cancelled_before_anything_started() -> None:
+    for work in (gather([[1], [2]]), gather_trajectories([rollout(1)], pbar_desc=None)):
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_cancelled_error_of_a_rollout_is_no_failure_to_tolerate() -> None:
+    async def cancels_itself() -> Trajectory:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await gather_trajectory_groups(
+            [TrajectoryGroup([cancels_itself(), rollout(9_000)])], max_exceptions=99, pbar_desc=None
+        )
+
+
+CTRL_C = """
+import asyncio, art.gather, art.trajectory
+async def slow():
+    print("started", flush=True)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("cancelled", flush=True)
+groups = lambda: (art.trajectory.TrajectoryGroup(slow() for _ in range(2)) for _ in range(2))
+async def main():
+    await art.gather.gather_trajectory_groups(groups(), max_exceptions=99, pbar_desc=None)
+asyncio.run(main())
+"""
+
+
+def test_ctrl_c_ends_a_gather() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CTRL_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "started\n"
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert out.count("cancelled") == 4
+    assert "KeyboardInterrupt" in err
+    assert "never awaited" not in err
+    assert child.returncode != 0
+
+
+async def test_gather_trajectories_in_order_with_exceptions_in_place() -> None:
+    work = [rollout(2, delay_s=0.01), rollout(1, fail=True), rollout(0)]
+    first, second, third = await gather_trajectories(work, pbar_desc=None, max_exceptions=1)
+    assert (first.reward, third.reward) == (2, 0)
+    assert isinstance(second, ValueError)
+    with pytest.raises(ValueError, match="rollout 1"):
+        await gather_trajectories([rollout(9_000), rollout(1, fail=True)], pbar_desc=None)
+
+
+async def test_gather_trajectories_of_several() -> None:
+    async def game() -> list[Trajectory]:
+        return [Trajectory(reward=1), Trajectory(reward=0)]
+
+    assert [[t.reward for t in pair] for pair in await gather_trajectories([game(), game()], pbar_desc=None)] == [
+        [1, 0]
+    ] * 2
+
+
+async def test_contexts_are_never_shared() -> None:
+    assert get_gather_context() is not get_gather_context()
+    get_gather_context().metric_sums["exceptions"] += 5
+    assert get_gather_context().num_exceptions == 0
+    context = GatherContext(max_exceptions=3)
+    with set_gather_context(context):
+        assert get_gather_context() is context
+    assert get_gather_context() is not context
+
+
+async def test_the_self_play_pattern() -> None:
+    """Rollouts that give a tuple each, gathered by position with the context objects."""
+
+    async def game(number: int) -> tuple[Trajectory, Trajectory]:
+        if number == 1:
+            raise ValueError("lost connection")
+        return Trajectory(reward=number), Trajectory(reward=-number)
+
+    context = GatherContext(pbar=None, max_exceptions=1)
+    with set_gather_context(context):
+        future = asyncio.gather(*[wrap_group_awaitable(game(i)) for i in range(3)])
+        context.pbar = gather_module.progress_bar(None, 3)
+        results = await future
+    assert [result and [t.reward for t in result] for result in results] == [[0, 0], None, [2, -2]]
+    assert context.metric_divisors["reward"] == 4
+
+
+async def test_bar_shows_running_means() -> None:
+    class Bar:
+        total = 3
+        shown: dict[str, float] = {}
+        n = 0
+
+        def set_postfix(self, means: dict[str, float], refresh: bool) -> None:
+            self.shown = means
+
+        def update(self, n: int) -> None:
+            self.n += n
+
+    context = GatherContext(pbar=Bar(), max_exceptions=1, max_metrics=1)
+    context.rollout_finished(Trajectory(reward=1, metrics={"win": True, "turns": 3}))
+    context.rollout_finished(Trajectory(reward=0, metrics={"win": False, "turns": 4}))
+    context.rollout_failed(ValueError("x"))
+    assert context.pbar.shown == {"reward": 0.5, "win": 0.5, "exceptions": 1}
+    assert context.pbar.n == 3
+
+
+async def test_completion_tokens_are_set_only_if_the_user_has_not() -> None:
+    choice = Choice.model_validate(
+        {
+            "finish_reason": "stop",
+            "index": 0,
+            "message": {"role": "assistant", "content": "x"},
+            "logprobs": {"content": [{"token": "a", "logprob": -1, "top_logprobs": []}] * 4},
+        }
+    )
+    mine = Trajectory(messages_and_choices=[choice], metrics={"completion_tokens": 1})
+    theirs = Trajectory(messages_and_choices=[choice])
+    for trajectory in (mine, theirs, Trajectory()):
+        GatherContext().rollout_finished(trajectory)
+    assert mine.metrics["completion_tokens"] == 1
+    assert theirs.metrics["completion_tokens"] == 4
+
+
+async def test_deprecated_option_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="pbar_total_completion_tokens"):
+        await gather([[1]], pbar_total_completion_tokens=True)
+
+
+# --- batches ---
+
+
+async def batches(rewards: list[list[float | None]], **options: Any) -> list[list[list[float]]]:
+    found = trajectory_group_batches(groups_of(rewards), pbar_desc=None, **options)
+    return [rewards_of(batch) async for batch in found]
+
+
+async def test_batches_come_as_groups_finish() -> None:
+    assert await batches([[20], [1], [2], [3], [4]], batch_size=2, max_concurrent_batches=2) == [
+        [[1], [2]],
+        [[3], [4]],
+        [[20]],
+    ]
+
+
+async def test_budget_holds_for_every_batch() -> None:
+    rewards: list[list[float | None]] = [[i, None] for i in range(1, 7)]
+    found = await batches(rewards, batch_size=2, max_concurrent_batches=1, max_batch_exceptions=2)
+    assert [sum(len(group) for group in batch) for batch in found] == [2, 2, 2]
+    assert len(await batches(rewards, batch_size=2, max_concurrent_batches=1, max_batch_exceptions=0.5)) == 3
+    for too_few in (1, 0.4):
+        with pytest.raises(ValueError, match="rollout"):
+            await batches(rewards, batch_size=2, max_concurrent_batches=1, max_batch_exceptions=too_few)
+
+
+async def test_batches_are_skipped_without_running_them() -> None:
+    ran: list[int] = []
+
+    async def one(number: int) -> Trajectory:
+        ran.append(number)
+        return Trajectory(reward=number)
+
+    groups = [TrajectoryGroup([one(i)]) for i in range(5)]
+    found = [batch async for batch in trajectory_group_batches(groups, batch_size=2, skip_batches=2, pbar_desc=None)]
+    assert rewards_of(found[0]) == [[4]]
+    assert ran == [4]
+
+
+async def test_leaving_early_stops_everything() -> None:
+    groups = [TrajectoryGroup([rollout(i, delay_s=0.001 if i == 0 else 60)]) for i in range(9)]
+    stream = trajectory_group_batches(groups, batch_size=1, max_concurrent_batches=2, pbar_desc=None)
+    async for batch in stream:
+        assert rewards_of(batch) == [[0]]
+        break
+    await stream.aclose()
+
+
+async def test_the_caller_does_not_run_in_the_context_of_the_batches() -> None:
+    async for _ in trajectory_group_batches(groups_of([[1]]), batch_size=1, max_batch_exceptions=9, pbar_desc=None):
+        assert get_gather_context().max_exceptions == 0
