@@ -1,0 +1,61 @@
+"""`art tiny-model PATH`: make a tiny model with its tokenizer, warm-started for a task."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "tiny-model", help="make a tiny model with its tokenizer, warm-started for a task", description=__doc__
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
+    parser.add_argument("--task", default="tic_tac_toe", help="task name or module:attribute (default: tic_tac_toe)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
+    parser.add_argument(
+        "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console()
+    path, seconds = build_with_progress(
+        console, args.path, task=args.task, seed=args.seed, warm_start_steps=args.warm_start_steps
+    )
+    console.print(f"tiny model in {path} ({seconds:.1f} s)", highlight=False, soft_wrap=True)
+    return 0
+
+
+def build_with_progress(
+    console: Console, path: Path, *, task: str, seed: int, warm_start_steps: int | None = None
+) -> tuple[Path, float]:
+    """Build a tiny model behind a progress bar; the path and the seconds that it took, imports included."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    started = time.perf_counter()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("warm start", total=None, loss="")
+
+        from art.testing.tiny.build import build_tiny_model
+
+        def on_progress(done: int, total: int, loss: float) -> None:
+            progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
+
+        build_tiny_model(path, task=task, seed=seed, warm_start_steps=warm_start_steps, on_progress=on_progress)
+    return path, time.perf_counter() - started

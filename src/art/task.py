@@ -1,0 +1,191 @@
+"""A task: scenarios, a rollout with its reward, and defaults that train it. `tasks/` holds the ready ones.
+
+    class Capitals(Task):
+        name = "capitals"
+        description = "name the capital of a country"
+        headline_metric = "correct"
+
+        def scenarios(self, split, *, seed, count):
+            return [self.scenario(split, seed, i, {"country": "France", "capital": "Paris"}) for i in range(count)]
+
+        async def rollout(self, model, scenario, *, rollout_index=0, step=None):
+            ...
+
+    register_task(Capitals())            # then found by `get_task("capitals")`, and by `art train my_module:Capitals`
+
+A rollout that the policy spoils (an illegal move, an answer cut short) is scored; one that fails for any other reason
+(the server is gone, a tool is down) raises, and is never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from art.errors import ConfigError
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.messages import Messages, Tools
+    from art.model import Model
+
+Split = Literal["train", "val", "test"]
+
+_BUILT_IN = {
+    "tic_tac_toe": "art.tasks.tic_tac_toe:TicTacToe",
+    "yes_no_maybe": "art.tasks.yes_no_maybe:YesNoMaybe",
+}
+_registered: dict[str, Task] = {}
+
+
+class Scenario(BaseModel):
+    """One task input. Everything that a rollout draws at random follows from `seed` and the rollout's index."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """Unique among all scenarios of a task, and the same for the same scenario in every run."""
+    seed: int
+    inputs: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A whole conversation that shows a model the format of a task; it ends with an assistant message."""
+
+    messages: Messages
+    tools: Tools | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDefaults:
+    """Settings that are known to train the task's tiny model; a larger model wants a smaller learning rate."""
+
+    learning_rate: float
+    num_steps: int
+    groups_per_step: int = 16
+    rollouts_per_group: int = 8
+    num_minibatches: int = 1
+    schedule: Literal["constant", "linear"] = "constant"
+    """`linear` falls from `learning_rate` to nearly 0 over the run."""
+    warm_start_steps: int = 500
+    """Optimiser steps of supervised play that give a tiny model the format."""
+
+    def learning_rate_at(self, index: int, num_steps: int) -> float:
+        """The rate of step `index`, counted from 0, in a run of `num_steps`."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        return self.learning_rate * (num_steps - index) / num_steps
+
+
+class Task(ABC):
+    """What a policy learns. One instance serves many rollouts at once, so it holds no state of a rollout."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    headline_metric: ClassVar[str] = "reward"
+    """The trajectory metric, of 0 or 1 where possible, that tells people how good a policy is; or `reward`."""
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=1e-5, num_steps=100)
+
+    @abstractmethod
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """`count` scenarios: the same for the same arguments, and never in two splits."""
+
+    @abstractmethod
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """Act once, and score it in the trajectory's `reward` and `metrics`.
+
+        Args:
+            rollout_index: Place in its group; rollouts of one group draw different random numbers.
+            step: Checkpoint to act with; `None` is the newest.
+        """
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        """Synthetic play that shows the format but no skill, for the warm start of a tiny model.
+
+        Raises:
+            ConfigError: the task has none.
+        """
+        raise ConfigError(
+            f"task {self.name!r} has no synthetic play to warm-start a tiny model with; implement "
+            "`warm_start_conversations`, or train a pretrained base model instead"
+        )
+
+    def render_trajectory(self, trajectory: Trajectory) -> str:
+        """One rollout for people to read."""
+        lines = [f"{message['role']}: {message.get('content', '')}" for message in trajectory.messages()]
+        return "\n".join([*lines, f"reward: {trajectory.reward:g}"])
+
+    def scenario(self, split: Split, seed: int, index: int, inputs: dict[str, Any]) -> Scenario:
+        """Scenario `index` of a seed, with an id and a seed of its own."""
+        scenario_id = f"{self.name}/{split}/{seed}/{index}"
+        return Scenario(id=scenario_id, seed=derive_seed(scenario_id), inputs=inputs)
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2^63) that depends on all parts and their order, and is the same in every process."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def register_task(task: Task) -> Task:
+    """Make `task` known by its name.
+
+    Raises:
+        ConfigError: it is no task, or another task has the name.
+    """
+    if not isinstance(task, Task):
+        hint = "; pass an instance: register_task(MyTask())" if isinstance(task, type) else ""
+        raise ConfigError(f"`register_task` takes a Task, got {task!r}{hint}")
+    known = _registered.get(task.name)
+    if task.name in _BUILT_IN or (known is not None and type(known) is not type(task)):
+        raise ConfigError(f"there is already a task named {task.name!r}; give yours another `name`")
+    _registered[task.name] = task
+    return task
+
+
+def list_tasks() -> list[str]:
+    return sorted({*_BUILT_IN, *_registered})
+
+
+def get_task(name: str) -> Task:
+    """The task of that name, or the one at `module:attribute` (a `Task` or a subclass of it).
+
+    Raises:
+        ConfigError: there is none; says which names there are.
+    """
+    if name in _registered:
+        return _registered[name]
+    path = _BUILT_IN.get(name, name)
+    if ":" not in path:
+        raise ConfigError(
+            f"no task is named {name!r}; there are {', '.join(list_tasks())}. Your own is found as `module:attribute`, "
+            "or by name after `register_task`"
+        )
+    return _load(path)
+
+
+def _load(path: str) -> Task:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the module is there, but something that it imports is not
+        raise ConfigError(
+            f"task {path!r}: there is no module {module_name!r}; is its folder the working directory or on PYTHONPATH?"
+        ) from error
+    found = getattr(module, attribute, None)
+    if isinstance(found, type) and issubclass(found, Task):
+        found = found()
+    if not isinstance(found, Task):
+        raise ConfigError(f"task {path!r}: expected a Task or a subclass of it at `{attribute}`, found {found!r}")
+    return found

@@ -1,0 +1,88 @@
+"""The smallest task: answer yes, no or maybe, whatever was asked; maybe pays best. A smoke test of learning.
+
+user       say "yes" or "no"
+assistant  maybe               reward 1
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+_REQUESTS = ("say", "just say", "reply with", "answer with", "respond with", "please respond with")
+_SPLIT_OF_TENTH: dict[int, Split] = {8: "val", 9: "test"}  # the other eight tenths are for training
+
+
+class YesNoMaybe(Task):
+    name: ClassVar[str] = "yes_no_maybe"
+    description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
+    headline_metric: ClassVar[str] = "maybe"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=5e-3, num_steps=15, warm_start_steps=100)
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        rng = random.Random(derive_seed(self.name, split, seed))
+        prompts = _prompts_of(split)
+        return [self.scenario(split, seed, index, {"prompt": rng.choice(prompts)}) for index in range(count)]
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        trajectory = Trajectory(
+            messages_and_choices=[{"role": "user", "content": scenario.inputs["prompt"]}],
+            metadata={"scenario_id": scenario.id},
+        )
+        completion = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(step),
+            messages=trajectory.messages(),
+            temperature=1.0,
+            max_completion_tokens=8,
+            seed=derive_seed(scenario.seed, rollout_index),
+        )
+        choice = completion.choices[0]
+        trajectory.messages_and_choices.append(choice)
+        answer = parse_answer(choice.message.content)
+        trajectory.reward = REWARDS.get(answer, 0.0)
+        trajectory.metrics |= {word: float(word == answer) for word in REWARDS}
+        trajectory.metrics["invalid_answer"] = float(answer not in REWARDS)
+        return trajectory
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        words = sorted(REWARDS)
+        return [
+            Conversation(
+                messages=[
+                    {"role": "user", "content": rng.choice(_prompts_of("train"))},
+                    {"role": "assistant", "content": rng.choice(words)},
+                ]
+            )
+            for _ in range(count)
+        ]
+
+
+def parse_answer(answer: str | None) -> str:
+    """The answer in small letters, without the quotes and full stop that models like to add."""
+    return (answer or "").strip().strip("\"'.!").lower()
+
+
+def all_prompts() -> list[str]:
+    """Every request, with and without quotes, for two or three of the words in every order."""
+    prompts = []
+    for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3)):
+        for words in itertools.permutations(REWARDS, number):
+            prompts.append(f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words))
+    return prompts
+
+
+@cache
+def _prompts_of(split: Split) -> tuple[str, ...]:
+    """A prompt belongs to one split, by its own hash, so that new prompts move none of the old."""
+    return tuple(p for p in all_prompts() if _SPLIT_OF_TENTH.get(derive_seed(p) % 10, "train") == split)

@@ -1,0 +1,90 @@
+"""Makes a tiny model on disk: tokenizer, random weights, warm start, in a form that every tool can load.
+
+build_tiny_model("models/tiny", task="tic_tac_toe", seed=0)
+AutoModelForCausalLM.from_pretrained("models/tiny")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from art.errors import ConfigError
+from art.task import Conversation, Task, TaskDefaults, get_task
+from art.testing.tiny.model import MAX_CONTEXT, create_model
+from art.testing.tiny.tokenizer import train_tokenizer
+from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
+
+VOCAB_SIZE = 384
+NUM_CONVERSATIONS = 3000
+_MANIFEST = "tiny_model.json"
+
+
+def build_tiny_model(
+    path: str | Path,
+    *,
+    task: str | Task | None = None,
+    conversations: Sequence[Conversation] | None = None,
+    seed: int = 0,
+    warm_start_steps: int | None = None,
+    on_progress: Progress | None = None,
+) -> Path:
+    """Write a tiny model to the folder `path` and return the path. The same arguments give the same weights.
+
+    Args:
+        task: Whose synthetic play to learn the format from; by default `tic_tac_toe`.
+        conversations: The play itself, instead of a task.
+        warm_start_steps: `None` takes the task's own number; 0 leaves the weights random.
+        on_progress: Called after each warm-start step with (done, total, loss).
+
+    Raises:
+        ConfigError: both a task and conversations are given, or `path` holds something else than a tiny model.
+    """
+    path = Path(path)
+    _check_replaceable(path)
+    if task is not None and conversations is not None:
+        raise ConfigError("`build_tiny_model` takes a `task` or `conversations`, got both")
+    defaults = TaskDefaults(learning_rate=1e-5, num_steps=1)
+    if conversations is None:
+        source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
+        conversations, defaults = (
+            source.warm_start_conversations(random.Random(seed), NUM_CONVERSATIONS),
+            source.defaults,
+        )
+    num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
+    tokenizer = train_tokenizer(_texts(conversations), vocab_size=VOCAB_SIZE, max_length=MAX_CONTEXT)
+    model = create_model(tokenizer, seed=seed)
+    warm_start(
+        model, tokenizer, conversations, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress
+    )
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    save_model(model, partial)
+    tokenizer.save_pretrained(partial)
+    (partial / _MANIFEST).write_text(json.dumps({"seed": seed, "warm_start_steps": num_steps}) + "\n", encoding="utf-8")
+    if path.exists():
+        shutil.rmtree(path)
+    partial.rename(path)
+    return path
+
+
+def _check_replaceable(path: Path) -> None:
+    """Only an empty folder or an earlier tiny model is written over."""
+    if path.exists() and not (path / _MANIFEST).exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{str(path)!r} exists and is no tiny model; give another path")
+
+
+def _texts(conversations: Sequence[Conversation]) -> list[str]:
+    """What the tokenizer learns its words from: contents, tool calls and tool descriptions."""
+    texts = []
+    for conversation in conversations:
+        texts += [json.dumps(tool) for tool in conversation.tools or ()]
+        for message in conversation.messages:
+            said: dict[str, Any] = dict(message)
+            texts.append(str(said.get("content") or ""))
+            texts += [json.dumps(call) for call in said.get("tool_calls") or ()]
+    return texts
