@@ -16,7 +16,7 @@ from typing import Any
 
 from art.errors import ConfigError
 from art.task import Conversation, Task, TaskDefaults, get_task
-from art.testing.tiny.model import MAX_CONTEXT, create_model
+from art.testing.tiny.model import MAX_CONTEXT, create_model, save_model
 from art.testing.tiny.tokenizer import train_tokenizer
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
 
