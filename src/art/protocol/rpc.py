@@ -20,7 +20,7 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -48,11 +48,17 @@ class RpcClient:
     """The parent's end of one child process. Dies with it: every pending call then raises `ProcessError`."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_heartbeat: Callable[[dict[str, Any]], None]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_heartbeat: Callable[[dict[str, Any]], None],
+        explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
     ) -> None:
+        """`explain_loss` says why the connection ended, e.g. how the child died; pending calls wait for it."""
         self._reader = reader
         self._writer = writer
         self._on_heartbeat = on_heartbeat
+        self._explain_loss = explain_loss
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._closed: ProcessError | None = None
@@ -113,7 +119,8 @@ class RpcClient:
                 elif (queue := self._pending.get(frame["id"])) is not None:
                     queue.put_nowait(frame)
         except (asyncio.IncompleteReadError, OSError):
-            self.fail(ProcessError("the process closed its connection"))
+            explain = self._explain_loss
+            self.fail(await explain() if explain else ProcessError("the process closed its connection"))
 
 
 class RpcServerSocket:

@@ -28,6 +28,8 @@ MAX_FAILED_STARTS = 3
 """Starts in a row that may fail before a child is given up on."""
 CRASH_LIMIT, CRASH_WINDOW_S = 20, 120.0
 """More crashes than this within the window, and a child that comes up but keeps dying is given up on."""
+EXIT_TIMEOUT_S = 3.0
+"""From the end of a child's connection to its exit."""
 LOG_TAIL_LINES = 15
 
 
@@ -117,7 +119,7 @@ class ChildProcess:
             await client.close()  # the end of its socket is a child's signal to leave
         if self._process is not None and self._process.returncode is None:
             try:
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(EXIT_TIMEOUT_S):
                     await self._process.wait()
             except TimeoutError:
                 self._process.kill()
@@ -140,7 +142,7 @@ class ChildProcess:
             await self._set_client(client)
             await self._until_dead(process)
             await self._set_client(None)
-            error = ProcessError(f"the {self.spec.name} died ({_describe_exit(process.returncode)}){self._log_tail()}")
+            error = self._death(process)
             client.fail(error)
             await client.close()
             logger.error("%s; restarting it", error.message)
@@ -163,7 +165,7 @@ class ChildProcess:
         self._last_heartbeat = time.monotonic()
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
-        client = RpcClient(reader, writer, self._on_heartbeat)
+        client = RpcClient(reader, writer, self._on_heartbeat, lambda: self._explain_loss(process))
         try:
             async with asyncio.timeout(spec.start_timeout_s):
                 await self._initialise(client)
@@ -195,6 +197,15 @@ class ChildProcess:
                         process.kill()
         finally:
             exited.cancel()
+
+    async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await process.wait()
+        return self._death(process)
+
+    def _death(self, process: asyncio.subprocess.Process) -> ProcessError:
+        return ProcessError(f"the {self.spec.name} died ({_describe_exit(process.returncode)}){self._log_tail()}")
 
     def _on_heartbeat(self, status: dict[str, Any]) -> None:
         self._last_heartbeat = time.monotonic()

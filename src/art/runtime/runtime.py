@@ -17,12 +17,12 @@ from typing import Any
 from art.config import ServerConfig
 from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway, PolicyRef
-from art.gateway.recorder import Exchange, Recorder
+from art.gateway.recorder import Recorder
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs import JobRunner
 from art.runtime.registry import Job, RegisteredModel, Registry
-from art.runtime.samples import exchange_ids, plan_step, resolve
+from art.runtime.samples import StepPlan, exchange_ids, plan_step, resolve
 from art.runtime.sft import sft_samples
 from art.storage import checkpoints
 from art.storage.database import Database
@@ -122,9 +122,13 @@ class Runtime:
             ConflictError: the job id is taken by another request.
         """
         model = self._model(project, name)
-        exchanges = await self._exchanges(exchange_ids(request.groups))
-        groups = await asyncio.to_thread(resolve, request.groups, exchanges, project=project, name=name)
-        plan = plan_step(groups, request.config, step=model.step)
+
+        def plan_request() -> StepPlan:
+            exchanges = self._recorder.find(exchange_ids(request.groups))
+            groups = resolve(request.groups, exchanges, project=project, name=name)
+            return plan_step(groups, request.config, step=model.step)
+
+        plan = await asyncio.to_thread(plan_request)
         payload = {
             "samples": [sample_to_dict(sample) for sample in plan.samples],
             "config": request.config.model_dump(),
@@ -234,9 +238,6 @@ class Runtime:
         return ModelStatus(
             project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key
         )
-
-    async def _exchanges(self, ids: list[str]) -> dict[str, Exchange]:
-        return {exchange.id: exchange for exchange in await self._recorder.get(ids)}
 
 
 def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:

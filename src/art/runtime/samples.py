@@ -101,14 +101,13 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
     dropped: Counter[str] = Counter()
     groups_without_spread = 0
     for group in groups:
-        advantages = group_advantages(
-            [trajectory.reward for trajectory in group], config, labels=[trajectory.label for trajectory in group]
-        )
-        if advantages is None:
+        rewards = [trajectory.reward for trajectory in group]
+        advantages = group_advantages(rewards, config, names=[trajectory.label for trajectory in group])
+        if not advantages.has_spread:
             groups_without_spread += 1
             dropped["no_reward_spread"] += sum(trajectory.sampled_tokens for trajectory in group)
             continue
-        for trajectory, advantage in zip(group, advantages, strict=True):
+        for trajectory, advantage in zip(group, advantages.values, strict=True):
             samples += _samples(trajectory, advantage)
     trajectories = [trajectory for group in groups for trajectory in group]
     trained = sum(sum(sample.loss_mask) for sample in samples)

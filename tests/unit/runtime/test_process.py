@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from art.errors import ConfigError, ProcessError
+from art.protocol.rpc import RpcClient
+from art.runtime.process import ChildProcess, ChildSpec, log_tail, split_threads
+
+CHILD = """
+import sys, time
+from art.runtime.child import child_from_argv
+
+child = child_from_argv("echo")
+print("echo child started", file=sys.stderr, flush=True)
+while True:
+    child.tick("idle")
+    frame = child.inbox.get()
+    if "cancel" in frame:
+        continue
+    method, params = frame["method"], frame["params"]
+    if method == "start" and params.get("refuse"):
+        from art.errors import ConfigError
+        child.socket.fail(frame["id"], ConfigError("no such model"))
+    elif method == "die":
+        print("about to fail: out of luck", file=sys.stderr, flush=True)
+        import os; os._exit(3)
+    elif method == "count":
+        for i in range(params["n"]):
+            child.socket.reply(frame["id"], i, last=i == params["n"] - 1)
+    else:
+        child.socket.reply(frame["id"], params)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "echo_child.py").write_text(textwrap.dedent(CHILD))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "echo_child"
+
+
+def spec(module: str, tmp_path: Path, **changes: float) -> ChildSpec:
+    times = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0} | changes
+    return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
+
+
+async def start(client: RpcClient) -> None:
+    await client.call("start")
+
+
+@pytest.fixture
+async def child(module: str, tmp_path: Path) -> AsyncIterator[ChildProcess]:
+    process = ChildProcess(spec(module, tmp_path), start)
+    yield process
+    await process.close()
+
+
+async def test_calls_and_streams(child: ChildProcess) -> None:
+    client = await child.connect()
+    assert await client.call("echo", a=1) == {"a": 1}
+    assert [i async for i in client.stream("count", n=3)] == [0, 1, 2]
+
+
+async def test_death_fails_pending_calls_with_the_log_and_a_new_child_comes_up(child: ChildProcess) -> None:
+    client = await child.connect()
+    with pytest.raises(ProcessError):
+        await client.call("die")
+    while child.num_restarts == 0:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ProcessError, match="exit status 3"):
+        await client.call("echo")
+    assert "out of luck" in log_tail(child.spec.log_path)
+    assert await (await child.connect()).call("echo", b=2) == {"b": 2}
+
+
+async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
+    client = await child.connect()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    while child.num_restarts == 0:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ProcessError, match="signal 9"):
+        await client.call("echo")
+    assert await (await child.connect()).call("echo") == {}
+
+
+async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> None:
+    async def refused(client: RpcClient) -> None:
+        await client.call("start", refuse=True)
+
+    process = ChildProcess(spec(module, tmp_path), refused)
+    with pytest.raises(ConfigError, match="no such model"):
+        await process.connect()
+    await process.close()
+
+
+async def test_a_child_that_cannot_start_is_given_up_on_with_its_log(tmp_path: Path) -> None:
+    process = ChildProcess(spec("no_such_module_anywhere", tmp_path), start)
+    with pytest.raises(ProcessError, match=r"died while starting \(exit status 1\)(.|\n)*No module named"):
+        await process.connect()
+    await process.close()
+
+
+async def test_a_silent_child_is_killed(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
+    await process.connect()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    async with asyncio.timeout(15):
+        while process.num_restarts == 0:
+            await asyncio.sleep(0.05)
+    assert await (await process.connect()).call("echo") == {}
+    await process.close()
+
+
+async def test_close_leaves_no_process(child: ChildProcess) -> None:
+    await child.connect()
+    pid = child.pid
+    await child.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_threads_are_disjoint_by_default() -> None:
+    engine, trainer = split_threads(None, None)
+    cores = len(os.sched_getaffinity(0))
+    assert engine >= 1
+    assert trainer >= 1
+    assert engine + trainer <= max(2, cores)
+    assert split_threads(3, None)[0] == 3
