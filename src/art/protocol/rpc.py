@@ -20,7 +20,7 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -70,7 +70,7 @@ class RpcClient:
             return result
         raise ProcessError(f"`{method}` ended without a result")
 
-    async def stream(self, method: str, **params: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, **params: Any) -> AsyncGenerator[Any, None]:
         """Results as they come. Leaving the loop early cancels the call in the child."""
         if self._closed:
             raise self._closed

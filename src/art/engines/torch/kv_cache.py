@@ -1,0 +1,320 @@
+"""The KV cache: dense slots that outlive their request.
+
+A slot is one row of a pool, and token i of its sequence has its key and value at index i of that row. Pools differ in
+the capacity of their rows (256, 1024, 4096 ... tokens), so one long sequence does not make every row long; a sequence
+that outgrows its row moves to the next pool. Rows are allocated as they are needed, up to a budget in tokens.
+
+When a request ends, its slot stays as it is until the room is needed (least recently used first). A later request
+- goes on in place, when its prompt extends all that an idle slot holds (the next turn of a conversation);
+- or starts from a copy of the longest prefix that any slot holds, idle or running (the shared prompt of a group).
+Keys and values belong to one adapter, by its uid: those computed with other weights are never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+SMALLEST_CAPACITY = 256
+CAPACITY_FACTOR = 4
+FIRST_ROWS = 8
+MIN_SHARED_PREFIX = 4
+"""Shorter common prefixes are computed again rather than copied."""
+MIN_AWAITED_PREFIX = 16
+"""A request waits for a prefix that another one is computing right now if it saves at least so many tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One row of a pool, and whose it is."""
+
+    pool: Pool
+    row: int
+    uid: int
+    busy: bool = True
+    last_used: int = 0
+
+    @property
+    def num_computed(self) -> int:
+        return int(self.pool.num_computed[self.row])
+
+    @num_computed.setter
+    def num_computed(self, value: int) -> None:
+        self.pool.num_computed[self.row] = value
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    num_kv_heads: int
+    head_dim: int
+
+
+class Pool:
+    """Rows of one capacity. Keys and values are head-major, so that one row's attention reads contiguous memory."""
+
+    def __init__(self, capacity: int, shapes: Sequence[LayerShape], dtype: torch.dtype, device: str) -> None:
+        self.capacity = capacity
+        self.slots: list[Slot | None] = []
+        self.keys = [_empty_rows(capacity, s, dtype, device) for s in shapes]  # per layer [rows, kv heads, capacity, d]
+        self.values = [_empty_rows(capacity, s, dtype, device) for s in shapes]
+        self.tokens = np.zeros((0, capacity), dtype=np.int32)  # [rows, capacity]
+        self.num_known = np.zeros(0, dtype=np.int64)  # [rows] tokens of the sequence that are known
+        self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] tokens whose key and value are there
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+    def resize(self, keep: list[int], num_rows: int) -> None:
+        """Move the rows `keep` to the front and have `num_rows` rows in all."""
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                new = old.new_zeros((num_rows, *old.shape[1:]))
+                torch.index_select(
+                    old, 0, torch.tensor(keep, dtype=torch.int64, device=old.device), out=new[: len(keep)]
+                )
+                tensors[layer] = new
+        fresh = num_rows - len(keep)
+        self.tokens = np.concatenate([self.tokens[keep], np.zeros((fresh, self.capacity), np.int32)])
+        self.num_known = np.concatenate([self.num_known[keep], np.zeros(fresh, np.int64)])
+        self.num_computed = np.concatenate([self.num_computed[keep], np.zeros(fresh, np.int64)])
+        self.slots = [self.slots[row] for row in keep] + [None] * fresh
+        for row, slot in enumerate(self.slots):
+            if slot is not None:
+                slot.row = row
+
+    def record(
+        self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
+    ) -> None:
+        """Note that these tokens are computed; a row's positions ascend: [n] each."""
+        self.tokens[rows, positions] = token_ids
+        self.num_computed[rows] = positions + 1  # of equal rows the last assignment counts
+        self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
+
+    def common_prefixes(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """How many known tokens of each row agree with the start of `tokens`: [len(rows)]."""
+        width = min(self.capacity, len(tokens))
+        differs = self.tokens[rows, :width] != tokens[:width]
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+        return np.minimum(first, self.num_known[rows])
+
+    def copy_prefix(self, source: Slot, row: int, length: int) -> None:
+        """Keys and values of the first `length` tokens, from a slot of any pool into `row`."""
+        for layer in range(len(self.keys)):
+            self.keys[layer][row, :, :length] = source.pool.keys[layer][source.row, :, :length]
+            self.values[layer][row, :, :length] = source.pool.values[layer][source.row, :, :length]
+
+
+def _empty_rows(capacity: int, shape: LayerShape, dtype: torch.dtype, device: str) -> Tensor:
+    return torch.zeros((0, shape.num_kv_heads, capacity, shape.head_dim), dtype=dtype, device=device)
+
+
+@dataclass(slots=True)
+class Match:
+    """What the cache holds of a prompt."""
+
+    slot: Slot | None = None
+    length: int = 0
+    """Tokens whose key and value are there."""
+    in_place: bool = False
+    """The slot is idle and holds nothing else."""
+    awaited: int = 0
+    """Tokens that will be there once a running request has computed its prompt."""
+
+    @property
+    def worth_waiting(self) -> bool:
+        return self.awaited - self.length >= MIN_AWAITED_PREFIX
+
+
+class KVCache:
+    """All slots. `budget` bounds the tokens of all rows together; a row of `max_context` must fit."""
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        *,
+        max_context: int,
+        budget: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        capacities = [c for c in _capacities() if c < max_context] + [max_context]
+        self.pools = [Pool(capacity, shapes, dtype, device) for capacity in capacities]
+        self.budget = budget
+        self._max_rows = max_rows
+        """Rows above which idle slots are evicted before new rows are made."""
+        self._clock = 0
+
+    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match) -> Slot | None:
+        """A slot for a sequence that starts with `tokens`, holding as much of it as could be reused (never all of it).
+
+        `match` is what `match(uid, tokens)` just gave. Returns `None` if there is no room now.
+        """
+        source, reusable = match.slot, min(match.length, len(tokens) - 1)  # the last token is needed for its logits
+        fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)
+        slot: Slot | None
+        if source is not None and fits and match.in_place:
+            slot = source
+        else:
+            slot = self._take_row(self._pool_for(len(tokens)), uid, keep=source)
+            if slot is not None and source is not None and reusable >= MIN_SHARED_PREFIX:
+                slot.pool.copy_prefix(source, slot.row, reusable)
+            elif slot is not None:
+                reusable = 0
+            elif fits:  # nothing else is left to evict: the source itself makes room
+                slot = source
+            else:
+                slot, reusable = self._take_row(self._pool_for(len(tokens)), uid, keep=None), 0
+        if slot is None:
+            return None
+        slot.busy = True
+        slot.pool.tokens[slot.row, : len(tokens)] = tokens
+        slot.pool.num_known[slot.row] = len(tokens)
+        slot.num_computed = reusable
+        return slot
+
+    def grow(self, slot: Slot, length: int) -> bool:
+        """Make room for `length` tokens in a busy slot, moving it if need be. False if there is no room now."""
+        old = slot.pool
+        if length <= old.capacity:
+            return True
+        moved = self._take_row(self._pool_for(length), slot.uid, keep=slot)
+        if moved is None:
+            return False
+        pool, row, old_row = moved.pool, moved.row, slot.row
+        computed, known = slot.num_computed, int(old.num_known[old_row])
+        pool.copy_prefix(slot, row, computed)
+        pool.tokens[row, :known] = old.tokens[old_row, :known]
+        pool.num_known[row], pool.num_computed[row] = known, computed
+        self.discard(slot)
+        slot.pool, slot.row = pool, row
+        pool.slots[row] = slot
+        return True
+
+    def release(self, slot: Slot) -> None:
+        """The request is over: keep what was computed for later ones."""
+        slot.busy = False
+        slot.pool.num_known[slot.row] = slot.num_computed
+        self._clock += 1
+        slot.last_used = self._clock
+
+    def discard(self, slot: Slot, *, wipe: bool = False) -> None:
+        """Forget a slot and free its row. `wipe` it if it may hold NaN, which no mask keeps from later users."""
+        pool = slot.pool
+        if wipe:
+            for tensor in (*pool.keys, *pool.values):
+                tensor[slot.row].zero_()
+        pool.slots[slot.row] = None
+        pool.num_known[slot.row] = pool.num_computed[slot.row] = 0
+
+    def forget(self, uid: int) -> None:
+        """Free all idle slots of an adapter that is gone."""
+        for pool in self.pools:
+            for slot in pool.slots:
+                if slot is not None and slot.uid == uid and not slot.busy:
+                    self.discard(slot)
+
+    def stats(self) -> dict[str, float]:
+        slots = [slot for pool in self.pools for slot in pool.slots if slot is not None]
+        return {
+            "kv_tokens_allocated": float(self._allocated()),
+            "kv_tokens_budget": float(self.budget),
+            "slots_busy": float(sum(slot.busy for slot in slots)),
+            "slots_idle": float(sum(not slot.busy for slot in slots)),
+        }
+
+    def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> Match:
+        """The best start that the slots of adapter `uid` offer for a sequence of `tokens`."""
+        best = Match()
+        for pool in self.pools:
+            rows = np.array([s.row for s in pool.slots if s is not None and s.uid == uid], dtype=np.int64)
+            if not len(rows):
+                continue
+            known = pool.common_prefixes(rows, tokens)
+            computed = np.minimum(known, pool.num_computed[rows])
+            best.awaited = max(best.awaited, int(known.max()))
+            # An idle slot that is used up entirely beats an equally long prefix that would have to be copied.
+            idle = np.array([not self._at(pool, row).busy for row in rows])
+            whole = idle & (computed == pool.num_computed[rows]) & (computed > 0)
+            i = int((2 * computed + whole).argmax())
+            if 2 * int(computed[i]) + int(whole[i]) > 2 * best.length + int(best.in_place):
+                best.slot, best.length, best.in_place = self._at(pool, rows[i]), int(computed[i]), bool(whole[i])
+        return best
+
+    @staticmethod
+    def _at(pool: Pool, row: int) -> Slot:
+        slot = pool.slots[row]
+        assert slot is not None
+        return slot
+
+    def _pool_for(self, length: int) -> Pool:
+        return next(pool for pool in self.pools if pool.capacity >= length)
+
+    def _allocated(self) -> int:
+        return sum(pool.num_rows * pool.capacity for pool in self.pools)
+
+    def _take_row(self, pool: Pool, uid: int, keep: Slot | None) -> Slot | None:
+        """A free row: an unused one, a new one, an idle one of this pool, or room taken from other pools' idle ones.
+
+        `keep` is not evicted: it is copied from next.
+        """
+        crowded = sum(p.num_rows for p in self.pools) >= self._max_rows
+        if not (
+            None in pool.slots
+            or (not crowded and self._extend(pool))
+            or self._evict(pool, keep)
+            or self._extend(pool)
+            or self._reclaim(pool, keep)
+        ):
+            return None
+        row = pool.slots.index(None)
+        slot = Slot(pool=pool, row=row, uid=uid)
+        pool.slots[row] = slot
+        pool.num_known[row] = pool.num_computed[row] = 0
+        return slot
+
+    def _extend(self, pool: Pool) -> bool:
+        """Add rows to a full pool, doubling it as far as the budget goes."""
+        room = (self.budget - self._allocated()) // pool.capacity
+        num_new = min(room, max(FIRST_ROWS if pool is self.pools[0] else 1, pool.num_rows))
+        if num_new < 1:
+            return False
+        pool.resize(list(range(pool.num_rows)), pool.num_rows + num_new)
+        return True
+
+    def _idle(self, pool: Pool, keep: Slot | None) -> list[Slot]:
+        """Idle slots, least recently used first."""
+        slots = [s for s in pool.slots if s is not None and not s.busy and s is not keep]
+        return sorted(slots, key=lambda s: s.last_used)
+
+    def _evict(self, pool: Pool, keep: Slot | None) -> bool:
+        idle = self._idle(pool, keep)
+        if idle:
+            self.discard(idle[0])
+        return bool(idle)
+
+    def _reclaim(self, pool: Pool, keep: Slot | None) -> bool:
+        """Shrink other pools by their free and idle rows until one more row of `pool` fits."""
+        others = [p for p in self.pools if p is not pool]
+        missing = pool.capacity - (self.budget - self._allocated())
+        spare = sum(p.capacity * (p.slots.count(None) + len(self._idle(p, keep))) for p in others)
+        if spare < missing:
+            return False
+        victims = sorted((s for p in others for s in self._idle(p, keep)), key=lambda s: s.last_used)
+        while sum(p.capacity * p.slots.count(None) for p in others) < missing:
+            self.discard(victims.pop(0))
+        for other in others:
+            used = [row for row, slot in enumerate(other.slots) if slot is not None]
+            if len(used) < other.num_rows:
+                other.resize(used, len(used))
+        return self._extend(pool)
+
+
+def _capacities() -> list[int]:
+    return [SMALLEST_CAPACITY * CAPACITY_FACTOR**i for i in range(12)]
