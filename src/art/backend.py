@@ -1,0 +1,273 @@
+"""`Backend`: training and serving, as a user's code sees them.
+
+A backend is a client of an ART server. Kinds of backends differ only in where that server runs and how its address is
+found: they override `_connection`. What is trained, and how, is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, cast
+
+from art.client import ArtClient
+from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.dev import train_config
+from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError
+from art.messages import is_choice, parse_item
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+    WireGroup,
+    WireHistory,
+    WireTrajectory,
+)
+from art.trajectory import History, Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    step: int
+    """Of the checkpoint that was made; its weights are served now."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint_path: str | None = None
+    """On the server's disk."""
+
+
+LocalTrainResult = TrainResult
+"""The older name of the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a model needs to know of the server that it was registered with."""
+
+    server_url: str
+    api_key: str | None
+    status: ModelStatus
+
+
+class BackendModel(Protocol):
+    """What a backend asks of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def project(self) -> str: ...
+
+    @property
+    def trainable(self) -> bool: ...
+
+
+class TrainableBackendModel(BackendModel, Protocol):
+    @property
+    def base_model(self) -> str: ...
+
+    def model_settings(self) -> ModelSettings: ...
+
+
+class Backend:
+    """An ART server that runs at a known address. `LocalBackend` and others find or start theirs themselves."""
+
+    data_dir: Path | None = None
+    """Where the server keeps its data, if that is on this machine. Models then keep their log there too."""
+
+    def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
+        self._client = ArtClient(base_url, api_key) if base_url is not None else None
+        self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # a connection is shared by the copies of a model
+
+    async def close(self) -> None:
+        """Close all connections of this event loop, those of the registered models too."""
+        closers, self._closers = self._closers, {}
+        for close in closers.values():
+            await close()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _connection(self) -> ArtClient:
+        """The client of a server that answers; kinds of backends start or find it here."""
+        if self._client is None:
+            raise ConfigError("this backend has no server: pass its base_url, or use LocalBackend")
+        return self._client
+
+    def close_with(self, owner: object, close: Callable[[], Awaitable[None]]) -> None:
+        """Await `close` when the backend is closed; once per `owner`."""
+        self._closers[id(owner)] = close
+
+    async def register(self, model: BackendModel) -> Registration | None:
+        """Make the server serve and train `model`; a model that is not trainable has nothing to register."""
+        if not model.trainable:
+            return None
+        client = await self._connection()
+        request = _registration_request(cast(TrainableBackendModel, model))
+        return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
+
+    async def train(
+        self,
+        model: BackendModel,
+        trajectory_groups: Iterable[TrajectoryGroup],
+        *,
+        config: TrainConfig | None = None,
+        learning_rate: float | None = None,
+        loss_fn: Literal["dppo", "ppo", "cispo"] | None = None,
+        loss_fn_config: dict[str, Any] | None = None,
+        scale_rewards: bool | Literal["none", "group"] | None = None,
+        normalize_advantages: bool | None = None,
+        num_minibatches: int | None = None,
+        **further: Any,
+    ) -> TrainResult:
+        """One step of reinforcement learning; returns when the new weights are served.
+
+        Args:
+            config: all settings at once, or else single ones; what is `None` keeps the default of `TrainConfig`.
+            loss_fn_config: the loss's own settings, see `DppoConfig`, `PpoConfig` and `CispoConfig`.
+            scale_rewards: divide advantages by the group's standard deviation; older name: `normalize_advantages`.
+            further: options of older code. `epsilon` and `epsilon_high` are the clips of ppo and cispo; any other must
+                have the value that asks for what is done anyway.
+
+        Raises:
+            ConfigError: a setting is unknown, out of range, or cannot be honoured.
+            NothingTrainableError: no group gives anything to learn from.
+            TrajectoryError: a reward is not a number, or a conversation is not what was sampled.
+            TrainingError, PublishError: the step failed; the policy is as it was before.
+        """
+        settings = {
+            "learning_rate": learning_rate,
+            "loss_fn": loss_fn,
+            "loss_fn_config": loss_fn_config,
+            "scale_rewards": scale_rewards,
+            "normalize_advantages": normalize_advantages,
+            "num_minibatches": num_minibatches,
+        }
+        config = train_config(config, settings | further)
+        request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=config)
+        client = await self._connection()
+        return _result(await client.train(model.project, model.name, request))
+
+    async def train_sft(
+        self, model: BackendModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None
+    ) -> TrainResult:
+        """Supervised fine-tuning on the assistant messages of `trajectories`.
+
+        Raises:
+            NothingTrainableError: there is no trajectory.
+        """
+        wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(trajectories)]
+        if not wired:
+            raise NothingTrainableError("no trajectory to train on; got an empty list")
+        request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config or TrainSFTConfig())
+        client = await self._connection()
+        return _result(await client.train_sft(model.project, model.name, request))
+
+    async def get_rollout(self, rollout_id: str) -> Trajectory:
+        """What was recorded under a rollout's own base URL, its longest conversation first."""
+        client = await self._connection()
+        histories = [_load_history(item) for item in await client.get_rollout(rollout_id)]
+        if not histories:
+            return Trajectory()
+        main = max(histories, key=lambda history: len(history.messages_and_choices))
+        return Trajectory(
+            messages_and_choices=main.messages_and_choices,
+            tools=main.tools,
+            additional_histories=[history for history in histories if history is not main],
+        )
+
+    def _model_inference_name(self, model: BackendModel, step: int | None = None) -> str:
+        name = f"{model.project}/{model.name}"
+        return name if step is None else f"{name}@{step}"
+
+    async def _get_step(self, model: BackendModel) -> int:
+        client = await self._connection()
+        return (await client.model_status(model.project, model.name)).step
+
+    async def _delete_checkpoint_files(self, model: BackendModel, steps_to_keep: Sequence[int]) -> list[int]:
+        client = await self._connection()
+        request = DeleteCheckpointsRequest(keep_steps=sorted(set(steps_to_keep)))
+        return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
+
+
+def _registration_request(model: TrainableBackendModel) -> RegisterRequest:
+    return RegisterRequest(
+        project=model.project, name=model.name, base_model=model.base_model, settings=model.model_settings()
+    )
+
+
+def _result(status: JobStatus) -> TrainResult:
+    if status.step is None:
+        raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
+    return TrainResult(step=status.step, metrics=status.metrics, checkpoint_path=status.checkpoint_path)
+
+
+# --- what is sent ---
+
+
+def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
+    """Groups as they are sent; groups without trajectories are left out.
+
+    Raises:
+        NothingTrainableError: there is no trajectory at all.
+        TrajectoryError: a reward is not a number, or a trajectory is empty.
+    """
+    groups = list(groups)
+    wired = [
+        WireGroup(trajectories=[wire_trajectory(t, f"trajectory {j} of group {i}") for j, t in enumerate(group)])
+        for i, group in enumerate(groups)
+        if len(group) > 0
+    ]
+    if not wired:
+        num_failed = sum(len(group.exceptions) for group in groups)
+        last = next((e for group in reversed(groups) for e in reversed(group.exceptions)), None)
+        reason = f"; the last of them: {last.type}: {last.message}" if last else ""
+        raise NothingTrainableError(
+            f"nothing to train on: {len(groups)} groups with no trajectory and {num_failed} failed rollouts{reason}. "
+            "Check the rollout, or leave this step out"
+        )
+    return wired
+
+
+def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
+    reward = float(trajectory.reward)
+    if not math.isfinite(reward):
+        raise TrajectoryError(
+            f"the reward of {what} is {reward}; it must be a finite number. Check the reward function"
+        )
+    histories = [history for history in (trajectory, *trajectory.additional_histories) if history.messages_and_choices]
+    if not histories:
+        raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
+    return WireTrajectory(reward=reward, histories=[_wire_history(history) for history in histories])
+
+
+def _wire_history(history: History) -> WireHistory:
+    items = [_wire_item(item) for item in history.messages_and_choices]
+    return WireHistory(items=items, tools=cast(list[dict[str, Any]] | None, history.tools))
+
+
+def _wire_item(item: Any) -> dict[str, Any]:
+    """A message stays as it is. Log-probs of a recorded choice stay behind: the server has the exact ones."""
+    item = parse_item(item)
+    if not is_choice(item):
+        return cast(dict[str, Any], item)
+    recorded = getattr(item, "exchange_id", None) is not None
+    return {"choice": item.model_dump(mode="json", exclude={"logprobs"} if recorded else None, warnings=False)}
+
+
+def _load_history(data: Mapping[str, Any]) -> History:
+    items = [item["choice"] if item.keys() == {"choice"} else item for item in data["messages_and_choices"]]
+    return History(messages_and_choices=items, tools=data.get("tools"))

@@ -1,0 +1,307 @@
+"""`Model` and `TrainableModel`: a named policy, the client to talk to it, and its log.
+
+    model = art.TrainableModel(name="agent-1", project="tic-tac-toe", base_model="Qwen/Qwen3-0.6B")
+    await model.register(backend)
+    client = model.openai_client()
+
+A model owns no process. Its log (`history.jsonl`, trajectories, `state.json`) lies under `base_path`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from typing_extensions import TypeVar
+
+from art.backend import Backend, Registration, TrainResult
+from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.dev import InternalModelConfig, settings_from_internal_config
+from art.errors import ConfigError
+from art.storage import state as state_file
+from art.storage.history import append_row, means_by_step
+from art.storage.layout import DataDir, ModelPaths, validate_name
+from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups
+from art.storage.trajectories import append_groups
+from art.trajectory import Trajectory, TrajectoryGroup
+from art.utils.loops import PerLoop
+from art.utils.openai_client import make_openai_client
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", default=Any)
+StateT = TypeVar("StateT", default=dict[str, Any])
+
+
+async def _close_openai(client: AsyncOpenAI) -> None:
+    await client.close()
+
+
+class Model(BaseModel, Generic[ConfigT, StateT]):
+    """A model to prompt: an API of somebody else's, or the base of `TrainableModel`."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_assignment=True)
+
+    name: str
+    project: str
+    entity: str | None = None
+    """Whose project it is, for sinks that know owners."""
+    id: str | None = None
+    config: ConfigT | None = None
+    """Anything that the user's rollout wants to know."""
+    inference_api_key: str | None = Field(default=None, repr=False)
+    inference_base_url: str | None = None
+    inference_model_name: str | None = None
+    base_path: str = ".art"
+    """Root of the local log; a backend on this machine sets it to its own data directory."""
+    report_metrics: list[str] | None = None
+
+    _backend: Backend | None = PrivateAttr(default=None)
+    _server_url: str | None = PrivateAttr(default=None)
+    _openai: PerLoop[Any] = PrivateAttr(default_factory=lambda: PerLoop(_close_openai))
+
+    @property
+    def trainable(self) -> bool:
+        return False
+
+    @field_validator("name", "project")
+    @classmethod
+    def _safe_name(cls, value: str, info: Any) -> str:
+        return validate_name(value, param=info.field_name)
+
+    @field_validator("report_metrics")
+    @classmethod
+    def _known_sinks(cls, value: list[str] | None) -> list[str] | None:
+        if value:
+            raise ConfigError(
+                f"report_metrics={value!r}: no sink of this name exists. Metrics are always written to history.jsonl; "
+                "pass [] or nothing"
+            )
+        return value
+
+    # --- registration and inference ---
+
+    def backend(self) -> Backend:
+        if self._backend is None:
+            raise ConfigError(f"model {self.name!r} has no backend yet: call `await model.register(backend)` first")
+        return self._backend
+
+    async def register(self, backend: Backend) -> None:
+        """Tie the model to a backend; a trainable one is served from then on."""
+        registration = await backend.register(self)
+        self._backend = backend
+        if backend.data_dir is not None:
+            self.base_path = str(backend.data_dir)
+        if registration is not None:
+            self._adopt(registration)
+        backend.close_with(self, self.close)
+
+    def _adopt(self, registration: Registration) -> None:
+        self._server_url = registration.server_url
+        self.inference_base_url = f"{registration.server_url}/v1"
+        self.inference_api_key = registration.api_key
+        self.inference_model_name = registration.status.inference_name
+
+    async def close(self) -> None:
+        """Close the OpenAI client of this event loop."""
+        await self._openai.close()
+
+    def openai_client(self) -> AsyncOpenAI:
+        """An `AsyncOpenAI` for this model: the same one for every call in an event loop.
+
+        Outside of a running loop each call gives a new client, which the caller closes.
+
+        Raises:
+            ConfigError: the model is not registered, or has no address.
+        """
+        base_url, api_key = self.inference_base_url, self.inference_api_key
+        if base_url is None or api_key is None:
+            how = "call `await model.register(backend)` first" if self.trainable else (
+                "pass `inference_base_url` and `inference_api_key`"
+            )  # fmt: skip
+            raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return make_openai_client(base_url, api_key)
+        return cast("AsyncOpenAI", self._openai.get(lambda: make_openai_client(base_url, api_key), (base_url, api_key)))
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """What to send as `model`.
+
+        Args:
+            step: of a trainable model, to stay on one checkpoint; by default the newest serves each request.
+        """
+        if step is not None:
+            raise ConfigError(f"model {self.name!r} is not trainable and has no step {step}")
+        return self.inference_model_name or self.name
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+        """Keyword arguments for `litellm.completion` and `litellm.acompletion`."""
+        name = self.get_inference_name(step)
+        return {
+            "model": f"hosted_vllm/{name}" if self.trainable else name,
+            "base_url": self.inference_base_url,
+            "api_key": self.inference_api_key,
+            "temperature": 1,
+        }
+
+    def rollout_base_url(self, rollout_id: str) -> str:
+        """The base URL under which a rollout in any language is recorded as `rollout_id`; see `get_rollout`."""
+        if self._server_url is None:
+            raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")
+        return f"{self._server_url}/rollouts/{validate_name(rollout_id, param='rollout_id')}/v1"
+
+    async def get_rollout(self, rollout_id: str) -> Trajectory:
+        """What was said under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""
+        return await self.backend().get_rollout(rollout_id)
+
+    async def get_step(self) -> int:
+        return 0
+
+    # --- the local log ---
+
+    def _paths(self) -> ModelPaths:
+        return DataDir(Path(self.base_path)).model(self.project, self.name)
+
+    def read_state(self) -> StateT | None:
+        """What was last saved by the methods below, `None` if nothing was."""
+        return cast("StateT | None", state_file.read_state(self._paths().state))
+
+    def overwrite_state(self, state: StateT) -> None:
+        state_file.overwrite_state(self._paths().state, cast(dict[str, Any], state))
+
+    def merge_state(self, state: StateT) -> StateT:
+        """Save `state` over what is there, key by key, and return the result."""
+        return cast(StateT, state_file.merge_state(self._paths().state, cast(dict[str, Any], state)))
+
+    def write_state(self, state: StateT) -> None:
+        """The older name of `overwrite_state`."""
+        self.overwrite_state(state)
+
+    async def log(
+        self,
+        trajectories: Iterable[Trajectory | BaseException] | Iterable[TrajectoryGroup] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Append one row to the history, and the trajectories to the file of their split and step.
+
+        Args:
+            trajectories: groups, or loose trajectories and exceptions, which become one group.
+            split: prefix of the metrics: `val/reward`.
+            metrics: further numbers for the row; they win over computed ones of the same name.
+            step: by default the current one.
+        """
+        step = await self.get_step() if step is None else step
+        groups = as_groups(trajectories or ())
+        row = name_metrics(summarize_groups(groups), split)
+        if groups and split == "train":
+            row |= count_groups(groups)
+        row |= name_metrics(metrics or {}, split)
+        await asyncio.to_thread(_write_log, self._paths(), groups, split, row, step)
+
+
+class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
+    """A model that learns: a base model and, per step, an adapter."""
+
+    base_model: str
+    """Hub id or local path; a path is one on the server's machine."""
+    settings: ModelSettings | None = None
+    """Of adapter, engine, trainer and rendering. They are fixed at the first registration."""
+    run_id: str | None = None
+
+    _internal_config: InternalModelConfig | None = PrivateAttr(default=None)
+    """The older way to give settings, see `art.dev`."""
+    _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
+
+    def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._internal_config = _internal_config
+
+    @property
+    def trainable(self) -> bool:
+        return True
+
+    def model_settings(self) -> ModelSettings:
+        """The settings to register with.
+
+        Raises:
+            ConfigError: they are given twice, or the older form asks for something that cannot be honoured.
+        """
+        if self.settings is not None and self._internal_config:
+            raise ConfigError(f"model {self.name!r} has both `settings` and `_internal_config`: keep one")
+        return self.settings or settings_from_internal_config(self._internal_config)
+
+    def _adopt(self, registration: Registration) -> None:
+        super()._adopt(registration)
+        self._registered_as = (self.project, self.name)
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        # A copy may have been renamed since: then the name that the server gave is not its own.
+        known = self.inference_model_name if self._registered_as == (self.project, self.name) else None
+        name = known or f"{self.project}/{self.name}"
+        return name if step is None else f"{name}@{step}"
+
+    async def get_step(self) -> int:
+        """The newest published step."""
+        return await self.backend()._get_step(self)
+
+    async def train(
+        self,
+        trajectory_groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        _config: Mapping[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> TrainResult:
+        """Train one step and log groups and metrics under `train`; see `Backend.train` for the errors.
+
+        Args:
+            _config: options of older code, one by one.
+        """
+        groups = list(trajectory_groups)
+        result = await self.backend().train(self, groups, config=config, verbose=verbose, **(_config or {}))
+        await self.log(groups, split="train", metrics=result.metrics, step=result.step)
+        return result
+
+    async def train_sft(
+        self, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, verbose: bool = False
+    ) -> TrainResult:
+        """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`."""
+        result = await self.backend().train_sft(self, trajectories, config)
+        await self.log(split="train", metrics=result.metrics, step=result.step)
+        return result
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
+        """Delete all checkpoints but the newest and the best, the one with the highest mean of the metric.
+
+        While the history cannot be read as a whole nothing is deleted: the best could be in the missing part.
+        """
+        path = self._paths().history
+        means, num_unreadable = await asyncio.to_thread(means_by_step, path, best_checkpoint_metric)
+        if num_unreadable:
+            why = "lines are damaged, so the best checkpoint is not known. Remove those lines"
+            logger.warning("no checkpoint is deleted: %d %s from %s", num_unreadable, why, path)
+            return
+        keep = {await self.get_step()}
+        if means:
+            keep.add(max(means, key=lambda step: (means[step], step)))
+        else:
+            logger.info("%s was never logged: only the newest checkpoint is kept", best_checkpoint_metric)
+        deleted = await self.backend()._delete_checkpoint_files(self, sorted(keep))
+        logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)
+
+
+def _write_log(paths: ModelPaths, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int) -> None:
+    if groups:
+        append_groups(paths.trajectories(split, step), groups)
+    append_row(paths.history, row, step=step)

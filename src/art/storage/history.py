@@ -1,0 +1,56 @@
+"""`history.jsonl`: one row of numbers per `model.log` call.
+
+    {"val/reward": 0.5, "val/win": 0.4, "training_step": 3, "time/wall_clock_sec": 81.2, "step": 3,
+     "recorded_at": "2026-01-31T10:00:00+00:00"}
+
+A metric that was not a number (NaN) is null: it was logged, and it had no value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from art.storage.jsonl import append_lines, read_lines
+
+
+def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> None:
+    """Append the metrics of one log call. The wall clock counts from the first row, over restarts too."""
+    now = datetime.now(UTC)
+    row: dict[str, Any] = {key: _number(value) for key, value in metrics.items()}
+    row["training_step"] = step
+    row.setdefault("time/wall_clock_sec", round((now - (_first_recorded_at(path) or now)).total_seconds(), 3))
+    row["step"] = step
+    row["recorded_at"] = now.isoformat()
+    append_lines(path, [row])
+
+
+def _number(value: Any) -> float | int:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return float(value)
+
+
+def _first_recorded_at(path: Path) -> datetime | None:
+    for _, row in read_lines(path):
+        if row and isinstance(row.get("recorded_at"), str):
+            return datetime.fromisoformat(row["recorded_at"]).astimezone(UTC)
+    return None
+
+
+def means_by_step(path: Path, metric: str) -> tuple[dict[int, float], int]:
+    """The mean of a metric for each step at which it had a value, and how many lines could not be read."""
+    values: dict[int, list[float]] = defaultdict(list)
+    num_unreadable = 0
+    for _, row in read_lines(path):
+        if row is None:
+            num_unreadable += 1
+            continue
+        step, value = row.get("step", row.get("training_step")), row.get(metric)
+        if isinstance(step, (int, float)) and isinstance(value, (int, float)) and math.isfinite(value):
+            values[int(step)].append(float(value))
+    return {step: sum(items) / len(items) for step, items in values.items()}, num_unreadable

@@ -1,0 +1,97 @@
+"""Files of one JSON object per line that only ever grow.
+
+A crash while appending can leave a last line without its end. That row was never reported as written: readers pass over
+it, and the next writer removes it. Numbers that JSON does not have (NaN, infinities) are written as null.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from art.storage.atomic import storage_errors
+
+logger = logging.getLogger(__name__)
+
+_writing = threading.Lock()
+"""Rows of two threads must not mix within a line."""
+
+
+def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Append rows durably.
+
+    Raises:
+        DiskFullError, StorageError: nothing was appended.
+    """
+    data = "".join(encode(row) + "\n" for row in rows).encode()
+    with _writing, storage_errors(path, "appending to"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            end = _end_of_rows(file)
+            file.truncate(end)
+            if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+                data = b"\n" + data
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), end)
+                raise
+
+
+def _end_of_rows(file: BinaryIO) -> int:
+    """Where the last whole row ends. A last line without its end counts if it is a row, as editors may leave it."""
+    size = file.seek(0, os.SEEK_END)
+    start, tail = size, b""
+    while start and b"\n" not in tail:
+        block = min(start, 65_536)
+        start -= block
+        tail = os.pread(file.fileno(), block, start) + tail
+    line = tail.rpartition(b"\n")[2]
+    return size if not line or _row_of(line) is not None else size - len(line)
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """`(line number, row)` of every line; `None` for one that is no JSON object. No file, no lines."""
+    if not path.exists():
+        return
+    with storage_errors(path, "reading"), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = _row_of(line)
+            if row is None:
+                if not line.strip() or not line.endswith(b"\n"):
+                    continue
+                logger.warning("%s, line %d is no JSON object: left out", path, number)
+            yield number, row
+
+
+def encode(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False, ensure_ascii=False)
+    except ValueError:
+        return json.dumps(_without_nan(row), allow_nan=False, ensure_ascii=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,0 +1,88 @@
+"""From trajectory groups to named numbers.
+
+Names: `train/reward`, `val/win`, `loss/train`, `time/step_trainer_s`. A name whose first part is a known section or
+split stays as it is; every other name gets the split in front.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from art.trajectory import Trajectory, TrajectoryGroup
+
+SECTIONS = frozenset({"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data"})
+SPLITS = frozenset({"train", "val", "test"})
+
+
+def name_metrics(metrics: Mapping[str, float], split: str) -> dict[str, float]:
+    """Metrics under their full names. Those of a split that is none of `SPLITS` are all prefixed: they stay apart."""
+    return {metric_name(key, split): value for key, value in metrics.items()}
+
+
+def metric_name(key: str, split: str) -> str:
+    known = split in SPLITS and key.partition("/")[0] in SECTIONS | SPLITS and "/" in key
+    return key if known else f"{split}/{key}"
+
+
+def as_groups(trajectories: Iterable[Trajectory | BaseException | TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """Groups as they are; loose trajectories and exceptions together are one more group."""
+    if isinstance(trajectories, TrajectoryGroup):
+        return [trajectories]
+    items = list(trajectories)
+    groups = [item for item in items if isinstance(item, TrajectoryGroup)]
+    loose = [item for item in items if not isinstance(item, TrajectoryGroup)]
+    return [*groups, TrajectoryGroup(loose)] if loose else groups
+
+
+def summarize_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Numbers for one log row, named without their split.
+
+    Means of the reward and of every metric, over the trajectories that have it; `costs/...` are sums.
+    `reward_std_dev` is the mean, over groups of more than one, of their population standard deviation;
+    `group_<name>` the mean of a metric of groups.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group]
+    num_failed = sum(len(group.exceptions) for group in groups)
+    summary: dict[str, float] = {}
+    if trajectories:
+        summary["reward"] = _mean([float(trajectory.reward) for trajectory in trajectories])
+    if spreads := [_spread(group) for group in groups if len(group) > 1]:
+        summary["reward_std_dev"] = _mean(spreads)
+    if trajectories or num_failed:
+        summary["exception_rate"] = num_failed / (num_failed + len(trajectories))
+    summary |= _reduce([trajectory.metrics for trajectory in trajectories])
+    summary |= {
+        key if key.startswith("costs/") else f"group_{key}": value
+        for key, value in _reduce([group.metrics for group in groups]).items()
+    }
+    return summary
+
+
+def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """How much data a training step was given. Scenarios are told apart by `metadata["scenario_id"]`, where set."""
+    scenarios = {group.metadata.get("scenario_id", f"group {i}") for i, group in enumerate(groups)}
+    return {
+        "data/step_num_scenarios": len(scenarios),
+        "data/step_num_groups_submitted": len(groups),
+        "data/step_num_trajectories": sum(len(group) for group in groups),
+    }
+
+
+def _spread(group: TrajectoryGroup) -> float:
+    rewards = [float(trajectory.reward) for trajectory in group]
+    mean = _mean(rewards)
+    return math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _reduce(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for key, value in row.items():
+            values[key].append(float(value))
+    return {key: sum(items) if key.startswith("costs/") else _mean(items) for key, items in values.items()}

@@ -1,0 +1,55 @@
+"""`trajectories/<split>/<step>.jsonl`: every group that was logged, one per line. Logging again appends.
+
+A line is `TrajectoryGroup.model_dump_json()`, but with null for numbers that are not numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from art.errors import StorageError
+from art.storage.jsonl import append_lines, read_lines
+from art.trajectory import TrajectoryGroup
+
+
+def append_groups(path: Path, groups: Iterable[TrajectoryGroup]) -> None:
+    append_lines(path, [group.model_dump(mode="json") for group in groups])
+
+
+def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
+    """The groups of one file, as they were logged.
+
+    Raises:
+        StorageError: a line is no group; a line that a crash has cut short is left out instead.
+    """
+    for number, row in read_lines(path):
+        if row is None:
+            continue
+        try:
+            yield TrajectoryGroup.model_validate(_with_nan(row))
+        except ValidationError as error:
+            raise StorageError(
+                f"{path}, line {number} holds no trajectory group: {error}\n"
+                "If your trajectories are of a class of your own, import it before reading"
+            ) from error
+
+
+def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
+    """A reward or metric of null was not a number; metadata may really be null."""
+    for trajectory in group.get("trajectories", ()):
+        if trajectory.get("reward", 0.0) is None:
+            trajectory["reward"] = math.nan
+        _fill(trajectory.get("metrics"))
+    _fill(group.get("metrics"))
+    return group
+
+
+def _fill(metrics: dict[str, Any] | None) -> None:
+    for key, value in (metrics or {}).items():
+        if value is None:
+            metrics[key] = math.nan  # type: ignore[index]

@@ -1,0 +1,46 @@
+"""Limits on what runs at once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def limit_concurrency(
+    n: int, derive_key: Callable[..., Hashable] | None = None
+) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
+    """Decorate an async function to run at most `n` times at once, further calls wait.
+
+    Args:
+        derive_key: called with the same arguments; calls with different keys do not count together.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+
+    def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        # Semaphores belong to one event loop. A key lives as long as calls hold it.
+        by_loop: WeakKeyDictionary[Any, dict[Hashable, tuple[asyncio.Semaphore, list[None]]]] = WeakKeyDictionary()
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            key = derive_key(*args, **kwargs) if derive_key is not None else None
+            by_key = by_loop.setdefault(asyncio.get_running_loop(), {})
+            semaphore, users = by_key.setdefault(key, (asyncio.Semaphore(n), []))
+            users.append(None)
+            try:
+                async with semaphore:
+                    return await function(*args, **kwargs)
+            finally:
+                users.pop()
+                if not users:
+                    del by_key[key]
+
+        return call
+
+    return decorate

@@ -1,0 +1,63 @@
+"""Walking through a data set in shuffled batches, resumable at any step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DatasetBatch(Generic[T]):
+    """The scenarios of one training step.
+
+    Unpacks like the tuple that older code expects: `batch, epoch, global_step, epoch_step`.
+    """
+
+    items: list[T]
+    step: int
+    """From 0, over all epochs."""
+    epoch: int
+    epoch_step: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.items, self.epoch, self.step, self.epoch_step))
+
+
+def iterate_dataset(
+    dataset: Sequence[T],
+    groups_per_step: int = 1,
+    num_epochs: int = 1,
+    initial_step: int = 0,
+    use_tqdm: bool = True,
+    *,
+    seed: int = 0,
+) -> Iterator[DatasetBatch[T]]:
+    """Yield batches of `groups_per_step` items, each epoch in an order of its own; its last batch may be shorter.
+
+    The order depends on `seed`, the epoch and the size of the data set only: a run that begins at `initial_step` gets
+    exactly the batches that an uninterrupted one gets from there on.
+    """
+    if groups_per_step < 1:
+        raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
+    steps_per_epoch = -(-len(dataset) // groups_per_step)
+    steps = range(initial_step, steps_per_epoch * num_epochs)
+    with _progress_bar(len(steps) + initial_step, initial_step, disable=not use_tqdm) as bar:
+        order: list[int] = []
+        for step in steps:
+            epoch, epoch_step = divmod(step, steps_per_epoch)
+            if not order or epoch_step == 0:
+                order = list(range(len(dataset)))
+                random.Random(f"{seed}/{epoch}").shuffle(order)
+            chosen = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
+            yield DatasetBatch([dataset[i] for i in chosen], step, epoch, epoch_step)
+            bar.update(1)
+
+
+def _progress_bar(total: int, initial: int, *, disable: bool) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(desc="iterate", unit="step", total=total, initial=initial, disable=disable)

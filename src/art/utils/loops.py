@@ -1,0 +1,55 @@
+"""One resource per event loop, closed with its loop.
+
+HTTP clients hold connections that belong to the event loop which opened them. A notebook or a script that calls
+`asyncio.run` several times must therefore get a client per loop, and nobody is there to close the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """Resources by running event loop and key. Copying the holder copies no resource."""
+
+    def __init__(self, close: Callable[[T], Awaitable[None]]) -> None:
+        self._close = close
+        self._held: weakref.WeakKeyDictionary[Any, dict[Hashable, tuple[T, AsyncGenerator[None, None]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def get(self, make: Callable[[], T], key: Hashable = None) -> T:
+        """The resource of the running loop for `key`, made at first use.
+
+        Raises:
+            RuntimeError: no event loop is running.
+        """
+        held = self._held.setdefault(asyncio.get_running_loop(), {})
+        if key not in held:
+            resource = make()
+            keeper = self._keep(resource)
+            with contextlib.suppress(StopIteration):
+                keeper.__anext__().send(None)  # run to its yield; that makes the running loop know the generator
+            held[key] = resource, keeper
+        return held[key][0]
+
+    async def close(self) -> None:
+        """Close the resources of the running loop."""
+        for _, keeper in self._held.pop(asyncio.get_running_loop(), {}).values():
+            await keeper.aclose()
+
+    async def _keep(self, resource: T) -> AsyncGenerator[None, None]:
+        """Waits in its yield for the end of the loop: `asyncio.run` closes all async generators before it returns."""
+        try:
+            yield
+        finally:
+            await self._close(resource)
+
+    def __deepcopy__(self, memo: Any) -> PerLoop[T]:
+        return PerLoop(self._close)
