@@ -14,13 +14,15 @@ ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "config": {"errors"},
     "protocol": {"config", "errors"},
-    "trajectory": {"protocol", "errors"},
-    "client": {"protocol", "config", "errors"},
-    "gather": {"trajectory", "errors"},
+    "messages": set(),
+    "trajectory": {"messages", "protocol", "errors"},
+    "client": {"protocol", "config", "utils", "errors"},
+    "gather": {"messages", "trajectory", "errors"},
+    "batches": {"gather", "trajectory", "errors"},
     "dev": {"config", "errors"},
-    "utils": {"errors"},
-    "backend": {"trajectory", "protocol", "client", "config", "errors"},
-    "model": {"trajectory", "backend", "config", "dev", "storage", "errors"},
+    "utils": {"storage", "errors"},
+    "backend": {"messages", "trajectory", "protocol", "client", "config", "dev", "errors"},
+    "model": {"trajectory", "backend", "config", "dev", "storage", "utils", "errors"},
     "engine": {"protocol", "errors"},
     "engines": {"engine", "protocol", "config", "errors"},
     "storage": {"trajectory", "protocol", "errors"},
@@ -29,7 +31,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "runtime": {"gateway", "engine", "engines", "trainer", "storage", "trajectory", "protocol", "config", "errors"},
     "server": {"runtime", "gateway", "protocol", "config", "errors"},
     "backends": {"backend", "client", "config", "protocol", "storage", "errors"},
-    "task": {"trajectory", "model", "gather", "errors"},
+    "local": {"backends"},
+    "task": {"messages", "trajectory", "model", "gather", "errors"},
     "tasks": {"task", "trajectory", "model", "gather", "errors"},
     "cli": ANYTHING,
     "testing": ANYTHING,
@@ -39,7 +42,9 @@ NOBODY_IMPORTS = {"cli", "testing"}
 
 
 def parts() -> list[str]:
-    return sorted({path.stem if path.is_file() else path.name for path in SRC.iterdir() if not path.name.startswith("_")})
+    return sorted(
+        {path.stem if path.is_file() else path.name for path in SRC.iterdir() if not path.name.startswith("_")}
+    )
 
 
 def imported_parts(path: Path) -> set[tuple[str, int]]:
