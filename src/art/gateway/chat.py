@@ -1,0 +1,326 @@
+"""OpenAI chat completions on a token-only engine.
+
+    request --resolve--> policy
+            --conversations--> recorded turn that it continues, if any
+            --bridge or render--> prompt tokens
+            --engine--> completion tokens (one per choice)
+            --parse--> message      --recorder--> exchange      --> answer
+
+An answer leaves only after its exchange is committed. Leaving early (a client that hangs up) cancels the engine's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from art.engine import GenerateRequest, TokenChunk
+from art.errors import ConfigError, ContextLengthError, InvalidRequestError, ProcessError
+from art.gateway.bridge import Branch, BranchReason
+from art.gateway.completion import Completion, Finished
+from art.gateway.conversations import Conversations, conversation_hashes, extend_hash
+from art.gateway.policies import ModelResolver, PolicyRef
+from art.gateway.recorder import Exchange, Recorder, new_exchange_id
+from art.gateway.renderer import RecordedTurn, Renderer
+from art.gateway.rollouts import rollout_histories
+from art.gateway.stream import ChoiceWriter
+from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
+from art.storage.layout import validate_name
+
+_SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """A request, made ready for the engine. Shared by its choices."""
+
+    request: ChatRequest
+    rollout_id: str | None
+    policy: PolicyRef
+    renderer: Renderer
+    messages: list[Message]
+    """As rendered: earlier answers have the reasoning that was recorded for them."""
+    tools: list[Tool] | None
+    conversation: bytes
+    prompt_token_ids: list[int]
+    parent: Exchange | None
+    branch_reason: BranchReason | None
+    max_tokens: int
+    seed: int
+
+
+class Gateway:
+    """Chat completions for every registered model."""
+
+    def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
+        self.recorder = recorder
+        self._resolver = resolver
+        self._conversations = conversations or Conversations(recorder)
+
+    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
+        """A whole answer, as OpenAI's `chat.completion` object.
+
+        Every choice has an `exchange_id`, the answer a `policy_version`. `logprobs` lists every sampled token, the one
+        that ended the answer included.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: of the request.
+            ProcessError: the engine is gone. StorageError: the exchange could not be recorded.
+        """
+        turn = await self._prepare(request, rollout_id)
+        count = request.n or 1
+        if count == 1:
+            choices = [await self._sample(turn, 0, new_exchange_id(), None)]
+        else:
+            choices = await _gather([self._sample(turn, i, new_exchange_id(), None) for i in range(count)])
+        return {
+            **_envelope(turn, "chat.completion"),
+            "choices": [
+                {
+                    "index": choice.index,
+                    "message": choice.message,
+                    "finish_reason": choice.finish_reason,
+                    "logprobs": None if choice.reports is None else {"content": choice.reports, "refusal": None},
+                    "exchange_id": choice.exchange_id,
+                }
+                for choice in choices
+            ],
+            "usage": _usage(turn, choices),
+        }
+
+    async def stream(
+        self, request: ChatRequest, *, rollout_id: str | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The same answer as `chat.completion.chunk` objects. Closing the generator cancels the engine's work.
+
+        The chunk with a `finish_reason` comes after the exchange is committed. Raises as `complete` does: from this
+        call for what the request alone shows, else from the generator.
+        """
+        turn = await self._prepare(request, rollout_id)
+        return self._chunks(turn)
+
+    async def histories(self, rollout_id: str) -> list[dict[str, Any]]:
+        """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`."""
+        return rollout_histories(self.recorder.by_rollout(rollout_id))
+
+    async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
+        queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
+        base = _envelope(turn, "chat.completion.chunk")
+        include_usage = turn.request.stream_options is not None and turn.request.stream_options.include_usage
+        if include_usage:
+            base["usage"] = None
+        tasks = [asyncio.create_task(self._stream_choice(turn, i, queue)) for i in range(turn.request.n or 1)]
+        finished: list[Finished] = []
+        try:
+            while len(finished) < len(tasks):
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if isinstance(item, Finished):
+                    finished.append(item)
+                else:
+                    yield {**base, "choices": [item]}
+            if include_usage:
+                yield {**base, "choices": [], "usage": _usage(turn, finished)}
+        finally:
+            await _cancel(tasks)
+
+    async def _stream_choice(
+        self, turn: _Turn, index: int, queue: asyncio.Queue[dict[str, Any] | Finished | Exception]
+    ) -> None:
+        exchange_id = new_exchange_id()
+        writer = ChoiceWriter(index, exchange_id, queue.put_nowait)
+        try:
+            finished = await self._sample(turn, index, exchange_id, writer)
+        except Exception as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(finished)
+
+    async def _prepare(self, request: ChatRequest, rollout_id: str | None) -> _Turn:
+        if rollout_id is not None:
+            validate_name(rollout_id, param="rollout_id")
+        messages = normalize_messages(request.messages)
+        policy = self._resolver.resolve_ready(request.model) or await self._resolver.resolve(request.model)
+        renderer = _renderer(policy, request)
+        tools = request.tools or None
+        hashes = conversation_hashes(
+            f"{policy.project}/{policy.name}", tools, request.chat_template_kwargs, messages
+        )  # fmt: skip
+        found = self._conversations.find(messages, hashes, rollout_id)
+        for message in messages:
+            message.pop("exchange_id", None)
+        parent: Exchange | None = None
+        branch = found if isinstance(found, Branch) else None
+        prompt: list[int] | None = None
+        if isinstance(found, tuple):
+            parent, covered = found
+            known = [*parent.request_messages, parent.message]
+            turn = RecordedTurn(known, parent.prompt_token_ids, parent.completion_token_ids)
+            bridged = renderer.bridge(turn, messages[covered:], tools)
+            messages = known + messages[covered:]
+            if isinstance(bridged, Branch):
+                parent, branch = None, bridged
+            else:
+                prompt = bridged
+        if prompt is None:
+            prompt = renderer.render(messages, tools)
+        seed = int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS
+        return _Turn(
+            request=request,
+            rollout_id=rollout_id,
+            policy=policy,
+            renderer=renderer,
+            messages=messages,
+            tools=tools,
+            conversation=hashes[-1],
+            prompt_token_ids=prompt,
+            parent=parent,
+            branch_reason=None if branch is None else branch.reason,
+            max_tokens=_max_tokens(request, len(prompt), policy.max_context),
+            seed=seed,
+        )
+
+    async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
+        """One choice: from the engine into the record."""
+        request, renderer = turn.request, turn.renderer
+        parse_tools = bool(turn.tools) and request.tool_choice != "none"
+        completion = Completion(
+            renderer.tokenizer,
+            renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools),
+            renderer.stop_token_ids,
+            request.stop_strings,
+            with_logprobs=bool(request.logprobs),
+        )
+        generate = GenerateRequest(
+            request_id=exchange_id,
+            adapter=turn.policy.adapter,
+            prompt_token_ids=turn.prompt_token_ids,
+            max_tokens=turn.max_tokens,
+            stop_token_ids=renderer.stop_token_ids,
+            seed=(turn.seed + index) % _SEEDS,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            num_top_logprobs=request.top_logprobs or 0,
+        )
+        # With stop strings the tokens are wanted as they come, to end as soon as one is there.
+        chunks = turn.policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
+        over = False
+        async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
+            async for chunk in chunks:
+                over = completion.add(chunk)
+                if over:
+                    break
+                if writer is not None:
+                    writer.write(completion.take(), completion.take_reports())
+        if not over:
+            raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
+        message, finish_reason = completion.finish(exchange_id)
+        await self._record(turn, generate, completion, message, finish_reason)
+        if writer is not None:
+            writer.write(completion.take(), completion.take_reports())
+            writer.finish(finish_reason)
+        return Finished(
+            index=index,
+            exchange_id=exchange_id,
+            message=message,
+            finish_reason=finish_reason,
+            num_tokens=len(completion.token_ids),
+            num_cached_tokens=completion.num_cached_tokens,
+            reports=completion.take_reports() if request.logprobs else None,
+        )
+
+    async def _record(
+        self, turn: _Turn, generate: GenerateRequest, completion: Completion, message: Message, finish: FinishReason
+    ) -> None:
+        exchange = Exchange(
+            id=generate.request_id,
+            rollout_id=turn.rollout_id,
+            project=turn.policy.project,
+            name=turn.policy.name,
+            policy_version=turn.policy.policy_version,
+            parent_id=None if turn.parent is None else turn.parent.id,
+            branch_reason=turn.branch_reason,
+            prompt_token_ids=turn.prompt_token_ids,
+            completion_token_ids=completion.token_ids,
+            sampling_logprobs=completion.logprobs,
+            temperature=generate.temperature,
+            top_p=generate.top_p,
+            seed=generate.seed,
+            finish_reason=finish,
+            message=message,
+            request_messages=turn.messages,
+            tools=turn.tools,
+            created_at=time.time(),
+        )
+        conversation = extend_hash(turn.conversation, message)
+        await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
+        self._conversations.add(exchange, conversation)
+
+
+def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
+    renderer = policy.renderer
+    if request.chat_template_kwargs:
+        try:
+            renderer = renderer.with_kwargs(request.chat_template_kwargs)
+        except ConfigError as error:
+            raise InvalidRequestError(error.message, param="chat_template_kwargs") from error
+    if request.tools and not renderer.handles_tools:
+        raise InvalidRequestError(
+            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or its vocabulary has no "
+            "<tool_call> token; leave `tools` out and describe them in a message",
+            param="tools",
+        )
+    return renderer
+
+
+def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_context: int) -> int:
+    room = max_context - num_prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"the messages are {num_prompt_tokens} tokens long, and the model's context of {max_context} tokens leaves "
+            "no room for an answer; shorten them",
+            param="messages",
+        )
+    return min(room, request.token_limit or room)
+
+
+def _envelope(turn: _Turn, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{os.urandom(12).hex()}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": turn.request.model,
+        "policy_version": turn.policy.policy_version,
+    }
+
+
+def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:
+    """The prompt counts once however many choices share it."""
+    prompt, completion = len(turn.prompt_token_ids), sum(choice.num_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": max(choice.num_cached_tokens for choice in choices)},
+    }
+
+
+async def _gather(coroutines: list[Coroutine[Any, Any, Finished]]) -> list[Finished]:
+    """All results in order; if one fails or we are cancelled, the others are cancelled first."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,106 @@
+"""One completion under way: tokens from the engine become text, log-prob reports and finally a message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from art.engine import TokenChunk
+from art.gateway.parse import Delta, MessageParser
+from art.gateway.stop import StopScanner
+from art.gateway.tokenizer import Tokenizer
+from art.protocol.chat import FinishReason, Message
+
+
+class Completion:
+    """Feed it the engine's chunks until `add` says that it is over."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: MessageParser,
+        stop_token_ids: tuple[int, ...],
+        stop_strings: list[str],
+        *,
+        with_logprobs: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._stop_token_ids = stop_token_ids
+        self._scanner = StopScanner(stop_strings, tokenizer.token_bytes) if stop_strings else None
+        self._with_logprobs = with_logprobs
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._reports: list[dict[str, Any]] = []
+        self.num_cached_tokens = 0
+        self._finish: str | None = None
+
+    def add(self, chunk: TokenChunk) -> bool:
+        """Take in tokens; true once the completion is over and the rest is not wanted."""
+        ids = chunk.token_ids
+        text_ids = ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids
+        kept = len(ids)
+        self._finish = chunk.finish_reason
+        if self._scanner is None:
+            self._parser.push(text_ids)
+        else:
+            before = self._scanner.num_tokens
+            scan = self._scanner.push(text_ids)
+            self._parser.push(scan.token_ids)
+            if scan.matched:
+                self._parser.push_text(scan.cut)
+                self._finish = "stop"
+                kept = self._scanner.num_tokens - before
+            elif self._finish is not None:
+                self._parser.push(self._scanner.finish())
+        self.token_ids += ids[:kept]
+        self.logprobs += chunk.logprobs[:kept]
+        if self._with_logprobs:
+            self._report(chunk, kept)
+        self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        return self._finish is not None
+
+    def take(self) -> list[Delta]:
+        """Parts of the message that became certain."""
+        return self._parser.take()
+
+    def take_reports(self) -> list[dict[str, Any]]:
+        """Log-prob entries of OpenAI's shape for tokens since the last call, if asked for."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def finish(self, exchange_id: str) -> tuple[Message, FinishReason]:
+        """The whole message. Its tool calls are named after the exchange, so that their ids are unique."""
+        parsed = self._parser.finish()
+        message = parsed.to_message(exchange_id)
+        if self._finish == "stop" and parsed.tool_calls:
+            return message, "tool_calls"
+        return message, "length" if self._finish == "length" else "stop"
+
+    def _report(self, chunk: TokenChunk, kept: int) -> None:
+        for i in range(kept):
+            alternatives = chunk.top_logprobs[i] if chunk.top_logprobs else []
+            self._reports.append(
+                {
+                    **self._token_report(chunk.token_ids[i], chunk.logprobs[i]),
+                    "top_logprobs": [self._token_report(token, logprob) for token, logprob in alternatives],
+                }
+            )
+
+    def _token_report(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes[token]
+        # JSON knows no infinity; OpenAI's smallest log-prob stands for it.
+        return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A completion that is over and recorded."""
+
+    index: int
+    exchange_id: str
+    message: Message
+    finish_reason: FinishReason
+    num_tokens: int
+    num_cached_tokens: int
+    reports: list[dict[str, Any]] | None

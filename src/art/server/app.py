@@ -1,0 +1,118 @@
+"""The HTTP skin of a server: check the key, find the route, call the runtime, answer.
+
+    GET  /health                                          no key needed
+    GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
+    POST /v1/chat/completions                             records them under that rollout
+    GET  /api/rollouts/{rollout_id}
+    POST /api/models
+    GET  /api/models/{project}/{name}
+    POST /api/models/{project}/{name}/train               202 and a job
+    POST /api/models/{project}/{name}/train_sft           202 and a job
+    GET  /api/models/{project}/{name}/checkpoints
+    POST /api/models/{project}/{name}/checkpoints/delete
+    GET  /api/jobs/{job_id}?wait_s=
+
+Plain ASGI: agents send hundreds of chat requests per training step, and a web framework would take longer over each one
+than all else in this process together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from art.errors import NotFoundError
+from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
+from art.server.auth import check_key
+from art.server.call import Call, Route, RuntimeApi
+from art.server.errors import METHOD_NOT_ALLOWED, error_body
+from art.server.routes import chat, health, models, rollouts, training
+
+ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *health.ROUTES]
+
+
+def create_app(runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> App:
+    """The ASGI application of a running `runtime`; its life cycle is the caller's business."""
+    return App(runtime, api_key=api_key, max_body_bytes=max_body_bytes)
+
+
+class App:
+    """An ASGI application."""
+
+    def __init__(self, runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> None:
+        self._runtime = runtime
+        self._api_key = api_key.encode()
+        self._max_body_bytes = max_body_bytes
+        self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
+        self._patterns = [(_pattern(route.path), route) for route in ROUTES]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        started = False
+
+        async def send_once(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, send_once)
+        except ClientDisconnected:
+            pass
+        except Exception as error:
+            if started:  # too late for another answer: close the connection
+                raise
+            await send_failure(send, error)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route, path = self._find(scope["method"], scope["path"])
+        if route is None or not route.open:
+            check_key(scope, self._api_key)
+        if route is None:
+            await self._refuse(scope, send)
+            return
+        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path)
+        result = await route.handler(call)
+        if result is not None:
+            body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
+            await send_bytes(send, route.status, body)
+
+    def _find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
+        if (exact := self._exact.get((method, path))) is not None:
+            return exact, {}
+        for pattern, route in self._patterns:
+            if route.method == method and (match := pattern.fullmatch(path)) is not None:
+                return route, match.groupdict()
+        return None, {}
+
+    async def _refuse(self, scope: Scope, send: Send) -> None:
+        """404, or 405 where other methods have a route."""
+        method, path = scope["method"], scope["path"]
+        allowed = sorted({route.method for pattern, route in self._patterns if pattern.fullmatch(path)})
+        if not allowed:
+            raise NotFoundError(f"there is no route {method} {path}")
+        methods = ", ".join(allowed)
+        error = NotFoundError(f"{path} takes {methods}, not {method}")
+        body = error_body(error, METHOD_NOT_ALLOWED)
+        await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

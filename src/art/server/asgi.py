@@ -1,0 +1,119 @@
+"""Plain ASGI: read a body within limits, answer bytes or events, notice a client that hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+from art.errors import InvalidRequestError, PayloadTooLargeError
+from art.server.errors import failure
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class ClientDisconnected(Exception):
+    """The client is gone; there is nobody to answer."""
+
+
+async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
+    """The decoded body.
+
+    Raises:
+        PayloadTooLargeError: above the limit, by its declared length or, without one, as soon as it passes.
+        InvalidRequestError: not JSON.
+        ClientDisconnected: the client left in the middle.
+    """
+    declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(part)
+        more = message.get("more_body", False)
+    try:
+        return orjson.loads(parts[0] if len(parts) == 1 else b"".join(parts))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+
+
+def _too_large(max_bytes: int) -> PayloadTooLargeError:
+    return PayloadTooLargeError(
+        f"the request body is larger than {max_bytes} bytes; send less, or raise `max_body_bytes` of the server"
+    )
+
+
+async def send_bytes(
+    send: Send, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: Mapping[str, str] = {}
+) -> None:
+    raw = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_failure(send: Send, error: BaseException) -> None:
+    status, body, headers = failure(error)
+    await send_bytes(send, status, body, headers=headers)
+
+
+async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
+    """Server-sent events and `[DONE]`. An error before the first event is raised, a later one is sent as an event."""
+    async with contextlib.aclosing(events):
+        first = await anext(events)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _send_event(send, first)
+        try:
+            async for event in events:
+                await _send_event(send, event)
+        except Exception as error:
+            _, body, _ = failure(error)
+            await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def _send_event(send: Send, event: dict[str, Any]) -> None:
+    await send({"type": "http.response.body", "body": b"data: " + orjson.dumps(event) + b"\n\n", "more_body": True})
+
+
+@contextlib.asynccontextmanager
+async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the `async with` when the client hangs up; it then ends with `ClientDisconnected`.
+
+    To be entered once the request body has been read.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientDisconnected from None
+        raise
+    finally:
+        watcher.cancel()

@@ -1,0 +1,66 @@
+"""Errors as HTTP: one table from error class to status, and OpenAI's error body."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import orjson
+from pydantic import ValidationError
+
+from art import errors
+from art.protocol.chat import invalid_request
+
+logger = logging.getLogger(__name__)
+
+STATUS: dict[type[errors.ArtError], int] = {
+    errors.ConfigError: 400,
+    errors.RequestError: 400,
+    errors.AuthenticationError: 401,
+    errors.NotFoundError: 404,
+    errors.ConflictError: 409,
+    errors.PayloadTooLargeError: 413,
+    errors.OverloadedError: 429,
+    errors.TrajectoryError: 422,
+    errors.TrainingError: 500,
+    errors.PublishError: 500,
+    errors.StorageError: 500,
+    errors.DiskFullError: 507,
+    errors.ProcessError: 503,
+    errors.ArtError: 500,
+}
+"""The nearest class in the error's ancestry counts. `client.py` has the inverse, by `code`."""
+
+METHOD_NOT_ALLOWED = 405
+
+Failure = tuple[int, bytes, dict[str, str]]
+"""Status, JSON body, extra headers."""
+
+
+def failure(error: BaseException) -> Failure:
+    """What to answer. An error that is not ours gets an id, which the log explains; its text stays here."""
+    if isinstance(error, ValidationError):
+        error = invalid_request(error)
+    if not isinstance(error, errors.ArtError):
+        error_id = os.urandom(6).hex()
+        logger.error("error %s", error_id, exc_info=error)
+        error = errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
+    status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+    headers = {}
+    if isinstance(error, errors.OverloadedError):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return status, error_body(error, status), headers
+
+
+def error_body(error: errors.ArtError, status: int) -> bytes:
+    return orjson.dumps(
+        {"error": {"message": error.message, "type": _type(status), "param": error.param, "code": error.code}}
+    )
+
+
+def _type(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

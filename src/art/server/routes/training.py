@@ -1,0 +1,77 @@
+"""Models, training jobs and checkpoints. Each handler parses, calls the runtime and returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from art.errors import InvalidRequestError
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    DeleteCheckpointsResponse,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
+from art.server.asgi import cancel_on_disconnect
+from art.server.call import Call, Route
+
+MAX_WAIT_S = 60.0
+"""Longest time that one status request is held open."""
+
+
+async def register(call: Call) -> ModelStatus:
+    return await call.runtime.register(await call.body(RegisterRequest))
+
+
+async def model_status(call: Call) -> ModelStatus:
+    return await call.runtime.model_status(call.path["project"], call.path["name"])
+
+
+async def train(call: Call) -> JobStatus:
+    request = await call.body(TrainRequest)
+    return await call.runtime.submit_train(call.path["project"], call.path["name"], request)
+
+
+async def train_sft(call: Call) -> JobStatus:
+    request = await call.body(TrainSFTRequest)
+    return await call.runtime.submit_train_sft(call.path["project"], call.path["name"], request)
+
+
+async def job_status(call: Call) -> JobStatus:
+    wait_s = _wait_s(call.query("wait_s"))
+    async with cancel_on_disconnect(call.receive):
+        return await call.runtime.job_status(call.path["job_id"], wait_s)
+
+
+async def list_checkpoints(call: Call) -> dict[str, Any]:
+    return {"steps": await call.runtime.list_checkpoints(call.path["project"], call.path["name"])}
+
+
+async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
+    request = await call.body(DeleteCheckpointsRequest)
+    deleted = await call.runtime.delete_checkpoints(call.path["project"], call.path["name"], request.keep_steps)
+    return DeleteCheckpointsResponse(deleted_steps=deleted)
+
+
+def _wait_s(text: str | None) -> float:
+    try:
+        wait_s = float(text or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s < float("inf"):
+        raise InvalidRequestError(f"`wait_s` must be a number of seconds >= 0, got {text!r}", param="wait_s")
+    return min(wait_s, MAX_WAIT_S)
+
+
+_MODEL = "/api/models/{project}/{name}"
+ROUTES = [
+    Route("POST", "/api/models", register),
+    Route("GET", _MODEL, model_status),
+    Route("POST", f"{_MODEL}/train", train, status=202),
+    Route("POST", f"{_MODEL}/train_sft", train_sft, status=202),
+    Route("GET", f"{_MODEL}/checkpoints", list_checkpoints),
+    Route("POST", f"{_MODEL}/checkpoints/delete", delete_checkpoints),
+    Route("GET", "/api/jobs/{job_id}", job_status),
+]
