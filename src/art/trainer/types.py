@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from art.errors import InvalidRequestError
+from art.storage.checkpoints import Probe as Probe  # what a step measures is a file of its checkpoint
 
 Component = Literal["rl", "sft"]
 
@@ -37,16 +40,19 @@ class TrainingSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """Log-probs that the trainer measured on a fixed token path right after a step, for the publish handshake."""
-
-    token_ids: list[int]  # [T]
-    logprobs: list[float]  # [T - 1] of token_ids[1:] with the adapter
-    base_logprobs: list[float]  # [T - 1] with the adapter off
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     """Flat, in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+
+
+def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
+    """Samples out of a frame. The other way needs no function: frames encode dataclasses.
+
+    Raises:
+        InvalidRequestError: a field is missing or unknown.
+    """
+    try:
+        return [TrainingSample(**item) for item in items]
+    except TypeError as error:
+        raise InvalidRequestError(f"a training sample does not have the expected fields: {error}") from error

@@ -1,0 +1,123 @@
+"""Writing that survives a crash: to a temporary name, flushed to the disk, then renamed.
+
+A reader therefore sees the old content or the new one, never a part. A full disk becomes `DiskFullError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from art.errors import DiskFullError, StorageError
+
+_TEMPORARY = ".tmp-"
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn an `OSError` while `doing` something at `path` into ours.
+
+    Raises:
+        DiskFullError: no space or quota is left.
+        StorageError: anything else the system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"the disk is full: {doing} {path} failed and was undone. Free space there (old checkpoints are the "
+                "largest files) or move the data directory, then try again"
+            ) from error
+        raise StorageError(f"{doing} {path} failed: {error.strerror or error}") from error
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden sibling of `path` that tells whose it is: `.<name>.tmp-<pid>`."""
+    return path.with_name(f".{path.name}{_TEMPORARY}{os.getpid()}")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace the file at `path` by `data`, durably.
+
+    Raises:
+        DiskFullError, StorageError: nothing was changed.
+    """
+    temporary = temporary_name(path)
+    try:
+        with storage_errors(path, "writing"):
+            _write_synced(temporary, data)
+            temporary.replace(path)
+            _sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
+    """Create the directory `path` with `files`, durably and all at once. `path` must not exist.
+
+    Raises:
+        DiskFullError, StorageError: `path` was not created and nothing is left behind.
+    """
+    temporary = temporary_name(path)
+    try:
+        with storage_errors(path, "writing"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            for name, data in files.items():
+                _write_synced(temporary / name, data)
+            _sync_directory(temporary)
+            temporary.rename(path)
+            _sync_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Delete `path`. A crash half-way leaves only a temporary name, never a directory with files missing."""
+    temporary = temporary_name(path)
+    with storage_errors(path, "deleting"):
+        path.rename(temporary)
+        _sync_directory(path.parent)
+        shutil.rmtree(temporary)
+
+
+def remove_leftovers(directory: Path) -> list[str]:
+    """Delete the temporary files and directories of writers that no longer run. Returns their names."""
+    removed = []
+    for entry in directory.glob(f".*{_TEMPORARY}*") if directory.is_dir() else ():
+        writer = entry.name.rpartition(_TEMPORARY)[2]
+        if writer.isdigit() and int(writer) != os.getpid() and not _is_running(int(writer)):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+            removed.append(entry.name)
+    return removed
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it runs, as another user
+    return True
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

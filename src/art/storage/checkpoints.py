@@ -1,0 +1,166 @@
+"""Checkpoints on disk: one directory per step, complete or absent.
+
+    <checkpoints>/0007/
+      adapter_model.safetensors  adapter_config.json     the LoRA in PEFT's format
+      optimizer.safetensors                              first and second moments of every adapter tensor
+      state.json                                         `CheckpointState`
+      probe.json                                         `Probe`: what the engine must reproduce
+      manifest.json                                      size and sha256 of each file above
+
+Nothing is pickled. The manifest's own hash identifies a checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from art.errors import CorruptCheckpointError, NotFoundError
+from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, write_directory
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+PROBE = "probe.json"
+MANIFEST = "manifest.json"
+FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, OPTIMIZER, STATE, PROBE)
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class CheckpointState(_Record):
+    """Everything of a checkpoint that is neither weights nor moments."""
+
+    step: int
+    job_id: str | None
+    """The job that made this step; `None` for step 0."""
+    base_model: str
+    lora: dict[str, Any]
+    """`LoraConfig` as a dict."""
+    config: dict[str, Any]
+    """The training configuration of the step; empty for step 0."""
+    num_updates: int
+    """Optimiser updates since step 0: Adam's bias correction needs it."""
+    rng: str
+    """State of torch's generator, base64."""
+    metrics: dict[str, float]
+
+
+class Probe(_Record):
+    """Log-probs that the trainer measured on a fixed token path right after a step, for the publish handshake."""
+
+    token_ids: list[int]  # [T]
+    logprobs: list[float]  # [T - 1] of token_ids[1:] with the adapter
+    base_logprobs: list[float]  # [T - 1] with the adapter off
+
+
+class _FileEntry(_Record):
+    size: int
+    sha256: str
+
+
+class _Manifest(_Record):
+    files: dict[str, _FileEntry]
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
+    """Write `files` (every name in `FILES`) and their manifest as the checkpoint `path`; returns its identity.
+
+    Raises:
+        DiskFullError, StorageError: nothing was written.
+    """
+    if missing := set(FILES) ^ set(files):
+        raise ValueError(f"a checkpoint consists of {FILES}; missing or unknown: {sorted(missing)}")
+    entries = {n: _FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for n, d in files.items()}
+    manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
+    remove_leftovers(path.parent)
+    write_directory(path, {**files, MANIFEST: manifest})
+    return hashlib.sha256(manifest).hexdigest()
+
+
+def identify(path: Path) -> str:
+    """The identity of the checkpoint `path`: the hash of its manifest. Two equal ones hold the same bytes."""
+    return hashlib.sha256(_read(path, MANIFEST)).hexdigest()
+
+
+def verify(path: Path) -> None:
+    """Read every file of the checkpoint `path` and compare it with the manifest.
+
+    Raises:
+        NotFoundError: there is no such directory.
+        CorruptCheckpointError: a file is missing, cut or altered; the message names it.
+    """
+    manifest = _parse(_Manifest, path, MANIFEST)
+    if missing := set(FILES) - set(manifest.files):
+        raise CorruptCheckpointError(f"the manifest of checkpoint {path} does not list {', '.join(sorted(missing))}")
+    for name, entry in manifest.files.items():
+        data = _read(path, name)
+        if len(data) != entry.size:
+            raise CorruptCheckpointError(
+                f"{path / name} has {len(data)} bytes where its manifest says {entry.size}: the file was cut or "
+                "replaced. Delete this checkpoint and continue from an older one"
+            )
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise CorruptCheckpointError(
+                f"{path / name} does not have the sha256 of its manifest: its content changed after it was written. "
+                "Delete this checkpoint and continue from an older one"
+            )
+
+
+def read_state(path: Path) -> CheckpointState:
+    return _parse(CheckpointState, path, STATE)
+
+
+def read_probe(path: Path) -> Probe:
+    return _parse(Probe, path, PROBE)
+
+
+def read_file(path: Path, name: str) -> bytes:
+    """One file of the checkpoint `path`, unchecked; `verify` first."""
+    return _read(path, name)
+
+
+def list_steps(directory: Path) -> list[int]:
+    """Steps with a complete checkpoint under `directory`, ascending."""
+    if not directory.is_dir():
+        return []
+    found = [entry for entry in directory.iterdir() if entry.name.isdecimal() and (entry / MANIFEST).is_file()]
+    return sorted(int(entry.name) for entry in found)
+
+
+def latest(directory: Path) -> int | None:
+    """Newest complete step under `directory`."""
+    return max(list_steps(directory), default=None)
+
+
+def delete(path: Path) -> None:
+    """Delete the checkpoint `path`; one that is gone already is no error."""
+    if path.exists():
+        remove_directory(path)
+
+
+def _read(path: Path, name: str) -> bytes:
+    file = path / name
+    if not path.is_dir():
+        raise NotFoundError(f"there is no checkpoint at {path}")
+    if not file.is_file():
+        raise CorruptCheckpointError(f"checkpoint {path} lacks {name}. Delete it and continue from an older one")
+    with storage_errors(file, "reading"):
+        return file.read_bytes()
+
+
+def _parse(model: type[_Model], path: Path, name: str) -> _Model:
+    try:
+        return model.model_validate_json(_read(path, name))
+    except ValidationError as error:
+        raise CorruptCheckpointError(f"{path / name} is not a valid {name}: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,190 @@
+"""Attention over a prefix tree, through transformers' own attention interface.
+
+Every kernel computes the one rule, query q attends key k iff k <= q < subtree_end[k]:
+
+    dense    scaled-dot-product attention under the rule as a boolean mask: the reference, and fine for small layouts
+    chains   the CPU kernel: a chain of the layout is a causal sequence behind its ancestors (see `art.trainer.chains`)
+    flex     FlexAttention with a block mask, for CUDA
+
+A model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`, which reaches
+the attention function as a keyword argument of every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from art.errors import ConfigError
+from art.trainer.chains import ChainTensors, attend_chains
+from art.trainer.tree import PrefixTree
+
+ATTENTION_NAME = "art_prefix_tree"
+KernelName = Literal["dense", "chains", "flex"]
+
+_DENSE_BELOW = 256
+"""Up to this many tokens the dense mask is at least as fast as `chains` on CPU: one call instead of some per chain."""
+
+_UNSUPPORTED = ("softcap", "position_bias", "s_aux")
+"""Attention features that change the formula and that no kernel here computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """A `PrefixTree` on the device of the model, with what kernels derive from it."""
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T]
+    subtree_end: Tensor  # [T]
+    chains: list[ChainTensors]
+    kernel: KernelName
+    derived: dict[Any, Any] = field(default_factory=dict)
+    """Masks by (kind, window), made by the first layer that needs them."""
+
+
+def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName | None = None) -> TreeLayout:
+    """`tree` on `device`; `kernel` None chooses by device and size."""
+    if kernel is None:
+        kernel = default_kernel(device)
+        if kernel == "chains" and len(tree) <= _DENSE_BELOW:
+            kernel = "dense"
+    chains = []
+    if kernel == "chains":
+        chains = [ChainTensors(start=c.start, end=c.end, path=torch.from_numpy(c.path)) for c in tree.chains]
+    return TreeLayout(
+        token_ids=torch.from_numpy(tree.token_ids).to(device),
+        positions=torch.from_numpy(tree.positions).to(device),
+        subtree_end=torch.from_numpy(tree.subtree_end).to(device),
+        chains=chains,
+        kernel=kernel,
+    )
+
+
+def default_kernel(device: torch.device) -> KernelName:
+    if device.type == "cpu":
+        return "chains"
+    return "flex" if device.type == "cuda" else "dense"
+
+
+def register_attention() -> None:
+    """Make `ATTENTION_NAME` known to transformers. Harmless when repeated."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    # Without a mask function of our own, transformers guesses packed sequences from jumps in positions, and those of
+    # a tree jump everywhere. The layout carries the mask, so nothing is left to make.
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, G, T, D]
+    value: Tensor,  # [1, G, T, D]
+    attention_mask: Tensor | None,
+    *,
+    tree_layout: TreeLayout | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls in every layer. Returns [1, T, H, D].
+
+    Raises:
+        ConfigError: the model's layers do not pass the layout on, or use a feature that is not computed here.
+    """
+    if tree_layout is None:
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments on to its attention function; this model family "
+            "cannot be trained"
+        )
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ConfigError(
+                f"{type(module).__name__} uses `{name}` in its attention, which the trainer does not compute"
+            )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return KERNELS[tree_layout.kernel](query, key, value, tree_layout, scale, sliding_window), None
+
+
+def attend_dense(
+    query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, scale: float, window: int | None
+) -> Tensor:
+    """The rule as a mask: [T, T] booleans, so memory and time are quadratic in the layout."""
+    mask = layout.derived.get(("dense", window))
+    if mask is None:
+        mask = dense_mask(layout.positions, layout.subtree_end, window)
+        layout.derived["dense", window] = mask
+    key, value = (_repeat_heads(x, query.shape[1] // key.shape[1]) for x in (key, value))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
+    """[T, T] booleans, queries by keys. With a sliding window a key is also at most `window - 1` places back."""
+    index = torch.arange(len(subtree_end), device=subtree_end.device)
+    mask = (index[None, :] <= index[:, None]) & (index[:, None] < subtree_end[None, :])
+    if window is not None:
+        mask &= positions[:, None] - positions[None, :] < window
+    return mask
+
+
+def _repeat_heads(x: Tensor, times: int) -> Tensor:
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+
+def _chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, scale: float, window: int | None) -> Tensor:
+    return attend_chains(query, key, value, layout.chains, scale, window)
+
+
+def attend_flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, scale: float, window: int | None
+) -> Tensor:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask = layout.derived.get(("flex", window))
+    if mask is None:
+        size, device = len(layout.subtree_end), layout.subtree_end.device
+        rule = flex_rule(layout.positions, layout.subtree_end, window)
+        mask = create_block_mask(rule, B=None, H=None, Q_LEN=size, KV_LEN=size, device=device)
+        layout.derived["flex", window] = mask
+    grouped = query.shape[1] != key.shape[1]
+    out: Tensor = _flex_function(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
+    """The rule as FlexAttention wants it, a function of single indices."""
+
+    def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        allowed = (k <= q) & (q < subtree_end[k])
+        if window is not None:
+            allowed = allowed & (positions[q] - positions[k] < window)
+        return allowed
+
+    return rule
+
+
+@lru_cache(maxsize=1)
+def _flex_function(device_type: str) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Uncompiled it materialises all scores, which only a small forward pass on CPU can afford.
+    function: Callable[..., Tensor] = torch.compile(flex_attention) if device_type == "cuda" else flex_attention
+    return function
+
+
+KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, float, int | None], Tensor]] = {
+    "dense": attend_dense,
+    "chains": _chains,
+    "flex": attend_flex,
+}

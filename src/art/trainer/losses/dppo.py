@@ -1,0 +1,34 @@
+"""Importance-weighted policy gradient with the binary total-variation mask. The default.
+
+    r = pi / mu,  d = pi - mu        pi: the policy's probability of the token, mu: the sampler's
+    dropped      A > 0 and d > mask_high,   or   A < 0 and d < -mask_low
+    loss         -A * min(r, max_ratio) + log_ratio_penalty * (log r)^2       of the tokens that are not dropped
+
+The mask bounds how far a *probability* moves, so a rare token may multiply its probability without being cut off, and a
+likely one may not run away. A token without advantage is not trained, so that no signal means no gradient.
+
+Source: "Rethinking the Trust Region in LLM Reinforcement Learning" (arXiv 2602.04879), the binary approximation of the
+total variation; penalty and mask values are prime-rl's; the upper clamp of the ratio is added as insurance.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from art.config import DppoConfig
+from art.trainer.losses.base import TokenLoss
+
+
+def dppo_loss(policy_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, config: DppoConfig) -> TokenLoss:
+    """All arguments and results are [N]."""
+    log_ratio = policy_logprobs - sampling_logprobs
+    with torch.no_grad():
+        moved = policy_logprobs.exp() - sampling_logprobs.exp()
+        masked = ((advantages > 0) & (moved > config.mask_high)) | ((advantages < 0) & (moved < -config.mask_low))
+        trained = ~masked & (advantages != 0)
+    ratio = log_ratio.clamp(max=math.log(config.max_ratio)).exp()  # clamped before exp, which could overflow
+    values = -advantages * ratio + config.log_ratio_penalty * log_ratio.square()
+    return TokenLoss(torch.where(trained, values, 0.0), masked)

@@ -1,0 +1,55 @@
+"""The probe of a checkpoint: log-probs of a fixed path that the engine must reproduce before it serves the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from art.trainer.attention import make_layout
+from art.trainer.logprobs import group_by_row, target_logprobs
+from art.trainer.lora import LoraPolicy
+from art.trainer.tree import build_tree, check_sample
+from art.trainer.types import Probe, TrainingSample
+
+PROBE_TOKENS = 64
+_FRESH_PROBE_TOKENS = 32
+_STRIDE = 7919
+"""A prime, so that the tokens of a fresh model's probe are spread over any vocabulary."""
+
+
+def fresh_probe_tokens(vocab_size: int) -> list[int]:
+    """The path of step 0, where nothing was sampled yet."""
+    return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
+
+
+def measure_probe(policy: LoraPolicy, token_ids: list[int]) -> Probe:
+    """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
+    path = check_sample(as_sample(token_ids), vocab_size=policy.base.vocab_size)
+    assert path is not None
+    tree = build_tree([path])
+    layout = make_layout(tree, device=policy.base.device)
+    rows = group_by_row(tree.targets, policy.base.device)
+
+    def logprobs(hidden: Tensor) -> list[float]:
+        values: list[float] = target_logprobs(hidden, policy.base.head, rows)[0].tolist()
+        return values  # a single path: its rows are in order already
+
+    with torch.no_grad():
+        return Probe(
+            token_ids=token_ids,
+            logprobs=logprobs(policy.hidden_states(layout)),
+            base_logprobs=logprobs(policy.base_hidden_states(layout)),
+        )
+
+
+def as_sample(token_ids: list[int]) -> TrainingSample:
+    """A path whose every token but the first is a target."""
+    length = len(token_ids)
+    return TrainingSample(
+        sample_id="probe",
+        rollout_id="probe",
+        token_ids=token_ids,
+        loss_mask=[i > 0 for i in range(length)],
+        sampling_logprobs=[0.0] * length,
+        advantages=[0.0] * length,
+    )

@@ -1,0 +1,300 @@
+"""The trainer: the one object with state in this package.
+
+    samples -> check -> updates (mini-batches) -> micro-batches (pack) -> prefix trees -> log-probs -> losses
+       -> gradient -> optimiser update, for each update;  then probe -> checkpoint
+
+What it holds between calls is exactly one checkpoint: base model, adapter, moments, generator. Each call names the
+checkpoint that it continues from, and whatever is in memory is replaced by it unless it *is* that checkpoint. So a
+trainer that died, or failed half-way through a step, needs no repair: the next call loads and goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.errors import ConfigError, ConflictError, NothingTrainableError
+from art.storage import checkpoints
+from art.storage.checkpoints import CheckpointState
+from art.trainer.kernel_check import check_kernel
+from art.trainer.lora import LoraPolicy
+from art.trainer.metrics import StepRecord, summarise
+from art.trainer.model import load_base_model
+from art.trainer.optimizer import Optimizer
+from art.trainer.pack import split_batches, split_minibatches
+from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
+from art.trainer.tree import SamplePath, check_sample
+from art.trainer.types import StepResult, TrainingSample
+from art.trainer.update import Update, compute_gradient, split_micro_batches
+
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+"""Called with (micro-batches done, of how many)."""
+
+_CPU_TOKENS = 4096
+"""Tokens per micro-batch on CPU: more do not run faster there, they only leave the cache and take memory."""
+
+_SFT_AUTO_BATCH_SIZE = 2
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """The checkpoint in memory."""
+
+    policy: LoraPolicy
+    optimizer: Optimizer
+    step: int
+    identity: str | None
+    """Of the checkpoint whose bytes these are; `None` while a step changes them."""
+
+
+class Trainer:
+    """Trains one LoRA adapter of one base model. Not for use by several threads."""
+
+    def __init__(self, base_model: str, config: TrainerConfig) -> None:
+        """Load `base_model`.
+
+        Raises:
+            ConfigError: it cannot be loaded or trained.
+        """
+        torch.set_num_threads(config.num_threads or default_num_threads())
+        self._config = config
+        self._base = load_base_model(base_model, config)
+        self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
+        self._loaded: _Loaded | None = None
+        self._kernel_checked = False
+
+    def init_checkpoint(self, path: Path, lora: LoraConfig) -> StepResult:
+        """Write step 0: a fresh adapter that changes nothing. A valid checkpoint that is there already stays.
+
+        Raises:
+            ConfigError: `lora` does not fit the model.
+            DiskFullError, StorageError, CorruptCheckpointError
+        """
+        if path.exists():
+            checkpoints.verify(path)
+            return StepResult(step=checkpoints.read_state(path).step)
+        loaded = self._inject(lora)
+        self._write(path, loaded, fresh_probe_tokens(self._base.vocab_size), job_id=None, config={}, metrics={})
+        return StepResult(step=0)
+
+    def train(
+        self,
+        samples: Sequence[TrainingSample],
+        config: TrainConfig,
+        *,
+        from_checkpoint: Path,
+        to_checkpoint: Path,
+        job_id: str,
+        on_progress: OnProgress | None = None,
+    ) -> StepResult:
+        """One reinforcement-learning step: `config.num_minibatches` updates, then a checkpoint.
+
+        If `to_checkpoint` exists and is of this job, its recorded result is returned and nothing is trained.
+
+        Raises:
+            TrajectoryError, NothingTrainableError: the samples cannot be trained.
+            TrainingError: non-finite numbers or too much mismatch; nothing was changed.
+            DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
+        """
+
+        def make_updates(paths: list[SamplePath]) -> list[Update]:
+            parts = split_minibatches(paths, config.num_minibatches)
+            gates = [config.mismatch, *[None] * (len(parts) - 1)]  # later ones differ from the sampler by design
+            return [
+                Update(paths=part, learning_rate=config.learning_rate, loss=config.loss, mismatch=gate)
+                for part, gate in zip(parts, gates, strict=True)
+            ]
+
+        return self._step(samples, config, make_updates, from_checkpoint, to_checkpoint, job_id, on_progress)
+
+    def train_sft(
+        self,
+        samples: Sequence[TrainingSample],
+        config: TrainSFTConfig,
+        *,
+        from_checkpoint: Path,
+        to_checkpoint: Path,
+        job_id: str,
+        on_progress: OnProgress | None = None,
+    ) -> StepResult:
+        """Supervised fine-tuning: one update per batch of trajectories, then one checkpoint. Else as `train`.
+
+        Raises:
+            ConfigError: a list of learning rates does not have one per batch.
+        """
+
+        def make_updates(paths: list[SamplePath]) -> list[Update]:
+            size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
+            batches = split_batches(paths, size)
+            rates = config.learning_rate
+            if not isinstance(rates, list):
+                rates = [rates] * len(batches)
+            elif len(rates) != len(batches):
+                raise ConfigError(
+                    f"`learning_rate` lists {len(rates)} rates, but the trajectories make {len(batches)} batches of "
+                    f"{size}; give one rate per batch, or a single number",
+                    param="learning_rate",
+                )
+            return [
+                Update(paths=batch, learning_rate=rate, loss=None, mismatch=None)
+                for batch, rate in zip(batches, rates, strict=True)
+            ]
+
+        return self._step(samples, config, make_updates, from_checkpoint, to_checkpoint, job_id, on_progress)
+
+    # -- one step --
+
+    def _step(
+        self,
+        samples: Sequence[TrainingSample],
+        config: TrainConfig | TrainSFTConfig,
+        make_updates: Callable[[list[SamplePath]], list[Update]],
+        from_checkpoint: Path,
+        to_checkpoint: Path,
+        job_id: str,
+        on_progress: OnProgress | None,
+    ) -> StepResult:
+        if (recorded := _recorded_result(to_checkpoint, job_id)) is not None:
+            return recorded
+        start = time.perf_counter()
+        checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
+        paths = [path for path in checked if path is not None]
+        if not paths:
+            raise NothingTrainableError(
+                f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
+            )
+        updates = make_updates(paths)
+        loaded = self._load(from_checkpoint)
+        record = self._run_updates(loaded, updates, config, on_progress)
+        metrics = summarise(record, paths, step=loaded.step)
+        metrics["loss/learning_rate"] = updates[-1].learning_rate
+        metrics["loss/adapter_norm"] = loaded.policy.norm()
+        trained = time.perf_counter()
+        loaded.step += 1
+        probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
+        metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - start)
+        self._write(
+            to_checkpoint, loaded, probe_tokens, job_id=job_id, config=config.model_dump(mode="json"), metrics=metrics
+        )
+        metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
+        metrics["time/step_trainer_s"] = time.perf_counter() - start
+        return StepResult(step=loaded.step, metrics=metrics)
+
+    def _run_updates(
+        self,
+        loaded: _Loaded,
+        updates: list[Update],
+        config: TrainConfig | TrainSFTConfig,
+        on_progress: OnProgress | None,
+    ) -> StepRecord:
+        policy, record = loaded.policy, StepRecord()
+        batches = [split_micro_batches(update.paths, policy, max_tokens=self._max_tokens) for update in updates]
+        if not self._kernel_checked:
+            check_kernel(self._base, updates[0].paths)
+            self._kernel_checked = True
+        total = sum(map(len, batches))
+
+        def tick() -> None:
+            if on_progress is not None:
+                on_progress(len(record.micro_batches), total)
+
+        for update, micro_batches in zip(updates, batches, strict=True):
+            compute_gradient(policy, update, micro_batches, record, tick)
+            loaded.identity = None  # from here on memory is no checkpoint until the next one is written
+            record.grad_norms.append(loaded.optimizer.update(update.learning_rate, config.optimizer))
+        return record
+
+    # -- the checkpoint in memory --
+
+    def _inject(self, lora: LoraConfig) -> _Loaded:
+        """A fresh adapter in memory, in place of whatever was there."""
+        if self._loaded is not None and self._loaded.policy.config == lora:
+            loaded = self._loaded
+            loaded.policy.reset()
+            loaded.optimizer.reset()
+            loaded.step, loaded.identity = 0, None
+            return loaded
+        if self._loaded is not None:
+            self._loaded.policy.remove()
+            self._loaded = None
+        policy = LoraPolicy(self._base, lora, may_fold=not self._config.gradient_checkpointing)
+        self._loaded = _Loaded(policy, Optimizer(policy), step=0, identity=None)
+        return self._loaded
+
+    def _load(self, path: Path) -> _Loaded:
+        """The checkpoint `path` in memory, read only if it is not there already."""
+        if self._loaded is not None and self._loaded.identity == checkpoints.identify(path):
+            return self._loaded
+        checkpoints.verify(path)
+        state = checkpoints.read_state(path)
+        if state.base_model != self._base.name:
+            raise ConflictError(f"checkpoint {path} is of base model {state.base_model!r}, not {self._base.name!r}")
+        loaded = self._inject(LoraConfig.model_validate(state.lora))
+        loaded.policy.load(checkpoints.read_file(path, checkpoints.ADAPTER_WEIGHTS))
+        loaded.optimizer.load(checkpoints.read_file(path, checkpoints.OPTIMIZER), state.num_updates)
+        torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
+        loaded.step, loaded.identity = state.step, checkpoints.identify(path)
+        _log.info("continuing from step %d at %s", state.step, path)
+        return loaded
+
+    def _write(
+        self,
+        path: Path,
+        loaded: _Loaded,
+        probe_tokens: list[int],
+        *,
+        job_id: str | None,
+        config: dict[str, Any],
+        metrics: dict[str, float],
+    ) -> None:
+        state = CheckpointState(
+            step=loaded.step,
+            job_id=job_id,
+            base_model=self._base.name,
+            lora=loaded.policy.config.model_dump(mode="json"),
+            config=config,
+            num_updates=loaded.optimizer.num_updates,
+            rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+            metrics=metrics,
+        )
+        probe = measure_probe(loaded.policy, probe_tokens)
+        loaded.identity = checkpoints.write_checkpoint(
+            path,
+            {
+                checkpoints.ADAPTER_WEIGHTS: loaded.policy.dump(),
+                checkpoints.ADAPTER_CONFIG: loaded.policy.adapter_config(),
+                checkpoints.OPTIMIZER: loaded.optimizer.dump(),
+                checkpoints.STATE: state.model_dump_json().encode(),
+                checkpoints.PROBE: probe.model_dump_json().encode(),
+            },
+        )
+
+
+def default_num_threads() -> int:
+    """Half of the cores that this process may use: the engine has the other half."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, cores // 2)
+
+
+def _recorded_result(path: Path, job_id: str) -> StepResult | None:
+    """What the job wrote to `path` in an earlier attempt, if it did."""
+    if not path.exists():
+        return None
+    checkpoints.verify(path)
+    state = checkpoints.read_state(path)
+    if state.job_id != job_id:
+        raise ConflictError(
+            f"checkpoint {path} exists already, made by job {state.job_id!r}; job {job_id!r} must write another step"
+        )
+    return StepResult(step=state.step, metrics=state.metrics)

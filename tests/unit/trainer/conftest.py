@@ -1,0 +1,54 @@
+"""Tiny random models of several families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from trainer_samples import VOCAB_SIZE
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+}
+
+
+def make_model(family: str) -> Any:
+    """A float32 model with random weights."""
+    import transformers
+
+    extra: dict[str, dict[str, Any]] = {
+        "Qwen3": {"head_dim": 8, "tie_word_embeddings": True},
+        "Qwen2": {},  # biases on q, k and v
+        "Llama": {"tie_word_embeddings": False, "mlp_bias": True},
+        "Mistral": {"sliding_window": 7, "head_dim": 8},  # shorter than the test sequences
+    }
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{family}Config")(**_SHAPE, **extra[family])
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():  # biases and norms start at constants; make them count
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Directory of a saved tiny model of a family."""
+    root = tmp_path_factory.mktemp("models")
+
+    def path(family: str) -> str:
+        if not (root / family).exists():
+            make_model(family).save_pretrained(root / family)
+        return str(root / family)
+
+    return path

@@ -1,0 +1,105 @@
+"""The slow and plain way: each sequence alone, transformers' own attention and head, losses written out in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from art.config import LossConfig
+from art.trainer.attention import ATTENTION_NAME
+from art.trainer.lora import LoraPolicy
+from art.trainer.types import TrainingSample
+
+
+def _merged_weights(policy: LoraPolicy, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """W + scale * B A of every adapted layer, by its name in the whole model."""
+    weights = {}
+    for key, layer in policy._layers.items():
+        a, b = values[f"{key}.lora_A.weight"], values[f"{key}.lora_B.weight"]
+        name = key.removeprefix("base_model.model.") + ".base_layer.weight"
+        weights[name] = layer.base_layer.weight + policy._scale * (b @ a)
+    return weights
+
+
+def sequence_logprobs(policy: LoraPolicy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
+    """Log-probs of `token_ids[1:]`, by the model's own code."""
+    model = policy.base.model
+    model.set_attn_implementation("eager")
+    enabled = not policy._folds
+    if enabled:
+        policy._peft_model.base_model.disable_adapter_layers()
+    try:
+        ids = torch.tensor([sample.token_ids])
+        output = torch.func.functional_call(
+            model, _merged_weights(policy, values), kwargs={"input_ids": ids, "use_cache": False}
+        )
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+        if enabled:
+            policy._peft_model.base_model.enable_adapter_layers()
+    logits = output.logits[0, :-1].float() / (sample.temperature or 1.0)
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def token_loss(logp: Tensor, sampling: float, advantage: float, config: LossConfig) -> Tensor:
+    """One token's loss, as the formulas in the files of `losses/` say."""
+    ratio = (logp - sampling).exp()
+    match config.type:
+        case "dppo":
+            moved = math.exp(logp.item()) - math.exp(sampling)
+            if advantage == 0 or (advantage > 0 and moved > config.mask_high):
+                return logp * 0
+            if advantage < 0 and moved < -config.mask_low:
+                return logp * 0
+            return -advantage * ratio.clamp(max=config.max_ratio) + config.log_ratio_penalty * (logp - sampling) ** 2
+        case "ppo":
+            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+            return -torch.minimum(ratio * advantage, clipped * advantage)
+        case "cispo":
+            return -ratio.detach().clamp(1 - config.clip_low, 1 + config.clip_high) * advantage * logp
+
+
+def _total_loss(
+    policy: LoraPolicy, values: dict[str, Tensor], samples: list[TrainingSample], config: LossConfig
+) -> Tensor:
+    sums = {"rl": torch.zeros(()), "sft": torch.zeros(())}
+    weights = {"rl": 0.0, "sft": 0.0}
+    for sample in samples:
+        logprobs = sequence_logprobs(policy, values, sample)
+        for place, wanted in enumerate(sample.loss_mask):
+            if not wanted:
+                continue
+            logp = logprobs[place - 1]
+            if sample.component == "sft":
+                loss = -logp
+            else:
+                loss = token_loss(logp, sample.sampling_logprobs[place], sample.advantages[place], config)
+            sums[sample.component] = sums[sample.component] + sample.weight * loss
+            weights[sample.component] += sample.weight
+    return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))
+
+
+def reference_gradient(policy: LoraPolicy, samples: list[TrainingSample], config: LossConfig) -> Tensor:
+    """[P] gradient with respect to the adapter, in the order of `policy.tensors`."""
+    values = {name: tensor.clone().requires_grad_() for name, tensor in policy.tensors.items()}
+    _total_loss(policy, values, samples, config).backward()
+    return torch.cat([value.grad.flatten() for value in values.values()])
+
+
+def reference_loss(policy: LoraPolicy, samples: list[TrainingSample], config: LossConfig) -> float:
+    with torch.no_grad():
+        return float(_total_loss(policy, dict(policy.tensors), samples, config))
+
+
+def with_own_logprobs(policy: LoraPolicy, samples: list[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the policy's own log-probs as those of the sampler."""
+    result = []
+    for sample in samples:
+        with torch.no_grad():
+            logprobs = [0.0, *sequence_logprobs(policy, dict(policy.tensors), sample).tolist()]
+        kept = [p if wanted else 0.0 for p, wanted in zip(logprobs, sample.loss_mask, strict=True)]
+        result.append(replace(sample, sampling_logprobs=kept))
+    return result
