@@ -1,0 +1,1 @@
+"""Its presence puts `tests/` on the import path, so that test folders can share helper modules."""

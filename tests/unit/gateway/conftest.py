@@ -1,0 +1,27 @@
+"""Fixtures of the gateway's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gateway_support import Bench, make_tokenizer, open_bench
+
+from art.gateway.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_dir: Path) -> Tokenizer:
+    return Tokenizer.load(tokenizer_dir)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Bench]:
+    async with open_bench(tmp_path, tokenizer_dir) as opened:
+        yield opened
