@@ -1,0 +1,472 @@
+"""The HTTP client and the backend on top of it: errors, retries, restarts, what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from typing import Any
+
+import httpx2
+import pytest
+from fake_art_server import FakeArtServer, refusal
+from openai.types.chat.chat_completion import Choice
+
+import art.client
+from art.backend import Backend, wire_groups
+from art.client import ArtClient
+from art.config import CispoConfig, DppoConfig, ModelSettings, PpoConfig, TrainConfig
+from art.dev import settings_from_internal_config, train_config
+from art.errors import (
+    ArtError,
+    AuthenticationError,
+    ConfigError,
+    ContextLengthError,
+    HandshakeError,
+    NotFoundError,
+    NothingTrainableError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ProcessError,
+    TrainingError,
+    TrajectoryError,
+)
+from art.protocol.training import RegisterRequest, TrainRequest, WireError
+from art.trajectory import History, Trajectory, TrajectoryGroup
+from art.utils.waiting import announce_wait
+
+REGISTER = RegisterRequest(project="p", name="m", base_model="base")
+
+
+@pytest.fixture
+def server() -> FakeArtServer:
+    return FakeArtServer()
+
+
+@pytest.fixture(autouse=True)
+def quick_sleep(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Retry delays without the waiting."""
+    delays: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        delays.append(delay_s)
+        await real_sleep(0)
+
+    monkeypatch.setattr(art.client.asyncio, "sleep", sleep)
+    return delays
+
+
+def choice(**fields: Any) -> Choice:
+    message = {"role": "assistant", "content": "yes"}
+    return Choice.model_validate({"finish_reason": "stop", "index": 0, "message": message, **fields})
+
+
+def a_group(*rewards: float) -> TrajectoryGroup:
+    items = [{"role": "user", "content": "yes?"}, choice(exchange_id="e1")]
+    return TrajectoryGroup([Trajectory(messages_and_choices=items, reward=reward) for reward in rewards])
+
+
+def train_request(job_id: str = "job-0001") -> TrainRequest:
+    return TrainRequest(job_id=job_id, groups=wire_groups([a_group(0, 1)]))
+
+
+async def test_every_endpoint(server: FakeArtServer) -> None:
+    async with server.client() as client:
+        assert (await client.health())["status"] == "ok"
+        status = await client.register(REGISTER)
+        assert status.inference_name == "p/m"
+        done = await client.train("p", "m", train_request())
+        assert (done.step, done.metrics, done.checkpoint_path) == (1, {"loss/train": 0.5}, "/data/0001")
+        assert (await client.model_status("p", "m")).step == 1
+        assert await client.list_checkpoints("p", "m") == [0, 1]
+    assert {header["authorization"] for header in server.headers} == {"Bearer key"}
+
+
+@pytest.mark.parametrize(
+    ("response", "kind", "text"),
+    [
+        (refusal(400, "context_length_exceeded", "too long"), ContextLengthError, "too long"),
+        (refusal(404, "not_found", "unknown model x"), NotFoundError, "unknown model x"),
+        (refusal(401, "invalid_api_key"), AuthenticationError, "no"),
+        (refusal(500, "a_code_of_the_future", "hm"), ArtError, "hm"),
+        (httpx2.Response(403, text="<html>proxy</html>"), AuthenticationError, "proxy"),
+        (httpx2.Response(413, text="big"), PayloadTooLargeError, "413"),
+        (httpx2.Response(500, json={"error": "text"}), ArtError, "500"),
+        (httpx2.Response(500, json=["x"]), ArtError, "500"),
+        (httpx2.Response(200, text="hello"), ArtError, "is this an ART server"),
+        (httpx2.Response(200, json=[1]), ArtError, "is this an ART server"),
+    ],
+)
+async def test_errors_come_back_as_their_class(
+    server: FakeArtServer, response: httpx2.Response, kind: type[ArtError], text: str
+) -> None:
+    server.trouble = [lambda request: response]
+    async with server.client() as client:
+        with pytest.raises(ArtError, match=text) as caught:
+            await client.health()
+    assert type(caught.value) is kind
+    assert len(server.requests) == 1, "not repeated"
+
+
+async def test_answer_of_another_version_is_named(server: FakeArtServer) -> None:
+    server.trouble = [lambda request: httpx2.Response(200, json={"job_id": "x"})]
+    async with server.client() as client:
+        with pytest.raises(ArtError, match="same version"):
+            await client.job_status("x")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        httpx2.ConnectError("refused"),
+        httpx2.RemoteProtocolError("closed"),
+        httpx2.ReadTimeout("late"),
+        lambda request: httpx2.Response(502),
+        lambda request: refusal(503, "process_unavailable"),
+        lambda request: httpx2.Response(504, text="x"),
+    ],
+)
+async def test_lost_answers_are_asked_for_again(server: FakeArtServer, trouble: Any, quick_sleep: list[float]) -> None:
+    server.trouble = [trouble, trouble]
+    seen: list[tuple[Exception, float]] = []
+
+    async def on_retry(error: Exception, lost_s: float) -> None:
+        seen.append((error, lost_s))
+
+    async with server.client(on_retry=on_retry) as client:
+        assert (await client.register(REGISTER)).step == 0
+    assert len(server.requests) == 3
+    assert len(seen) == 2
+    assert quick_sleep == sorted(quick_sleep)
+    assert 0 < quick_sleep[0] < 0.1
+
+
+async def test_overload_waits_as_long_as_the_server_says(server: FakeArtServer, quick_sleep: list[float]) -> None:
+    server.trouble = [lambda request: refusal(429, "overloaded", **{"retry-after": "7"})]
+    async with server.client() as client:
+        await client.health()
+    assert 5 < quick_sleep[0] < 9
+
+
+async def test_a_server_that_stays_away_is_an_error_with_its_address(server: FakeArtServer) -> None:
+    server.trouble = [httpx2.ConnectError("refused")] * 1000
+    async with server.client(unreachable_deadline_s=0.05) as client:
+        with pytest.raises(ProcessError, match=r"http://art\.test gave no answer for .*refused"):
+            await client.health()
+    assert len(server.requests) > 1
+
+
+async def test_overload_for_ever_ends_too(server: FakeArtServer) -> None:
+    server.trouble = [lambda request: refusal(429, "overloaded")] * 1000
+    async with server.client(unreachable_deadline_s=-1) as client:
+        with pytest.raises(ProcessError, match="OverloadedError"):
+            await client.health()
+    assert issubclass(OverloadedError, ArtError)
+
+
+async def test_a_job_is_polled_until_it_ends(server: FakeArtServer) -> None:
+    server.polls_until_done = 3
+    async with server.client() as client:
+        await client.register(REGISTER)
+        assert (await client.train("p", "m", train_request())).step == 1
+    polls = [path for _, path, _ in server.requests if path.startswith("/api/jobs/")]
+    assert len(polls) == 3
+
+
+async def test_a_lost_submission_trains_once(server: FakeArtServer) -> None:
+    def taken_but_unanswered(request: httpx2.Request) -> httpx2.Response:
+        server.answer(request, json.loads(request.content))
+        raise httpx2.ReadError("reset", request=request)
+
+    async with server.client() as client:
+        await client.register(REGISTER)
+        server.trouble = [taken_but_unanswered]
+        await client.train("p", "m", train_request())
+    assert server.trained == ["job-0001"]
+
+
+async def test_a_restart_that_lost_the_job_gets_it_again_under_its_id(
+    server: FakeArtServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server.client() as client:
+        await client.register(REGISTER)
+        server.trouble = [None, server.restart_without_jobs, lambda request: httpx2.Response(503)]
+        with caplog.at_level(logging.WARNING):
+            done = await client.train("p", "m", train_request())
+    assert done.step == 1
+    assert server.trained == ["job-0001"]
+    submitted = [body for method, path, body in server.requests if path.endswith("/train")]
+    assert len(submitted) == 2
+    assert submitted[0] == submitted[1]
+    assert "does not know job job-0001" in caplog.text
+
+
+async def test_a_failed_job_raises_its_error(server: FakeArtServer) -> None:
+    server.job_error = WireError(code="handshake_failed", message="differs by 2 nats")
+    async with server.client() as client:
+        await client.register(REGISTER)
+        with pytest.raises(HandshakeError, match="2 nats"):
+            await client.train("p", "m", train_request())
+
+
+async def test_a_job_that_never_ends(server: FakeArtServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(art.client, "JOB_DEADLINE_S", 0.02)
+    server.polls_until_done = 10**9
+    async with server.client() as client:
+        await client.register(REGISTER)
+        with pytest.raises(ProcessError, match=r"gave up on training of p/m: job job-0001 is still"):
+            await client.train("p", "m", train_request())
+
+
+async def test_waits_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    with caplog.at_level(logging.INFO), announce_wait("the moon", every_s=0.01):
+        await asyncio.wait([loop.create_future()], timeout=0.05)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) >= 2
+    assert lines[0].startswith("still waiting for the moon")
+    await asyncio.wait([loop.create_future()], timeout=0.03)
+    assert len(caplog.records) == len(lines), "silent after the wait"
+
+
+@pytest.mark.parametrize("url", ["", "localhost:5000", "ftp://x", "http://"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url"):
+        ArtClient(url)
+
+
+def test_v1_in_the_address_is_forgiven() -> None:
+    assert ArtClient("http://h:1/v1/").base_url == "http://h:1"
+
+
+def test_one_client_serves_several_event_loops(server: FakeArtServer) -> None:
+    client = server.client()
+    for _ in range(3):
+        asyncio.run(client.health())
+    assert len(server.requests) == 3
+
+
+# --- the backend ---
+
+
+class FakeBackend(Backend):
+    def __init__(self, server: FakeArtServer) -> None:
+        super().__init__()
+        self._client = server.client()
+
+
+class Named:
+    name, project, trainable, base_model = "m", "p", True, "base"
+
+    def model_settings(self) -> ModelSettings:
+        return ModelSettings()
+
+
+@pytest.fixture
+async def backend(server: FakeArtServer) -> Backend:
+    backend = FakeBackend(server)
+    await backend.register(Named())
+    return backend
+
+
+async def test_train_sends_groups_and_config(server: FakeArtServer, backend: Backend) -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        choice(exchange_id="e1", logprobs={"content": [{"token": "t", "logprob": -1, "top_logprobs": []}]}),
+        {"role": "user", "content": "b"},
+        choice(logprobs={"content": [{"token": "t", "logprob": -1, "top_logprobs": []}]}),
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    side = History(messages_and_choices=[{"role": "user", "content": "c"}, choice(exchange_id="e2")])
+    trajectory = Trajectory(messages_and_choices=items, reward=2, tools=tools, additional_histories=[side, History()])
+    result = await backend.train(Named(), [TrajectoryGroup([trajectory]), TrajectoryGroup([ValueError("x")])])
+    assert (result.step, result.checkpoint_path) == (1, "/data/0001")
+    body = next(body for _, path, body in server.requests if path.endswith("/train"))
+    assert len(body["groups"]) == 1, "a group without trajectories stays here"
+    sent = body["groups"][0]["trajectories"][0]
+    assert sent["reward"] == 2
+    main, other = sent["histories"]
+    assert main["tools"] == tools
+    assert main["items"][0] == {"role": "user", "content": "a"}
+    assert main["items"][1]["choice"]["exchange_id"] == "e1"
+    assert "logprobs" not in main["items"][1]["choice"], "the server has them"
+    assert main["items"][3]["choice"]["logprobs"]["content"][0]["logprob"] == -1, "nobody else has them"
+    assert other["items"][1]["choice"]["exchange_id"] == "e2"
+    assert TrainConfig.model_validate(body["config"]) == TrainConfig()
+
+
+async def test_two_calls_are_two_jobs(server: FakeArtServer, backend: Backend) -> None:
+    for _ in range(2):
+        await backend.train(Named(), [a_group(0, 1)])
+    assert len(set(server.trained)) == 2
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+async def test_a_reward_that_is_no_number_is_refused_by_name(backend: Backend, reward: float) -> None:
+    with pytest.raises(TrajectoryError, match="trajectory 1 of group 1"):
+        await backend.train(Named(), [a_group(0, 1), a_group(0, reward)])
+
+
+async def test_nothing_to_train_on(server: FakeArtServer, backend: Backend) -> None:
+    num_requests = len(server.requests)
+    with pytest.raises(NothingTrainableError, match="0 groups"):
+        await backend.train(Named(), [])
+    failed = TrajectoryGroup([ValueError("tool is down")])
+    with pytest.raises(NothingTrainableError, match="1 failed rollouts; the last of them: ValueError: tool is down"):
+        await backend.train(Named(), [failed])
+    with pytest.raises(NothingTrainableError):
+        await backend.train_sft(Named(), [])
+    with pytest.raises(TrajectoryError, match="no messages"):
+        await backend.train(Named(), [TrajectoryGroup([Trajectory(reward=1)])])
+    assert len(server.requests) == num_requests, "the server is not asked"
+
+
+async def test_train_sft(server: FakeArtServer, backend: Backend) -> None:
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    result = await backend.train_sft(Named(), [Trajectory(messages_and_choices=items)])
+    assert result.step == 1
+    assert next(b for _, p, b in server.requests if p.endswith("/train_sft"))["trajectories"][0]["histories"] == [
+        {"items": items, "tools": None}
+    ]
+
+
+async def test_a_job_without_a_checkpoint(server: FakeArtServer, backend: Backend) -> None:
+    def succeeded(request: httpx2.Request) -> httpx2.Response:
+        job_id = json.loads(request.content)["job_id"]
+        job = {"job_id": job_id, "kind": "train", "project": "p", "name": "m", "state": "succeeded"}
+        return httpx2.Response(202, json=job)
+
+    server.trouble = [succeeded]
+    with pytest.raises(TrainingError, match="without a checkpoint"):
+        await backend.train(Named(), [a_group(0, 1)])
+
+
+async def test_a_rollout_recorded_by_url(server: FakeArtServer, backend: Backend) -> None:
+    recorded = choice(exchange_id="e1").model_dump()
+    server.histories = [
+        {"messages_and_choices": [{"role": "user", "content": "short"}], "tools": None},
+        {
+            "messages_and_choices": [{"role": "user", "content": "a"}, recorded, {"choice": recorded}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+    ]
+    trajectory = await backend.get_rollout("r1")
+    assert server.requests[-1][:2] == ("GET", "/api/rollouts/r1")
+    assert [type(item) for item in trajectory.messages_and_choices] == [dict, Choice, Choice]
+    assert trajectory.tools is not None
+    assert len(trajectory.additional_histories) == 1
+    server.histories = []
+    assert (await backend.get_rollout("r1")).messages_and_choices == []
+
+
+async def test_a_backend_without_a_server() -> None:
+    with pytest.raises(ConfigError, match="no server"):
+        await Backend().register(Named())
+    backend = Backend("http://localhost:1", "k")
+    assert (await backend._connection()).base_url == "http://localhost:1"
+    await backend.close()
+
+
+# --- settings of older code ---
+
+
+def test_training_settings() -> None:
+    assert train_config(None, {"learning_rate": None}) == TrainConfig()
+    mine = TrainConfig(learning_rate=1e-3)
+    assert train_config(mine, {"learning_rate": None, "verbose": True, "beta": 0.0}) is mine
+    assert train_config(None, {"learning_rate": 1e-4, "num_minibatches": 2}) == TrainConfig(
+        learning_rate=1e-4, num_minibatches=2
+    )
+    assert train_config(None, {"loss_fn": "cispo", "epsilon": 0.5}).loss == CispoConfig(clip_low=0.5)
+    assert train_config(None, {"loss_fn": "ppo", "epsilon": 0.1}).loss == PpoConfig(clip_low=0.1, clip_high=0.1)
+    assert train_config(None, {"loss_fn": "ppo", "epsilon_high": 0.4}).loss == PpoConfig(clip_high=0.4)
+    assert train_config(None, {"loss_fn_config": {"mask_low": 0.1}}).loss == DppoConfig(mask_low=0.1)
+    assert train_config(None, {"normalize_advantages": True}).scale_rewards == "group"
+    assert train_config(None, {"normalize_advantages": True, "scale_rewards": False}).scale_rewards == "none"
+    assert train_config(None, {"scale_rewards": "group"}).scale_rewards == "group"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kl_penalty_coef": 0.1},
+        {"importance_sampling_level": "sequence"},
+        {"save_checkpoint": False},
+        {"truncated_importance_sampling": 2.0},
+        {"allow_training_without_logprobs": True},
+        {"no_such_thing": 1},
+        {"learning_rate": -1.0},
+        {"loss_fn": "reinforce"},
+        {"loss_fn": "dppo", "epsilon": 0.2},
+        {"loss_fn": "ppo", "loss_fn_config": {"mask_low": 1}},
+        {"loss_fn": "ppo", "epsilon": 0.2, "loss_fn_config": {"clip_low": 0.1}},
+        {"scale_rewards": "batch"},
+    ],
+)
+def test_training_settings_that_cannot_be_honoured(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_config(None, settings)
+    assert any(str(key).split("_")[0] in str(caught.value) for key in settings)
+
+
+def test_config_and_single_settings_are_not_mixed() -> None:
+    with pytest.raises(ConfigError, match="learning_rate"):
+        train_config(TrainConfig(), {"learning_rate": 1e-4})
+
+
+async def test_backend_train_passes_settings_on(server: FakeArtServer, backend: Backend) -> None:
+    await backend.train(Named(), [a_group(0, 1)], learning_rate=3e-4, loss_fn="cispo", kl_penalty_coef=0.0)
+    body = next(body for _, path, body in server.requests if path.endswith("/train"))
+    assert body["config"]["learning_rate"] == 3e-4
+    assert body["config"]["loss"]["type"] == "cispo"
+    with pytest.raises(ConfigError, match="kl_penalty_coef"):
+        await backend.train(Named(), [a_group(0, 1)], kl_penalty_coef=0.1)
+
+
+def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        settings = settings_from_internal_config(
+            {
+                "init_args": {"max_seq_length": 4096, "gpu_memory_utilization": 0.7, "load_in_4bit": True},
+                "engine_args": {"enforce_eager": True, "max_num_seqs": 8, "max_model_len": 4096},
+                "peft_args": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "lora_dropout": 0.0},
+                "chat_template_kwargs": {"enable_thinking": False},
+                "rollout_weights_mode": "lora",
+            }
+        )
+    assert settings.engine.max_context == 4096
+    assert settings.engine.max_running == 8
+    assert (settings.lora.rank, settings.lora.alpha, settings.lora.target_modules) == (8, 16.0, ["q_proj"])
+    assert settings.render.chat_template_kwargs == {"enable_thinking": False}
+    assert len(caplog.records) == 1
+    for hint in ("init_args.gpu_memory_utilization", "init_args.load_in_4bit", "engine_args.enforce_eager"):
+        assert hint in caplog.records[0].message
+
+
+def test_internal_config_nothing_and_direct() -> None:
+    assert settings_from_internal_config(None) == ModelSettings()
+    settings = ModelSettings.model_validate({"lora": {"rank": 4}})
+    assert settings_from_internal_config({"settings": settings}) == settings
+    with pytest.raises(ConfigError, match="stands alone"):
+        settings_from_internal_config({"settings": settings, "init_args": {}})
+    assert settings_from_internal_config({"peft_args": {"target_modules": "all-linear"}}) == ModelSettings()
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"engine_args": {"kv_cache_dtype": "fp8"}}, "engine_args.kv_cache_dtype"),
+        ({"peft_args": {"lora_dropout": 0.1}}, "peft_args.lora_dropout"),
+        ({"trainer_args": {"max_grad_norm": 0.1}}, "trainer_args.max_grad_norm"),
+        ({"rollout_weights_mode": "merged"}, "rollout_weights_mode"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
+        ({"peft_args": {"r": 0}}, "rank"),
+        ({"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}}, "max_model_len"),
+    ],
+)
+def test_internal_config_that_cannot_be_honoured(config: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        settings_from_internal_config(config)
