@@ -1,0 +1,31 @@
+"""What `import art` costs: a user's agent pays it on every start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+MAX_SECONDS = 0.6
+MAX_MODULES = 450
+ABSENT = ["torch", "transformers", "peft", "fastapi", "starlette", "uvicorn", "openai", "renderers", "numpy", "aiohttp"]
+
+PROBE = f"""
+import sys, time
+start = time.perf_counter()
+import art
+seconds = time.perf_counter() - start
+print(seconds, len(sys.modules), *(name for name in {ABSENT} if name in sys.modules))
+"""
+
+
+def probe() -> tuple[float, int, list[str]]:
+    out = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout.split()
+    return float(out[0]), int(out[1]), out[2:]
+
+
+def test_import_is_light() -> None:
+    runs = [probe() for _ in range(3)]
+    seconds, num_modules, present = min(runs)
+    assert present == []
+    assert num_modules < MAX_MODULES
+    assert seconds < MAX_SECONDS, "the best of three runs"

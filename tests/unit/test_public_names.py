@@ -1,0 +1,112 @@
+"""The public names and their signatures: what users' code depends on. A change here is a change for them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+
+import art
+
+NAMES = {
+    "ArtError",
+    "Backend",
+    "History",
+    "LocalBackend",
+    "LocalTrainResult",
+    "Message",
+    "MessageOrChoice",
+    "Messages",
+    "MessagesAndChoices",
+    "Model",
+    "ModelSettings",
+    "PydanticException",
+    "Tools",
+    "TrainConfig",
+    "TrainResult",
+    "TrainSFTConfig",
+    "TrainableModel",
+    "Trajectory",
+    "TrajectoryGroup",
+    "dev",
+    "errors",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "retry",
+    "trajectory_group_batches",
+    "utils",
+}
+
+ELSEWHERE = {
+    "art.gather": ["GatherContext", "get_gather_context", "set_gather_context", "wrap_group_awaitable"],
+    "art.utils": [
+        "DatasetBatch",
+        "format_message",
+        "get_model_step",
+        "iterate_dataset",
+        "limit_concurrency",
+        "litellm",
+        "retry",
+    ],
+    "art.utils.litellm": ["convert_litellm_choice_to_openai"],
+    "art.dev": ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainerArgs"],
+    "art.local": ["LocalBackend"],
+    "art.client": ["ArtClient"],
+}
+
+PARAMETERS = {
+    "art.gather_trajectory_groups": "groups pbar_desc pbar_total_completion_tokens max_exceptions max_metrics after_each",
+    "art.gather_trajectories": "trajectories pbar_desc pbar_total_completion_tokens max_exceptions",
+    "art.trajectory_group_batches": "groups batch_size max_batch_exceptions max_concurrent_batches skip_batches pbar_desc "
+    "pbar_total_completion_tokens",
+    "art.retry": "max_attempts delay backoff_factor exceptions on_retry jitter",
+    "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
+    "art.utils.limit_concurrency": "n derive_key",
+    "art.Model.log": "self trajectories split metrics step",
+    "art.TrainableModel.train": "self trajectory_groups config _config verbose",
+    "art.TrainableModel.train_sft": "self trajectories config verbose",
+    "art.TrainableModel.delete_checkpoints": "self best_checkpoint_metric",
+    "art.TrainableModel.get_inference_name": "self step",
+    "art.TrainableModel.litellm_completion_params": "self step",
+    "art.Backend.train": "self model trajectory_groups config learning_rate loss_fn loss_fn_config scale_rewards "
+    "normalize_advantages num_minibatches further",
+    "art.Backend.train_sft": "self model trajectories config",
+}
+
+FIELDS = {
+    "Trajectory": "messages_and_choices tools additional_histories reward initial_policy_version final_policy_version "
+    "metrics metadata logs start_time",
+    "TrajectoryGroup": "trajectories exceptions metadata metrics logs",
+    "PydanticException": "type message traceback",
+    "TrainableModel": "name project entity id config inference_api_key inference_base_url inference_model_name base_path "
+    "report_metrics base_model settings run_id",
+}
+
+
+def test_names_of_the_package() -> None:
+    assert set(art.__all__) == NAMES
+    for name in NAMES:
+        assert getattr(art, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = art.no_such_name
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_names_of_modules(module: str) -> None:
+    for name in ELSEWHERE[module]:
+        assert hasattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("path", PARAMETERS)
+def test_parameters(path: str) -> None:
+    value: object = art
+    for part in path.split(".")[1:]:
+        value = getattr(value, part)
+    assert callable(value)
+    assert " ".join(inspect.signature(value).parameters) == PARAMETERS[path]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields(name: str) -> None:
+    assert " ".join(getattr(art, name).model_fields) == FIELDS[name]
