@@ -1,0 +1,316 @@
+"""What every engine must do, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from safetensors.numpy import save_file
+
+from art.config import EngineConfig
+from art.engine import Engine, GenerateRequest, TokenChunk
+from art.engines.torch.handle import EmbeddedEngine
+from art.errors import (
+    AdapterError,
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+)
+from art.protocol.rpc import RpcClient
+from art.testing.fake_engine import FakeEngine
+
+VOCAB, HIDDEN, CONTEXT, RUNNING, WAITING = 128, 32, 256, 4, 4
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("base")
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, initializer_range=0.2,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["fake", "embedded"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    if request.param == "fake":
+        yield FakeEngine(
+            vocab_size=VOCAB, max_context=CONTEXT, max_running=RUNNING, max_waiting=WAITING, delay_s=0.0002
+        )
+        return
+    config = EngineConfig(device="cpu", num_threads=1, max_running=RUNNING, max_waiting=WAITING)
+    ours, theirs = socket.socketpair()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "art.runtime.engine_child", "--fd", str(theirs.fileno())),
+        pass_fds=[theirs.fileno()],
+        env=environment,
+    )
+    theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    client = RpcClient(reader, writer, lambda status: None)
+    await client.call("start", model=str(request.getfixturevalue("base_model")), config=config.model_dump())
+
+    async def connect() -> RpcClient:
+        return client
+
+    yield EmbeddedEngine(connect)
+    await client.close()
+    await asyncio.wait_for(process.wait(), 10)  # it leaves when its connection ends
+
+
+def write_adapter(folder: Path, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for layer in range(2):
+        key = f"base_model.model.model.layers.{layer}.mlp.down_proj"
+        weights[f"{key}.lora_A.weight"] = rng.normal(0, 0.5, (4, 48)).astype(np.float32)
+        weights[f"{key}.lora_B.weight"] = rng.normal(0, 0.5, (HIDDEN, 4)).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+def ask(seed: int = 1, **fields: object) -> GenerateRequest:
+    defaults = {
+        "request_id": f"r{seed}",
+        "adapter": None,
+        "prompt_token_ids": [3, 1, 4, 1, 5],
+        "max_tokens": 20,
+        "stop_token_ids": (),
+    }
+    return GenerateRequest(**{**defaults, **fields, "seed": seed})
+
+
+async def run(engine: Engine, request: GenerateRequest, *, stream: bool = False) -> TokenChunk:
+    """All chunks as one."""
+    chunks = [chunk async for chunk in engine.generate(request, stream=stream)]
+    assert [c.finish_reason is not None for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert len(chunks) == 1 or stream
+    whole = TokenChunk(
+        token_ids=[t for c in chunks for t in c.token_ids],
+        logprobs=[lp for c in chunks for lp in c.logprobs],
+        top_logprobs=[top for c in chunks for top in c.top_logprobs],
+        finish_reason=chunks[-1].finish_reason,
+        num_cached_tokens=chunks[-1].num_cached_tokens,
+    )
+    assert len(whole.token_ids) == len(whole.logprobs)
+    return whole
+
+
+async def settled(engine: Engine) -> dict[str, float]:
+    """Statistics once no request is left."""
+    async with asyncio.timeout(10):
+        while (stats := await engine.stats())["running"] + stats["waiting"]:
+            await asyncio.sleep(0.01)
+    return stats
+
+
+async def test_info(engine: Engine) -> None:
+    info = await engine.info()
+    assert (info.vocab_size, info.max_context, info.dtype, info.device) == (VOCAB, CONTEXT, "float32", "cpu")
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine: Engine) -> None:
+    requests = [ask(seed, prompt_token_ids=[seed % 3, 7, 7], temperature=1.0 + seed % 2) for seed in range(8)]
+    crowd = await asyncio.gather(*(run(engine, r) for r in requests))
+    for request, together in zip(requests, crowd, strict=True):
+        alone = await run(engine, request)
+        assert alone.token_ids == together.token_ids
+        assert alone.logprobs == pytest.approx(together.logprobs, abs=1e-4)
+    assert len({tuple(c.token_ids) for c in crowd}) == 8
+
+
+async def test_a_resumed_request_draws_the_same_tokens(engine: Engine) -> None:
+    request = ask(5)
+    whole = await run(engine, request)
+    for cut in (1, 7, 19):
+        rest = await run(
+            engine,
+            replace(
+                request,
+                prompt_token_ids=request.prompt_token_ids + whole.token_ids[:cut],
+                max_tokens=20 - cut,
+                first_index=cut,
+            ),
+        )
+        assert rest.token_ids == whole.token_ids[cut:]
+        assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+
+
+async def test_a_stream_has_the_tokens_of_a_plain_answer(engine: Engine) -> None:
+    request = ask(6, num_top_logprobs=2)
+    streamed, plain = await run(engine, request, stream=True), await run(engine, request)
+    assert streamed.token_ids == plain.token_ids
+    assert streamed.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
+    assert [[t for t, _ in top] for top in streamed.top_logprobs] == [[t for t, _ in top] for top in plain.top_logprobs]
+    async with aclosing(engine.generate(request, stream=True)) as chunks:
+        assert len((await anext(chunks)).token_ids) < 20
+
+
+async def test_stop_tokens_end_a_completion_and_belong_to_it(engine: Engine) -> None:
+    whole = await run(engine, ask(7))
+    stop = whole.token_ids[8]
+    first = whole.token_ids.index(stop)
+    stopped = await run(engine, ask(7, stop_token_ids=(stop, VOCAB + 5)))  # an id that no model has does no harm
+    assert stopped.token_ids == whole.token_ids[: first + 1]
+    assert stopped.finish_reason == "stop"
+
+
+async def test_max_tokens(engine: Engine) -> None:
+    for max_tokens in (1, 2, 9):
+        result = await run(engine, ask(8, max_tokens=max_tokens))
+        assert (len(result.token_ids), result.finish_reason) == (max_tokens, "length")
+
+
+async def test_the_context_limit(engine: Engine) -> None:
+    almost = await run(engine, ask(9, prompt_token_ids=[1] * (CONTEXT - 3)))
+    assert (len(almost.token_ids), almost.finish_reason) == (3, "length")
+    with pytest.raises(ContextLengthError, match=str(CONTEXT)):
+        await run(engine, ask(9, prompt_token_ids=[1] * CONTEXT))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt_token_ids": [VOCAB]}, {"prompt_token_ids": []}, {"temperature": -1.0}, {"max_tokens": 0}],
+    ids=str,
+)
+async def test_bad_requests(engine: Engine, fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        await run(engine, ask(1, **fields))
+
+
+async def test_greedy_ignores_the_seed(engine: Engine) -> None:
+    results = [await run(engine, ask(seed, temperature=0.0)) for seed in (1, 2)]
+    assert results[0].token_ids == results[1].token_ids
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+async def test_logprobs_are_those_that_score_measures(engine: Engine, temperature: float) -> None:
+    request = ask(10, temperature=temperature, num_top_logprobs=3)
+    result = await run(engine, request)
+    scored = await engine.score(request.prompt_token_ids + result.token_ids, None)
+    assert len(scored) == len(request.prompt_token_ids) + 20 - 1
+    assert scored[len(request.prompt_token_ids) - 1 :] == pytest.approx(result.logprobs, abs=1e-4)
+    for token, logprob, top in zip(result.token_ids, result.logprobs, result.top_logprobs, strict=True):
+        assert len(top) == 3
+        assert [lp for _, lp in top] == sorted((lp for _, lp in top), reverse=True)
+        assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-6)
+        assert logprob <= top[0][1] + 1e-6
+
+
+async def test_a_truncated_distribution_is_renormalised(engine: Engine) -> None:
+    plain, nucleus = await run(engine, ask(11)), await run(engine, ask(11, top_p=0.05))
+    assert nucleus.logprobs != plain.logprobs
+    greedy = await run(engine, ask(11, temperature=0.0))
+    assert (await run(engine, ask(11, top_p=1e-6))).token_ids == greedy.token_ids
+    assert (await run(engine, ask(11, top_p=1e-6))).logprobs == pytest.approx([0.0] * 20, abs=1e-6)
+
+
+async def test_adapters_come_and_go(engine: Engine, tmp_path: Path) -> None:
+    request = ask(12)
+    base = await run(engine, request)
+    for name, seed in (("a@1", 1), ("a@2", 2)):
+        info = await engine.load_adapter(name, write_adapter(tmp_path / name, seed))
+        assert (info.name, info.num_layers, info.rank) == (name, 2, 4)
+        assert info.norm > 0
+    together = await asyncio.gather(*(run(engine, replace(request, adapter=n)) for n in ("a@1", None, "a@2", "a@1")))
+    assert together[1].token_ids == base.token_ids
+    assert together[0].token_ids == together[3].token_ids
+    assert len({tuple(c.token_ids) for c in together}) == 3
+    await engine.load_adapter("a@2", tmp_path / "a@1")
+    assert (await run(engine, replace(request, adapter="a@2"))).token_ids == together[0].token_ids
+    scored = await engine.score(request.prompt_token_ids + together[0].token_ids, "a@1")
+    assert scored[len(request.prompt_token_ids) - 1 :] == pytest.approx(together[0].logprobs, abs=1e-4)
+    for name in ("a@1", "a@2", "never-loaded"):
+        await engine.unload_adapter(name)
+    with pytest.raises(NotFoundError, match="a@1"):
+        await run(engine, replace(request, adapter="a@1"))
+    with pytest.raises(NotFoundError, match="a@1"):
+        await engine.score([1, 2], "a@1")
+
+
+async def test_unloading_lets_running_requests_end(engine: Engine, tmp_path: Path) -> None:
+    await engine.load_adapter("a@1", write_adapter(tmp_path, 1))
+    request = ask(13, adapter="a@1", max_tokens=200)
+    want = await run(engine, request)
+    async with aclosing(engine.generate(request, stream=True)) as chunks:
+        got = (await anext(chunks)).token_ids
+        unloading = asyncio.ensure_future(engine.unload_adapter("a@1"))
+        async for chunk in chunks:
+            got = got + chunk.token_ids
+            if len(got) < 100:
+                assert not unloading.done()
+    assert got == want.token_ids
+    await asyncio.wait_for(unloading, 10)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "junk", "empty", "missing", "no config"])
+async def test_damaged_adapters_are_refused_by_name(engine: Engine, tmp_path: Path, damage: str) -> None:
+    folder = write_adapter(tmp_path, 1)
+    weights = folder / "adapter_model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-50])
+    elif damage == "junk":
+        weights.write_bytes(b"\x00" * 1000)
+    elif damage == "empty":
+        save_file({}, weights)
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (folder / "adapter_config.json").unlink()
+    with pytest.raises(AdapterError, match="broken@1"):
+        await engine.load_adapter("broken@1", folder)
+    with pytest.raises(NotFoundError):
+        await run(engine, ask(1, adapter="broken@1"))
+
+
+async def test_leaving_a_completion_frees_its_slot(engine: Engine) -> None:
+    for stream in (True, False):
+        tasks = [
+            asyncio.ensure_future(run(engine, ask(seed, max_tokens=200), stream=stream)) for seed in range(RUNNING)
+        ]
+        await asyncio.sleep(0.005)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        before = (await settled(engine))["generated_tokens"]
+        await run(engine, ask(1, max_tokens=3))
+        assert (await engine.stats())["generated_tokens"] == before + 3
+
+
+async def test_a_full_queue_refuses_and_recovers(engine: Engine) -> None:
+    await settled(engine)
+    results = await asyncio.gather(
+        *(run(engine, ask(seed, max_tokens=100)) for seed in range(RUNNING + WAITING + 3)), return_exceptions=True
+    )
+    refused = [r for r in results if isinstance(r, BaseException)]
+    assert all(isinstance(r, OverloadedError) for r in refused)
+    assert 1 <= len(refused) <= 3
+    assert len((await run(engine, ask(1))).token_ids) == 20
+
+
+async def test_stats(engine: Engine) -> None:
+    stats = await settled(engine)
+    assert {"running", "waiting", "adapters", "generated_tokens"} <= stats.keys()
+    await run(engine, ask(1, max_tokens=7))
+    assert (await engine.stats())["generated_tokens"] == stats["generated_tokens"] + 7

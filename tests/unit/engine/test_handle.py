@@ -1,0 +1,103 @@
+"""The handle goes on where a dead engine stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art.engine import GenerateRequest, TokenChunk
+from art.engines.torch.handle import MAX_RESTARTS, EmbeddedEngine
+from art.errors import InvalidRequestError, ProcessError
+from art.testing.fake_engine import FakeEngine
+
+REQUEST = GenerateRequest(
+    request_id="r", adapter=None, prompt_token_ids=[5, 9], max_tokens=20, stop_token_ids=(), seed=11
+)
+
+
+class MortalClient:
+    """A connection to a fake engine that dies after `lives[i]` results of its i-th call."""
+
+    def __init__(self, lives: list[int | None]) -> None:
+        self.engine = FakeEngine()
+        self.lives = lives
+        self.calls: list[dict[str, Any]] = []
+
+    async def stream(self, method: str, **params: Any) -> AsyncGenerator[Any, None]:
+        assert method == "generate"
+        self.calls.append(params)
+        left = self.lives.pop(0)
+        if left == 0:
+            raise ProcessError("gone")
+        request = GenerateRequest(**params["request"])
+        async with aclosing(self.engine.generate(request, stream=params["stream"])) as chunks:
+            async for chunk in chunks:
+                yield {name: getattr(chunk, name) for name in TokenChunk.__slots__}
+                if left is not None and (left := left - 1) == 0:
+                    raise ProcessError("gone")
+
+    async def call(self, method: str, **params: Any) -> Any:
+        self.calls.append(params)
+        if self.lives.pop(0) == 0:
+            raise ProcessError("gone")
+        return [-1.0]
+
+
+def handle(*lives: int | None) -> tuple[EmbeddedEngine, MortalClient]:
+    client = MortalClient(list(lives))
+
+    async def connect() -> Any:
+        return client
+
+    return EmbeddedEngine(connect), client
+
+
+async def collect(engine: Any, request: GenerateRequest = REQUEST, *, stream: bool = True) -> list[TokenChunk]:
+    return [chunk async for chunk in engine.generate(request, stream=stream)]
+
+
+@pytest.mark.parametrize("lives", [(None,), (1, None), (7, 5, None), (0, 3, 0, None)])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_completion_is_the_one_that_would_have_come(lives: tuple[int | None, ...], stream: bool) -> None:
+    if not stream:
+        lives = tuple(0 if life is not None else None for life in lives)
+    engine, client = handle(*lives)
+    got = await collect(engine, stream=stream)
+    want = await collect(FakeEngine(), stream=stream)
+    assert [t for c in got for t in c.token_ids] == [t for c in want for t in c.token_ids]
+    assert [lp for c in got for lp in c.logprobs] == [lp for c in want for lp in c.logprobs]
+    assert got[-1].finish_reason == "length"
+    assert len(client.calls) == len(lives)
+
+
+async def test_it_gives_up_after_some_restarts() -> None:
+    engine, client = handle(*[0] * 10)
+    with pytest.raises(ProcessError):
+        await collect(engine)
+    assert len(client.calls) == MAX_RESTARTS + 1
+
+
+async def test_other_errors_are_not_repeated() -> None:
+    engine, client = handle(None, None)
+    bad = GenerateRequest(**{name: getattr(REQUEST, name) for name in REQUEST.__slots__} | {"max_tokens": 0})
+    with pytest.raises(InvalidRequestError):
+        await collect(engine, bad)
+    assert len(client.calls) == 1
+
+
+async def test_other_calls_are_repeated() -> None:
+    engine, client = handle(0, 0, None)
+    assert await engine.score([1, 2], None) == [-1.0]
+    assert len(client.calls) == 3
+
+
+@pytest.mark.parametrize("module", ["art.engines.torch.handle", "art.testing.fake_engine"])
+def test_the_server_side_never_loads_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(any(m.split('.')[0] in ('torch', 'transformers') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=False).returncode == 0
