@@ -60,7 +60,9 @@ def make_tokenizer(directory: Path, *, template: str | None = CHATML, model_type
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(["hello world system user assistant tool the name arguments look_up key END"] * 20, trainer)
+    backend.train_from_iterator(
+        ["hello world system user assistant tool the name arguments look_up key END"] * 20, trainer
+    )
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     directory.mkdir(parents=True, exist_ok=True)
     backend.save(str(directory / "tokenizer.json"))
@@ -72,7 +74,9 @@ def make_tokenizer(directory: Path, *, template: str | None = CHATML, model_type
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": backend.token_to_id("<|endoftext|>")}))
+    (directory / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": backend.token_to_id("<|endoftext|>")})
+    )
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
     return directory

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from gateway_support import Bench, make_tokenizer, open_bench
 
 from art.gateway.tokenizer import Tokenizer
+from gateway_support import Bench, make_tokenizer, open_bench
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_support import LOOK_UP, Bench, accumulate, open_bench, system, user
 
 from art.errors import ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError, ProcessError
+from gateway_support import LOOK_UP, Bench, accumulate, open_bench, system, user
 
 
 async def test_answer_and_its_exchange(bench: Bench) -> None:

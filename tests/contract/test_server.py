@@ -1,0 +1,440 @@
+"""The HTTP server as clients see it: a real uvicorn on a free port, the real `openai` client, and raw requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import uvicorn
+
+from art import errors
+from art.engine import TokenChunk
+from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.server.app import create_app
+from art.server.errors import STATUS, failure
+from gateway_support import LOOK_UP, Bench, make_tokenizer, open_bench, user
+
+KEY = "secret-key"
+LIMIT = 1 << 20
+
+
+class Runtime:
+    """A runtime that remembers what it was asked."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.gateway = bench.gateway
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.model = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
+        self.job = JobStatus(job_id="job-12345", kind="train", project="games", name="agent", state="queued")
+
+    def _called(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.error is not None:
+            raise self.error
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+    async def list_models(self) -> list[ModelStatus]:
+        return [self.model]
+
+    async def register(self, request: RegisterRequest) -> ModelStatus:
+        self._called("register", request)
+        return self.model
+
+    async def model_status(self, project: str, name: str) -> ModelStatus:
+        self._called("model_status", project, name)
+        return self.model
+
+    async def list_checkpoints(self, project: str, name: str) -> list[int]:
+        return [0, 3]
+
+    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
+        self._called("delete_checkpoints", project, name, list(keep_steps))
+        return [0]
+
+    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+        self._called("train", project, name, request)
+        return self.job
+
+    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+        self._called("train_sft", project, name, request)
+        return self.job
+
+    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
+        self._called("job_status", job_id, wait_s)
+        return self.job
+
+
+class Server:
+    def __init__(self, url: str, bench: Bench, runtime: Runtime) -> None:
+        self.url = url
+        self.bench = bench
+        self.runtime = runtime
+        self.http = httpx2.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=20)
+        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+
+    def client(self, rollout_id: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/rollouts/{rollout_id}/v1", api_key=KEY, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture
+async def server(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
+    async with open_bench(tmp_path, tokenizer_dir) as bench:
+        runtime = Runtime(bench)
+        sock = socket.create_server(("127.0.0.1", 0))
+        app = create_app(runtime, api_key=KEY, max_body_bytes=LIMIT)
+        uvicorn_server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        task = asyncio.create_task(uvicorn_server.serve(sockets=[sock]))
+        while not uvicorn_server.started:
+            await asyncio.sleep(0.01)
+        opened = Server(f"http://127.0.0.1:{sock.getsockname()[1]}", bench, runtime)
+        try:
+            yield opened
+        finally:
+            await opened.http.aclose()
+            await opened.openai.close()
+            uvicorn_server.should_exit = True
+            await task
+
+
+@pytest.fixture
+async def local(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
+    """The same without a network, for what does not depend on one."""
+    async with open_bench(tmp_path, tokenizer_dir) as bench:
+        runtime = Runtime(bench)
+        opened = Server("http://test", bench, runtime)
+        transport = httpx2.ASGITransport(app=create_app(runtime, api_key=KEY, max_body_bytes=64 * LIMIT))
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers) as opened.http:
+            yield opened
+
+
+# --- chat, by the openai client ---
+
+
+async def test_openai_client(server: Server) -> None:
+    server.bench.answers("hello world")
+    completion = await server.openai.chat.completions.create(model="games/agent", messages=[user("hi")], seed=1)
+    assert completion.choices[0].message.content == "hello world"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens_details is not None
+    assert completion.usage.prompt_tokens_details.cached_tokens == 3
+    exchange_id = completion.choices[0].model_dump()["exchange_id"]
+    assert server.bench.recorder.get([exchange_id])[0].message["content"] == "hello world"
+    assert completion.model_dump()["policy_version"] == 3
+
+
+async def test_openai_client_tools_and_reasoning(server: Server) -> None:
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
+    server.bench.answers(f"<think>\nhm\n</think>\n\n{call}", "found it")
+    tools: Any = [LOOK_UP]
+    first = await server.openai.chat.completions.create(model="agent", messages=[user("hi")], tools=tools)
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.arguments == '{"key": "x"}'  # type: ignore[union-attr]
+    assert message.model_dump()["reasoning_content"] == "hm"
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "42"}
+    messages: Any = [user("hi"), message, result]  # the client's own object goes back as it came
+    second = await server.openai.chat.completions.create(model="agent", messages=messages, tools=tools)
+    exchanges = server.bench.recorder.get([first.choices[0].exchange_id, second.choices[0].exchange_id])  # type: ignore[attr-defined]
+    assert exchanges[1].parent_id == exchanges[0].id
+
+
+async def test_openai_client_streams(server: Server) -> None:
+    server.bench.answers("<think>\nhm\n</think>\n\nhello wörld")
+    stream = await server.openai.chat.completions.create(
+        model="games/agent", messages=[user("hi")], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello wörld"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].choices == []
+    assert chunks[-2].choices[0].finish_reason == "stop"
+
+
+async def test_openai_stream_helper(server: Server) -> None:
+    server.bench.answers("hello world")
+    async with server.openai.chat.completions.stream(model="games/agent", messages=[user("hi")]) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "hello world"
+    assert server.bench.recorder.get([final.choices[0].exchange_id])  # type: ignore[attr-defined]
+
+
+async def test_models(server: Server) -> None:
+    assert [model.id async for model in server.openai.models.list()] == ["games/agent"]
+    assert [model.id async for model in server.client("r1").models.list()] == ["games/agent"]
+
+
+async def test_rollout_in_the_url(server: Server) -> None:
+    server.bench.answers("one", "two")
+    client = server.client("r1")
+    messages: list[Any] = [user("hi")]
+    first = await client.chat.completions.create(model="games/agent", messages=messages)
+    messages += [{"role": "assistant", "content": "one"}, user("more")]
+    await client.chat.completions.create(model="games/agent", messages=messages)
+    answer = (await server.http.get("/api/rollouts/r1")).json()
+    items = answer["histories"][0]["messages_and_choices"]
+    assert len(answer["histories"]) == 1
+    assert [item.get("role", "choice") for item in items] == ["user", "choice", "user", "choice"]
+    assert items[1]["exchange_id"] == first.choices[0].exchange_id  # type: ignore[attr-defined]
+    assert [item["message"]["content"] for item in items if "message" in item] == ["one", "two"]
+
+
+async def test_unknown_rollout(local: Server) -> None:
+    assert (await local.http.get("/api/rollouts/nobody")).status_code == 404
+    bad = await local.http.post("/rollouts/..%20x/v1/chat/completions", json=_chat())
+    assert bad.status_code == 400
+    assert bad.json()["error"]["param"] == "rollout_id"
+
+
+# --- bad input ---
+
+
+def _chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "games/agent", "messages": [user("hi")], **fields}
+
+
+async def test_wrong_key(server: Server) -> None:
+    for headers in ({"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": ""}):
+        response = await server.http.post("/v1/chat/completions", json=_chat(), headers=headers)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert KEY not in response.text
+    with pytest.raises(openai.AuthenticationError):
+        await openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x").models.list()
+    async with httpx2.AsyncClient() as plain:
+        assert (await plain.get(f"{server.url}/v1/models")).status_code == 401
+        assert (await plain.get(f"{server.url}/nothing")).status_code == 401
+        assert (await plain.get(f"{server.url}/health")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": "x"}, "seed"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages.0.weight"),
+        ({"model": 5}, "model"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stream": 1}, "stream"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [LOOK_UP]}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [{"type": "web"}]}, "tools.0"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"top_k": 5}, "top_k"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+async def test_bad_fields_are_named(local: Server, fields: dict[str, Any], param: str) -> None:
+    response = await local.http.post("/v1/chat/completions", json=_chat(**fields))
+    error = response.json()["error"]
+    assert response.status_code == 400, error
+    assert str(error["param"]).split(".")[0] == param.split(".")[0]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == "invalid_request_error"
+    assert local.bench.engine.requests == []
+
+
+async def test_harmless_fields_are_accepted(local: Server) -> None:
+    local.bench.answers("a")
+    harmless = {
+        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True,
+        "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"},
+        "modalities": ["text"], "stop": None, "n": None, "temperature": None, "stream": False,
+    }  # fmt: skip
+    assert (await local.http.post("/v1/chat/completions", json=_chat(**harmless))).status_code == 200
+
+
+async def test_unknown_model(server: Server) -> None:
+    with pytest.raises(openai.NotFoundError, match="games/nobody"):
+        await server.openai.chat.completions.create(model="games/nobody", messages=[user("hi")])
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1, 2]", b'"x"', b'{"model": NaN}', b"\xff\xfe", b"[" * 5000])
+async def test_malformed_json(local: Server, body: bytes) -> None:
+    response = await local.http.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+async def test_large_bodies_are_refused_unread(server: Server) -> None:
+    junk = b"x" * (10 * LIMIT)
+    response = await server.http.post("/v1/chat/completions", content=junk)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "payload_too_large"
+
+    async def endless() -> AsyncIterator[bytes]:  # chunked: no length is declared
+        for _ in range(40):
+            yield b"[" + b" " * (LIMIT // 4)
+
+    try:
+        response = await server.http.post("/v1/chat/completions", content=endless())
+    except (httpx2.WriteError, httpx2.ReadError, httpx2.RemoteProtocolError):
+        pass  # the server hung up in the middle of the upload, as it may
+    else:
+        assert response.status_code == 413
+    server.bench.answers("still here")
+    assert (await server.http.post("/v1/chat/completions", json=_chat())).status_code == 200
+
+
+async def test_ten_megabytes_of_junk_within_the_limit(local: Server) -> None:
+    junk = b'{"model": "games/agent", "messages": [{"role": "user", "x": [' + b"1," * 5_000_000 + b"1]}]}"
+    response = await local.http.post("/v1/chat/completions", content=junk)
+    assert response.status_code == 400
+    assert len(response.text) < 1000
+
+
+async def test_unknown_routes_and_methods(local: Server) -> None:
+    response = await local.http.get("/v2/nothing")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "not_found"
+    response = await local.http.get("/v1/chat/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["message"]
+
+
+async def test_overload_says_when_to_come_back(local: Server) -> None:
+    local.bench.engine.error = errors.OverloadedError("the queue is full")
+    response = await local.http.post("/v1/chat/completions", json=_chat())
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    response = await local.http.post("/v1/chat/completions", json=_chat(stream=True))
+    assert response.status_code == 429
+
+
+async def test_an_unexpected_error_tells_only_an_id(local: Server, caplog: pytest.LogCaptureFixture) -> None:
+    local.bench.engine.error = RuntimeError("password=hunter2")
+    response = await local.http.post("/v1/chat/completions", json=_chat())
+    error = response.json()["error"]
+    assert response.status_code == 500
+    assert error["type"] == "server_error"
+    assert "hunter2" not in response.text
+    error_id = error["message"].split()[2].rstrip(";")
+    assert error_id in caplog.text
+    assert "hunter2" in caplog.text
+
+
+async def test_an_error_in_mid_stream(server: Server) -> None:
+    async def generate(request: Any, *, stream: bool) -> Any:
+        yield TokenChunk(token_ids=[1], logprobs=[-1.0])
+        raise errors.ProcessError("the engine died")
+
+    server.bench.engine.generate = generate
+    stream = await server.openai.chat.completions.create(model="games/agent", messages=[user("hi")], stream=True)
+    with pytest.raises(openai.APIError, match="the engine died"):
+        async for _ in stream:
+            pass
+
+
+# --- clients that leave ---
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_frees_the_engine(server: Server, stream: bool) -> None:
+    server.bench.answers("hello world hello world")
+    server.bench.engine.delay_s = 0.05 if stream else 30
+    request = _chat(stream=stream)
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as http:
+        task = asyncio.create_task(http.post(f"{server.url}/v1/chat/completions", json=request))
+        while server.bench.engine.num_running == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    for _ in range(100):
+        if server.bench.engine.num_running == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert (server.bench.engine.num_running, server.bench.engine.num_cancelled) == (0, 1)
+
+
+# --- models, training, checkpoints ---
+
+
+async def test_training_routes(local: Server) -> None:
+    http, runtime = local.http, local.runtime
+    register = {"project": "games", "name": "agent", "base_model": "tiny"}
+    assert (await http.post("/api/models", json=register)).json()["inference_name"] == "games/agent"
+    assert (await http.get("/api/models/games/agent")).json()["step"] == 3
+    group = {"trajectories": [{"reward": 1.0, "histories": [{"items": [user("hi")]}]}]}
+    response = await http.post("/api/models/games/agent/train", json={"job_id": "job-12345", "groups": [group]})
+    assert (response.status_code, response.json()["state"]) == (202, "queued")
+    sft = {"job_id": "job-12345", "trajectories": group["trajectories"]}
+    assert (await http.post("/api/models/games/agent/train_sft", json=sft)).status_code == 202
+    assert (await http.get("/api/jobs/job-12345?wait_s=2.5")).json()["job_id"] == "job-12345"
+    assert runtime.calls[-1] == ("job_status", "job-12345", 2.5)
+    assert (await http.get("/api/models/games/agent/checkpoints")).json() == {"steps": [0, 3]}
+    response = await http.post("/api/models/games/agent/checkpoints/delete", json={"keep_steps": [3]})
+    assert response.json() == {"deleted_steps": [0]}
+    assert runtime.calls[-1] == ("delete_checkpoints", "games", "agent", [3])
+    assert [call[0] for call in runtime.calls] == [
+        "register", "model_status", "train", "train_sft", "job_status", "delete_checkpoints"
+    ]  # fmt: skip
+
+
+async def test_training_routes_refuse_bad_bodies(local: Server) -> None:
+    response = await local.http.post("/api/models", json={"project": "games", "name": "agent", "rank": 3})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in ("base_model", "rank")
+    response = await local.http.post("/api/models/games/agent/train", json=[])
+    assert response.status_code == 400
+    response = await local.http.get("/api/jobs/job-12345?wait_s=-1")
+    assert response.json()["error"]["param"] == "wait_s"
+    assert local.runtime.calls == []
+
+
+async def test_errors_of_the_runtime(local: Server) -> None:
+    for error, status in [
+        (errors.NotFoundError("no model"), 404),
+        (errors.ConflictError("taken"), 409),
+        (errors.NothingTrainableError("no spread"), 422),
+        (errors.DiskFullError("full"), 507),
+        (errors.ProcessError("gone"), 503),
+        (errors.ConfigError("bad"), 400),
+    ]:
+        local.runtime.error = error
+        response = await local.http.get("/api/models/games/agent")
+        assert (response.status_code, response.json()["error"]["code"]) == (status, error.code)
+
+
+def test_every_error_has_a_status() -> None:
+    def leaves(cls: type[errors.ArtError]) -> list[type[errors.ArtError]]:
+        return [cls, *(leaf for child in cls.__subclasses__() for leaf in leaves(child))]
+
+    for cls in leaves(errors.ArtError):
+        status, body, _ = failure(cls("x"))
+        assert status == next(STATUS[base] for base in cls.__mro__ if base in STATUS)  # type: ignore[index]
+        assert json.loads(body)["error"]["code"] == cls.code
