@@ -1,0 +1,164 @@
+"""The client against the real HTTP application, over a runtime that only remembers what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import httpx2
+import pytest
+
+from art.backend import wire_groups
+from art.client import ArtClient
+from art.config import ModelSettings, TrainConfig
+from art.errors import (
+    AuthenticationError,
+    HandshakeError,
+    NotFoundError,
+    OverloadedError,
+    PayloadTooLargeError,
+    ProcessError,
+)
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+    WireError,
+)
+from art.server.app import create_app
+from art.trajectory import Trajectory, TrajectoryGroup
+
+STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
+
+
+class Gateway:
+    async def histories(self, rollout_id: str) -> list[dict[str, Any]]:
+        return [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+
+
+class Runtime:
+    gateway = Gateway()
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.errors: list[Exception] = []
+        self.result = "succeeded"
+
+    def note(self, *asked: Any) -> None:
+        self.asked.append(asked)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def health(self) -> dict[str, Any]:
+        self.note("health")
+        return {"status": "ok"}
+
+    async def register(self, request: RegisterRequest) -> ModelStatus:
+        self.note(request)
+        return STATUS
+
+    async def model_status(self, project: str, name: str) -> ModelStatus:
+        self.note(project, name)
+        return STATUS
+
+    async def list_checkpoints(self, project: str, name: str) -> list[int]:
+        return [1, 3]
+
+    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
+        self.note(*keep_steps)
+        return [0, 2]
+
+    def job(self, kind: Any, job_id: str, state: Any) -> JobStatus:
+        error = WireError(code="handshake_failed", message="2 nats") if state == "failed" else None
+        step = 4 if state == "succeeded" else None
+        return JobStatus(job_id=job_id, kind=kind, project="p", name="m", state=state, step=step, error=error)
+
+    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+        self.note(request)
+        return self.job("train", request.job_id, "queued")
+
+    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+        self.note(request)
+        return self.job("train_sft", request.job_id, "queued")
+
+    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
+        self.note(job_id, wait_s)
+        return self.job("train", job_id, self.result)
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
+    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
+
+
+@pytest.fixture
+async def client(runtime: Runtime) -> AsyncIterator[ArtClient]:
+    async with connect(runtime) as client:
+        yield client
+
+
+def request(content: str = "hi") -> TrainRequest:
+    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": content}], reward=1)
+    return TrainRequest(job_id="job-0001", groups=wire_groups([TrajectoryGroup([trajectory])]), config=TrainConfig())
+
+
+async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Runtime) -> None:
+    register = RegisterRequest(project="p", name="m", base_model="b", settings=ModelSettings())
+    assert (await client.health())["status"] == "ok"
+    assert await client.register(register) == STATUS
+    assert await client.model_status("p", "m") == STATUS
+    assert await client.list_checkpoints("p", "m") == [1, 3]
+    deleted = await client.delete_checkpoints("p", "m", DeleteCheckpointsRequest(keep_steps=[3]))
+    assert deleted.deleted_steps == [0, 2]
+    assert (await client.train("p", "m", request())).step == 4
+    sft = TrainSFTRequest(job_id="job-0002", trajectories=request().groups[0].trajectories)
+    assert (await client.train_sft("p", "m", sft)).step == 4
+    assert runtime.asked == [
+        ("health",),
+        (register,),
+        ("p", "m"),
+        (3,),
+        (request(),),
+        ("job-0001", 20.0),
+        (sft,),
+        ("job-0002", 20.0),
+    ]
+    (history,) = await client.get_rollout("r1")
+    assert history["messages_and_choices"] == [{"role": "user", "content": "r1"}]
+
+
+async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runtime) -> None:
+    runtime.errors = [NotFoundError("unknown model p/m; registered: p/n", param="model")]
+    with pytest.raises(NotFoundError, match="registered: p/n") as caught:
+        await client.model_status("p", "m")
+    assert caught.value.param == "model"
+    runtime.result = "failed"
+    with pytest.raises(HandshakeError, match="2 nats"):
+        await client.train("p", "m", request())
+    with pytest.raises(PayloadTooLargeError):
+        await client.train("p", "m", request("x" * 30_000))
+    async with connect(runtime, api_key="wrong") as stranger:
+        with pytest.raises(AuthenticationError):
+            await stranger.model_status("p", "m")
+
+
+async def test_an_engine_that_restarts_is_waited_for(client: ArtClient, runtime: Runtime) -> None:
+    runtime.errors = [ProcessError("the engine is starting"), OverloadedError("full")]
+    OverloadedError.retry_after_s, before = 0.01, OverloadedError.retry_after_s
+    try:
+        assert await client.model_status("p", "m") == STATUS
+    finally:
+        OverloadedError.retry_after_s = before
+    assert len(runtime.asked) == 3
+    async with connect(runtime, unreachable_deadline_s=0.1) as impatient:
+        runtime.errors = [ProcessError("the engine is starting")] * 99
+        with pytest.raises(ProcessError, match="the engine is starting"):
+            await impatient.model_status("p", "m")
