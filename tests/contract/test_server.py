@@ -75,15 +75,21 @@ class Runtime:
 
 
 class Server:
-    def __init__(self, url: str, bench: Bench, runtime: Runtime) -> None:
+    def __init__(self, url: str, bench: Bench, runtime: Runtime, http: httpx2.AsyncClient) -> None:
         self.url = url
         self.bench = bench
         self.runtime = runtime
-        self.http = httpx2.AsyncClient(base_url=url, headers={"authorization": f"Bearer {KEY}"}, timeout=20)
-        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+        self.http = http
+        self.openai = self.client("/v1")
 
-    def client(self, rollout_id: str) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/rollouts/{rollout_id}/v1", api_key=KEY, max_retries=0)
+    def client(self, path: str, key: str = KEY) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}{path}", api_key=key, max_retries=0, http_client=self.http)
+
+
+def _http(transport: httpx2.AsyncBaseTransport | None = None, url: str = "http://test") -> httpx2.AsyncClient:
+    # `verify=False` spares the slow loading of certificates; there is no TLS here.
+    headers = {"authorization": f"Bearer {KEY}"}
+    return httpx2.AsyncClient(transport=transport, base_url=url, headers=headers, timeout=20, verify=False)
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +107,11 @@ async def server(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
         task = asyncio.create_task(uvicorn_server.serve(sockets=[sock]))
         while not uvicorn_server.started:
             await asyncio.sleep(0.01)
-        opened = Server(f"http://127.0.0.1:{sock.getsockname()[1]}", bench, runtime)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         try:
-            yield opened
+            async with _http(url=url) as http:
+                yield Server(url, bench, runtime, http)
         finally:
-            await opened.http.aclose()
-            await opened.openai.close()
             uvicorn_server.should_exit = True
             await task
 
@@ -116,11 +121,9 @@ async def local(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     """The same without a network, for what does not depend on one."""
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         runtime = Runtime(bench)
-        opened = Server("http://test", bench, runtime)
-        transport = httpx2.ASGITransport(app=create_app(runtime, api_key=KEY, max_body_bytes=64 * LIMIT))
-        headers = {"authorization": f"Bearer {KEY}"}
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers) as opened.http:
-            yield opened
+        app = create_app(runtime, api_key=KEY, max_body_bytes=64 * LIMIT)
+        async with _http(httpx2.ASGITransport(app=app)) as http:
+            yield Server("http://test", bench, runtime, http)
 
 
 # --- chat, by the openai client ---
@@ -177,12 +180,12 @@ async def test_openai_stream_helper(server: Server) -> None:
 
 async def test_models(server: Server) -> None:
     assert [model.id async for model in server.openai.models.list()] == ["games/agent"]
-    assert [model.id async for model in server.client("r1").models.list()] == ["games/agent"]
+    assert [model.id async for model in server.client("/rollouts/r1/v1").models.list()] == ["games/agent"]
 
 
 async def test_rollout_in_the_url(server: Server) -> None:
     server.bench.answers("one", "two")
-    client = server.client("r1")
+    client = server.client("/rollouts/r1/v1")
     messages: list[Any] = [user("hi")]
     first = await client.chat.completions.create(model="games/agent", messages=messages)
     messages += [{"role": "assistant", "content": "one"}, user("more")]
@@ -216,8 +219,8 @@ async def test_wrong_key(server: Server) -> None:
         assert response.json()["error"]["code"] == "invalid_api_key"
         assert KEY not in response.text
     with pytest.raises(openai.AuthenticationError):
-        await openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x").models.list()
-    async with httpx2.AsyncClient() as plain:
+        await server.client("/v1", key="x").models.list()
+    async with httpx2.AsyncClient(verify=False) as plain:
         assert (await plain.get(f"{server.url}/v1/models")).status_code == 401
         assert (await plain.get(f"{server.url}/nothing")).status_code == 401
         assert (await plain.get(f"{server.url}/health")).json() == {"status": "ok"}
@@ -367,8 +370,8 @@ async def test_a_client_that_hangs_up_frees_the_engine(server: Server, stream: b
     server.bench.answers("hello world hello world")
     server.bench.engine.delay_s = 0.05 if stream else 30
     request = _chat(stream=stream)
-    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {KEY}"}) as http:
-        task = asyncio.create_task(http.post(f"{server.url}/v1/chat/completions", json=request))
+    async with _http(url=server.url) as http:
+        task = asyncio.create_task(http.post("/v1/chat/completions", json=request))
         while server.bench.engine.num_running == 0:
             await asyncio.sleep(0.01)
         task.cancel()
