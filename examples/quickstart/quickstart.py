@@ -1,7 +1,7 @@
 """Teach a model to answer "maybe": your own rollout, your own reward, trained where it runs.
 
-    art tiny-model ./tiny --task yes_no_maybe     # or any Hugging Face model that your machine can hold
-    python quickstart.py
+art tiny-model ./tiny --task yes_no_maybe     # or any Hugging Face model that your machine can hold
+python quickstart.py
 """
 
 import asyncio
@@ -30,10 +30,13 @@ async def main() -> None:
                 (art.TrajectoryGroup(rollout(model, prompt) for _ in range(16)) for prompt in PROMPTS),
                 pbar_desc=f"step {step}",
             )
-            result = await backend.train(model, groups, learning_rate=5e-3)
-            await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             rewards = [trajectory.reward for group in groups for trajectory in group]
-            print(f"step {result.step}: mean reward {sum(rewards) / len(rewards):.3f}")
+            print(f"step {step}: mean reward {sum(rewards) / len(rewards):.3f}")
+            try:
+                result = await backend.train(model, groups, learning_rate=5e-3)
+            except art.errors.NothingTrainableError:
+                break  # every rollout of every group earns the same: nothing is left to learn
+            await model.log(groups, split="train", metrics=result.metrics, step=result.step)
 
 
 if __name__ == "__main__":

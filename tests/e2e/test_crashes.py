@@ -25,7 +25,10 @@ async def rollout(model: art.TrainableModel, prompt: str, seed: int) -> art.Traj
     client = model.openai_client()
     for turn in range(2):
         completion = await client.chat.completions.create(
-            model=model.get_inference_name(), messages=art_messages(messages), seed=2 * seed + turn, max_completion_tokens=8
+            model=model.get_inference_name(),
+            messages=art_messages(messages),
+            seed=2 * seed + turn,
+            max_completion_tokens=8,
         )
         messages += [completion.choices[0], {"role": "user", "content": prompt}]
     reward = sum(REWARDS.get(item.message.content or "", 0.0) for item in messages if not isinstance(item, dict))
@@ -36,7 +39,9 @@ def art_messages(items: list) -> list:
     return art.Trajectory(messages_and_choices=items).messages()
 
 
-async def losses_of_run(tiny_model: Path, data_dir: Path, during_rollouts: Saboteur | None, during_training: Saboteur | None) -> list[float]:
+async def losses_of_run(
+    tiny_model: Path, data_dir: Path, during_rollouts: Saboteur | None, during_training: Saboteur | None
+) -> list[float]:
     losses = []
     async with art.LocalBackend(path=data_dir) as backend:
         model = art.TrainableModel(name="agent", project="crash", base_model=str(tiny_model), base_path=str(data_dir))
@@ -111,7 +116,9 @@ def test_kill_changes_nothing(
 def test_no_process_outlives_the_script(tiny_model: Path, tmp_path: Path) -> None:
     async def pids() -> list[int]:
         async with art.LocalBackend(path=tmp_path) as backend:
-            model = art.TrainableModel(name="agent", project="orphans", base_model=str(tiny_model), base_path=str(tmp_path))
+            model = art.TrainableModel(
+                name="agent", project="orphans", base_model=str(tiny_model), base_path=str(tmp_path)
+            )
             await model.register(backend)
             found = [backend.server_pid, await child_pid(backend, "engine"), await child_pid(backend, "trainer")]
             return [pid for pid in found if pid is not None]

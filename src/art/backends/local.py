@@ -126,7 +126,9 @@ class LocalBackend(Backend):
                     health.result()
                     return
                 if self._process.poll() is not None:
-                    raise ProcessError(f"art-server ended with status {self._process.returncode} at start{self._log_tail()}")
+                    raise ProcessError(
+                        f"art-server ended with status {self._process.returncode} at start{self._log_tail()}"
+                    )
                 if time.monotonic() > deadline:
                     raise ProcessError(f"art-server did not answer within {START_TIMEOUT_S:.0f} s{self._log_tail()}")
         finally:
@@ -191,7 +193,9 @@ def _terminate(process: subprocess.Popen[bytes]) -> None:
 def _require_local_extra() -> None:
     import importlib.util
 
-    missing = [name for name in ("fastapi", "torch", "transformers", "peft", "renderers") if not importlib.util.find_spec(name)]
+    missing = [
+        name for name in ("fastapi", "torch", "transformers", "peft", "renderers") if not importlib.util.find_spec(name)
+    ]
     if missing:
         raise ConfigError(
             f"LocalBackend needs {', '.join(missing)}; install them with `pip install 'agent-reinforcement-trainer[local]'`"

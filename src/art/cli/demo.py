@@ -1,6 +1,6 @@
 """`art demo`: make a tiny model, train it by reinforcement learning, and show that it got better.
 
-    tiny model (warm start by SFT) --> evaluate --> train step after step --> evaluate --> before/after, picture, summary
+tiny model (warm start by SFT) --> evaluate --> train step after step --> evaluate --> before/after, picture, summary
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
     parser.add_argument("--games", type=int, default=400, help="held-out rollouts before and after (default: 400)")
-    parser.add_argument("--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
     parser.set_defaults(run=run)
 
@@ -94,7 +96,9 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
     # A run of its own each time: the demo shows one complete training, it does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:
-        model = TrainableModel(name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir))
+        model = TrainableModel(
+            name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir)
+        )
         with console.status("Starting server, engine and trainer ..."):
             await model.register(backend)
         before = await _evaluate(console, "before", model, task, args, watch)
@@ -166,13 +170,17 @@ def _show_result(
     games.add_column("before training")
     games.add_column("after training")
     first, second = _telling_pair(task, before, after)
-    games.add_row(task.render_trajectory(before.trajectories[first]), task.render_trajectory(after.trajectories[second]))
+    games.add_row(
+        task.render_trajectory(before.trajectories[first]), task.render_trajectory(after.trajectories[second])
+    )
     console.print(games)
     table = Table()
     for heading in ("", "before", "after"):
         table.add_column(heading)
     table.add_row(
-        f"{task.headline_metric} on {summary['games']} held-out rollouts", f"{before.mean:.3f}", f"[bold]{after.mean:.3f}[/bold]"
+        f"{task.headline_metric} on {summary['games']} held-out rollouts",
+        f"{before.mean:.3f}",
+        f"[bold]{after.mean:.3f}[/bold]",
     )
     table.add_row(
         "95 % interval", *(f"{low:.3f} to {high:.3f}" for low, high in (before.interval, after.interval))

@@ -13,7 +13,7 @@ from art.config import TrainConfig
 from art.errors import NothingTrainableError, TrainingError
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
-from art.task import Task, TaskDefaults
+from art.task import Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
 
 MAX_BARREN_STEPS = 5
@@ -57,11 +57,13 @@ class Evaluation:
     seconds: float
 
 
-async def evaluate(model: TrainableModel, task: Task, *, count: int, seed: int, split: str = "test") -> Evaluation:
+async def evaluate(model: TrainableModel, task: Task, *, count: int, seed: int, split: Split = "test") -> Evaluation:
     """`count` rollouts on held-out scenarios, sampled like in training."""
     started = time.perf_counter()
     scenarios = task.scenarios(split, seed=seed, count=count)
-    gathered = await gather_trajectories((task.rollout(model, scenario, rollout_index=0) for scenario in scenarios), pbar_desc=None)
+    gathered = await gather_trajectories(
+        (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios), pbar_desc=None
+    )
     trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
     values = [headline_value(task, trajectory) for trajectory in trajectories]
     mean, interval = mean_with_interval(values)

@@ -98,7 +98,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     try:
         app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
         server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=4096)
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=4096
+            )
         )
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)

@@ -33,9 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--learning-rate", type=float, help="peak learning rate (default: the task's own)")
     parser.add_argument("--groups", type=int, help="scenarios per step (default: the task's own)")
     parser.add_argument("--rollouts", type=int, help="rollouts per scenario (default: the task's own)")
-    parser.add_argument("--lora-rank", type=int, default=LoraConfig().rank, help="rank of the adapter (default: %(default)s)")
+    parser.add_argument(
+        "--lora-rank", type=int, default=LoraConfig().rank, help="rank of the adapter (default: %(default)s)"
+    )
     parser.add_argument("--max-context", type=int, help="tokens of prompt plus completion (default: the model's own)")
-    parser.add_argument("--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)")
+    parser.add_argument(
+        "--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
     parser.set_defaults(run=run)
 
@@ -81,7 +85,8 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
             console.print(
                 f"step {report.step:>4}  reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
                 f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  "
-                f"train {report.timing.train_s:.2f} s" + ("" if report.trained else "  (no reward spread: not trained)"),
+                f"train {report.timing.train_s:.2f} s"
+                + ("" if report.trained else "  (no reward spread: not trained)"),
                 highlight=False,
             )
 
@@ -93,7 +98,9 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
         if args.evaluate:
             evaluation = await evaluate(model, task, count=args.evaluate, seed=args.seed)
             low, high = evaluation.interval
-            console.print(f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to {high:.3f})")
+            console.print(
+                f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to {high:.3f})"
+            )
             summary |= {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}
     summary["wall_s"] = time.perf_counter() - started
     if args.json:

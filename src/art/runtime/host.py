@@ -13,7 +13,8 @@ from art.config import LoraConfig, ModelSettings, ServerConfig
 from art.engine import EngineInfo
 from art.engines.torch.handle import EmbeddedEngine
 from art.errors import ProcessError
-from art.gateway.render import Renderer, load_renderer
+from art.gateway.render import load_renderer
+from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
 from art.runtime.publish import publish
@@ -124,7 +125,9 @@ class BaseModelHost:
                 except ProcessError as error:
                     if attempt == TRAIN_ATTEMPTS:
                         raise
-                    logger.warning("%s is started over (attempt %d): %s", method, attempt + 1, error.message.splitlines()[0])
+                    logger.warning(
+                        "%s is started over (attempt %d): %s", method, attempt + 1, error.message.splitlines()[0]
+                    )
         raise AssertionError("unreachable")
 
     async def _start_engine(self, client: RpcClient) -> None:

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from art.errors import ArtError, CorruptCheckpointError
 from art.protocol.rpc import error_body
@@ -87,7 +86,9 @@ class JobRunner:
         queue = self._queues.get(model.base_model)
         if queue is None:
             queue = self._queues[model.base_model] = asyncio.Queue()
-            self._workers.append(asyncio.get_running_loop().create_task(self._work(queue), name=f"jobs-{model.base_model}"))
+            self._workers.append(
+                asyncio.get_running_loop().create_task(self._work(queue), name=f"jobs-{model.base_model}")
+            )
         queue.put_nowait(job)
 
     async def _work(self, queue: asyncio.Queue[Job]) -> None:
@@ -139,8 +140,7 @@ def _make_way(target: Path, job_id: str) -> None:
     if not target.exists():
         return
     try:
-        state: dict[str, Any] = checkpoints.read_state(target)
-        if state.get("job_id") == job_id:
+        if checkpoints.read_state(target).job_id == job_id:
             return
     except CorruptCheckpointError:
         logger.warning("%s is incomplete", target)

@@ -85,7 +85,9 @@ class ChildProcess:
     def start(self) -> None:
         """Begin to start; does not wait."""
         if self._supervisor is None:
-            self._supervisor = asyncio.get_running_loop().create_task(self._supervise(), name=f"supervise-{self.spec.name}")
+            self._supervisor = asyncio.get_running_loop().create_task(
+                self._supervise(), name=f"supervise-{self.spec.name}"
+            )
 
     async def connect(self) -> RpcClient:
         """The live connection.
@@ -102,7 +104,9 @@ class ChildProcess:
             async with asyncio.timeout(deadline_s), self._changed:
                 await self._changed.wait_for(lambda: self._client is not None or self._failure is not None)
         except TimeoutError:
-            raise ProcessError(f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}") from None
+            raise ProcessError(
+                f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}"
+            ) from None
         if self._failure is not None:
             raise type(self._failure)(self._failure.message)
         assert self._client is not None
@@ -132,7 +136,9 @@ class ChildProcess:
                 process, client = await self._start_once()
             except ArtError as error:
                 failed_starts += 1
-                logger.error("the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, MAX_FAILED_STARTS, error)
+                logger.error(
+                    "the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, MAX_FAILED_STARTS, error
+                )
                 if failed_starts >= MAX_FAILED_STARTS or not isinstance(error, ProcessError):
                     await self._give_up(error)
                     return
@@ -142,14 +148,16 @@ class ChildProcess:
             await self._set_client(client)
             await self._until_dead(process)
             await self._set_client(None)
-            error = self._death(process)
-            client.fail(error)
+            death = self._death(process)
+            client.fail(death)
             await client.close()
-            logger.error("%s; restarting it", error.message)
+            logger.error("%s; restarting it", death.message)
             self.num_restarts += 1
             self._crashes.append(time.monotonic())
             if len(self._crashes) == CRASH_LIMIT and self._crashes[-1] - self._crashes[0] < CRASH_WINDOW_S:
-                await self._give_up(ProcessError(f"{error.message}\nIt died {CRASH_LIMIT} times in {CRASH_WINDOW_S:.0f} s."))
+                await self._give_up(
+                    ProcessError(f"{death.message}\nIt died {CRASH_LIMIT} times in {CRASH_WINDOW_S:.0f} s.")
+                )
                 return
 
     async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient]:
@@ -176,7 +184,9 @@ class ChildProcess:
                     process.kill()
             await process.wait()
             if isinstance(error, TimeoutError):
-                raise ProcessError(f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}") from None
+                raise ProcessError(
+                    f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
+                ) from None
             if isinstance(error, ProcessError):
                 exit_text = _describe_exit(process.returncode)
                 raise ProcessError(f"the {spec.name} died while starting ({exit_text}){self._log_tail()}") from error
@@ -192,7 +202,9 @@ class ChildProcess:
                 await asyncio.wait([exited], timeout=1.0)
                 silent_s = time.monotonic() - self._last_heartbeat
                 if silent_s > self.spec.heartbeat_timeout_s and not exited.done():
-                    logger.error("the %s (pid %d) was silent for %.0f s: killing it", self.spec.name, process.pid, silent_s)
+                    logger.error(
+                        "the %s (pid %d) was silent for %.0f s: killing it", self.spec.name, process.pid, silent_s
+                    )
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
         finally:

@@ -24,7 +24,9 @@ TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
 pass is good to about 3e-2 per token."""
 
 
-async def publish(engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None) -> dict[str, float]:
+async def publish(
+    engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
+) -> dict[str, float]:
     """Load `checkpoint` as `adapter_id` and prove it; returns `publish/...` and `time/publish_s` metrics.
 
     Raises:
@@ -48,7 +50,9 @@ async def publish(engine: Engine, adapter_id: str, checkpoint: Path, tolerance: 
             f"{gap:.4g} nats, at most {tolerance:.4g} is allowed (the adapter itself moves them by {effect:.4g}). "
             f"The engine does not serve what was trained; the previous step stays in place"
         )
-    logger.info("published %s: %d layers, probe gap %.2g nats, adapter effect %.2g", adapter_id, info.num_layers, gap, effect)
+    logger.info(
+        "published %s: %d layers, probe gap %.2g nats, adapter effect %.2g", adapter_id, info.num_layers, gap, effect
+    )
     return {
         "publish/probe_gap": gap,
         "publish/probe_effect": effect,

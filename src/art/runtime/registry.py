@@ -79,10 +79,16 @@ class Registry:
         await self._run(lambda db: db.executescript(_SCHEMA))
 
     async def models(self) -> list[RegisteredModel]:
-        rows = await self._run(lambda db: db.execute("SELECT project, name, base_model, settings, step FROM models").fetchall())
+        rows = await self._run(
+            lambda db: db.execute("SELECT project, name, base_model, settings, step FROM models").fetchall()
+        )
         return [
             RegisteredModel(
-                project=project, name=name, base_model=base_model, settings=ModelSettings.model_validate_json(settings), step=step
+                project=project,
+                name=name,
+                base_model=base_model,
+                settings=ModelSettings.model_validate_json(settings),
+                step=step,
             )
             for project, name, base_model, settings, step in rows
         ]
@@ -163,7 +169,9 @@ class Registry:
         await self._update_job(status)
         return status
 
-    async def _update_job(self, status: JobStatus, *, from_step: int | None = None, publish_step: int | None = None) -> None:
+    async def _update_job(
+        self, status: JobStatus, *, from_step: int | None = None, publish_step: int | None = None
+    ) -> None:
         done = status.state in ("succeeded", "failed")
 
         def update(db: sqlite3.Connection) -> None:
@@ -174,7 +182,8 @@ class Registry:
             )
             if publish_step is not None:
                 db.execute(
-                    "UPDATE models SET step = ? WHERE project = ? AND name = ?", (publish_step, status.project, status.name)
+                    "UPDATE models SET step = ? WHERE project = ? AND name = ?",
+                    (publish_step, status.project, status.name),
                 )
 
         await self._run(update)

@@ -16,7 +16,8 @@ from typing import Any
 
 from art.config import ServerConfig
 from art.errors import ConfigError, NotFoundError
-from art.gateway.chat import Gateway, PolicyRef
+from art.gateway.chat import Gateway
+from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.host import BaseModelHost
@@ -27,7 +28,6 @@ from art.runtime.sft import sft_samples
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir, validate_name
-from art.trainer.types import sample_to_dict
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class Runtime:
         self._recorder = Recorder(self._database)
         self._models: dict[str, RegisteredModel] = {}
         self._hosts: dict[str, BaseModelHost] = {}
+        self._host_of_model: dict[str, BaseModelHost] = {}
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
         self._jobs = JobRunner(self._registry, self.data_dir, self._find, self._on_published)
         self.gateway = Gateway(self, self._recorder)
 
     async def start(self) -> None:
-        self.data_dir.root.mkdir(parents=True, exist_ok=True)
         await self._registry.start()
         await self._recorder.start()
         for model in await self._registry.models():
@@ -130,7 +130,7 @@ class Runtime:
 
         plan = await asyncio.to_thread(plan_request)
         payload = {
-            "samples": [sample_to_dict(sample) for sample in plan.samples],
+            "samples": plan.samples,
             "config": request.config.model_dump(),
             "metrics": plan.metrics | plan.ledger,
         }
@@ -142,12 +142,19 @@ class Runtime:
         model, host = self._find(project, name)
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
         payload = {
-            "samples": [sample_to_dict(sample) for sample in samples],
+            "samples": samples,
             "config": request.config.model_dump(),
             "metrics": counts,
         }
         return await self._jobs.submit(
-            Job(job_id=request.job_id, kind="train_sft", project=model.project, name=name, payload=payload, from_step=None)
+            Job(
+                job_id=request.job_id,
+                kind="train_sft",
+                project=model.project,
+                name=name,
+                payload=payload,
+                from_step=None,
+            )
         )
 
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
@@ -161,9 +168,7 @@ class Runtime:
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy behind a model name if it can be sampled from right now."""
         policy = self._policies.get(model)
-        if policy is not None and (policy.adapter is None or self._hosts_by_policy(policy)):
-            return policy
-        return None
+        return policy if policy is not None and self._is_loaded(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
         """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
@@ -171,49 +176,47 @@ class Runtime:
         Raises:
             NotFoundError: unknown model or step, or a bare name that two projects share.
         """
-        registered, step = self._parse(model)
-        host = self._host(registered)
+        wanted = parse_model_name(model)
+        key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
+        registered, host = self._find(*key)
+        step = registered.step if wanted.step is None else wanted.step
         checkpoint = self._checkpoint(registered, step)
-        if not checkpoint.exists():
-            raise NotFoundError(f"model {registered.key!r} has no checkpoint of step {step}", param="model")
+        if step > registered.step or not checkpoint.exists():
+            raise NotFoundError(
+                f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
+                param="model",
+            )
         adapter_id = registered.adapter_id(step)
         await host.load(adapter_id, checkpoint)
         policy = PolicyRef(
-            engine=host.engine, renderer=await host.renderer(), adapter=adapter_id, project=registered.project,
-            name=registered.name, policy_version=step, max_context=(await host.engine_info()).max_context,
-        )  # fmt: skip
+            engine=host.engine,
+            renderer=await host.renderer(),
+            adapter=adapter_id,
+            project=registered.project,
+            name=registered.name,
+            policy_version=step,
+            max_context=(await host.engine_info()).max_context,
+        )
         self._policies[model] = policy
         return policy
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
-    def _parse(self, model: str) -> tuple[RegisteredModel, int]:
-        key, _, step_text = model.partition("@")
-        if key in self._models:
-            registered = self._models[key]
-        else:
-            matches = [candidate for candidate in self._models.values() if candidate.name == key]
-            if len(matches) > 1:
-                names = ", ".join(sorted(candidate.key for candidate in matches))
-                raise NotFoundError(f"model name {key!r} is used by several projects; send one of {names}", param="model")
-            if not matches:
-                known = ", ".join(sorted(self._models)) or "none"
-                raise NotFoundError(f"there is no model {key!r}; registered models: {known}", param="model")
-            registered = matches[0]
-        if not step_text:
-            return registered, registered.step
-        if not step_text.isdecimal() or int(step_text) > registered.step:
-            raise NotFoundError(
-                f"model {registered.key!r} has no published step {step_text!r}; the newest is {registered.step}", param="model"
-            )
-        return registered, int(step_text)
+    def _is_loaded(self, policy: PolicyRef) -> bool:
+        _, host = self._find(policy.project, policy.name)
+        return policy.adapter is None or host.is_loaded(policy.adapter)
 
     def _host(self, model: RegisteredModel) -> BaseModelHost:
-        settings = model.settings
-        key = "|".join([model.base_model, *(part.model_dump_json() for part in (settings.engine, settings.trainer, settings.render))])
-        if key not in self._hosts:
-            self._hosts[key] = BaseModelHost(model.base_model, settings, self.data_dir, self.config)
-        return self._hosts[key]
+        """The host that models with the same base model and the same settings share."""
+        host = self._host_of_model.get(model.key)
+        if host is None:
+            settings = model.settings
+            parts = (settings.engine, settings.trainer, settings.render)
+            key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+            if key not in self._hosts:
+                self._hosts[key] = BaseModelHost(model.base_model, settings, self.data_dir, self.config)
+            host = self._host_of_model[model.key] = self._hosts[key]
+        return host
 
     def _model(self, project: str, name: str) -> RegisteredModel:
         model = self._models.get(f"{project}/{name}")
@@ -236,7 +239,11 @@ class Runtime:
 
     def _status(self, model: RegisteredModel) -> ModelStatus:
         return ModelStatus(
-            project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key
+            project=model.project,
+            name=model.name,
+            base_model=model.base_model,
+            step=model.step,
+            inference_name=model.key,
         )
 
 

@@ -12,12 +12,14 @@ from collections import Counter
 from typing import Any
 
 from art.errors import NothingTrainableError
-from art.gateway.render import Renderer
+from art.gateway.renderer import Renderer
 from art.protocol.training import WireHistory, WireTrajectory
 from art.trainer.types import TrainingSample
 
 
-def sft_samples(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[list[TrainingSample], dict[str, float]]:
+def sft_samples(
+    trajectories: list[WireTrajectory], renderer: Renderer
+) -> tuple[list[TrainingSample], dict[str, float]]:
     """One sample per assistant message, and `data/...`, `ledger/...` counts.
 
     Raises:

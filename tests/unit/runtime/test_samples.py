@@ -15,7 +15,9 @@ USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}
 
 
-def exchange(id: str, prompt: list[int], completion: list[int], *, messages: list[dict], text: str, **changes: object) -> Exchange:
+def exchange(
+    id: str, prompt: list[int], completion: list[int], *, messages: list[dict], text: str, **changes: object
+) -> Exchange:
     base = Exchange(
         id=id, rollout_id=None, project="p", name="m", policy_version=3, parent_id=None, branch_reason=None,
         prompt_token_ids=prompt, completion_token_ids=completion, sampling_logprobs=[-0.5] * len(completion), temperature=1.0,
@@ -116,7 +118,9 @@ def test_sampling_that_has_no_exact_gradient_is_refused(changes: dict, message: 
 
 
 def test_other_temperatures_do_not_share_a_sample() -> None:
-    plan = plan_step(resolved(group(1.0, 0.0), exchanges=(FIRST, replace(SECOND, temperature=0.7))), TrainConfig(), step=3)
+    plan = plan_step(
+        resolved(group(1.0, 0.0), exchanges=(FIRST, replace(SECOND, temperature=0.7))), TrainConfig(), step=3
+    )
     assert {sample.temperature for sample in plan.samples} == {1.0, 0.7}
     assert len(plan.samples) == 4
 
