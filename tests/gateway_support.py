@@ -69,7 +69,7 @@ def make_tokenizer(directory: Path, *, template: str | None = CHATML, model_type
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
-        "pad_token": {"content": "<|endoftext|>"},
+        "pad_token": {"__type": "AddedToken", "content": "<|endoftext|>"},
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
