@@ -50,7 +50,7 @@ async def trajectory_group_batches(
             if batch_context.pbar is None:
                 batch_context.pbar = progress_bar(pbar_desc, batch_size)
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in [task for task in running if task in done]:
                 batch += task.result()
                 batch_context.add(running.pop(task)[1])
                 if len(batch) == batch_size:

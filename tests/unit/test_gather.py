@@ -292,11 +292,21 @@ async def batches(rewards: list[list[float | None]], **options: Any) -> list[lis
 
 
 async def test_batches_come_as_groups_finish() -> None:
-    assert await batches([[20], [1], [2], [3], [4]], batch_size=2, max_concurrent_batches=2) == [
-        [[1], [2]],
-        [[3], [4]],
-        [[20]],
-    ]
+    others_are_through = asyncio.Event()
+
+    async def slow() -> Trajectory:
+        await others_are_through.wait()
+        return Trajectory(reward=20)
+
+    groups = [TrajectoryGroup([slow()]), *groups_of([[1], [2], [3], [4]])]
+    found = []
+    async for batch in trajectory_group_batches(groups, batch_size=2, max_concurrent_batches=2, pbar_desc=None):
+        found.append(rewards_of(batch))
+        if len(found) == 2:
+            others_are_through.set()
+    assert [len(batch) for batch in found] == [2, 2, 1]
+    assert sorted(found[0] + found[1]) == [[1], [2], [3], [4]]
+    assert found[2] == [[20]]
 
 
 async def test_budget_holds_for_every_batch() -> None:
