@@ -1,0 +1,98 @@
+"""Three steps of a small model against losses on record, so that no change of the mathematics goes unnoticed.
+
+A change that is meant to alter them rewrites the file by deleting it and running this test once; the diff then shows by
+how much. Weights and samples come from formulas, not from a random generator, so they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainConfig, TrainerConfig
+from art.trainer.trainer import Trainer
+from art.trainer.types import TrainingSample
+
+GOLDEN = Path(__file__).with_name("trainer_losses.txt")
+METRICS = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/masked_share", "loss/adapter_norm")
+LOSSES: list[LossConfig] = [DppoConfig(), PpoConfig(), CispoConfig()]
+VOCAB_SIZE = 97
+
+
+def save_model(path: Path) -> None:
+    import transformers
+
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+    )
+    model = transformers.Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(model.named_parameters()):
+            if "norm" not in name:
+                index = torch.arange(parameter.numel(), dtype=torch.float64)
+                values = torch.sin(index * 12.9898 + number) * 43758.5453
+                parameter.copy_(((values - values.floor()) - 0.5).view(parameter.shape) * 0.6)
+    model.save_pretrained(path)
+
+
+def make_samples(step: int) -> list[TrainingSample]:
+    """Two groups of four rollouts with a common prompt, answers of two turns, and a tool result between them."""
+    samples = []
+    for group in range(2):
+        prompt = [(3 + 5 * i + 11 * group + step) % VOCAB_SIZE for i in range(12)]
+        for member in range(4):
+            answer = [(7 * i + member % 2 + step) % 13 for i in range(6)]  # two of them say the same
+            result = [(40 + i + member) % VOCAB_SIZE for i in range(4)]
+            final = [(9 * i + member) % 17 for i in range(5)]
+            mask = [False] * 12 + [True] * 6 + [False] * 4 + [True] * 5
+            advantage = (0.75, -0.25, -0.5, 0.0)[member]
+            samples.append(
+                TrainingSample(
+                    sample_id=f"{group}-{member}",
+                    rollout_id=f"{group}-{member}",
+                    token_ids=prompt + answer + result + final,
+                    loss_mask=mask,
+                    sampling_logprobs=[-4.0 - math.sin(i + member) if m else 0.0 for i, m in enumerate(mask)],
+                    advantages=[advantage if m else 0.0 for m in mask],
+                )
+            )
+    return samples
+
+
+def run(tmp_path: Path) -> dict[str, float]:
+    save_model(tmp_path / "model")
+    trainer = Trainer(str(tmp_path / "model"), TrainerConfig(device="cpu", num_threads=1))
+    values = {}
+    for loss in LOSSES:
+        root = tmp_path / loss.type
+        trainer.init_checkpoint(root / "0000", LoraConfig(rank=8, alpha=16))
+        for step in (1, 2, 3):
+            result = trainer.train(
+                make_samples(step),
+                TrainConfig(learning_rate=5e-3, loss=loss, mismatch=None, num_minibatches=2),
+                from_checkpoint=root / f"{step - 1:04d}",
+                to_checkpoint=root / f"{step:04d}",
+                job_id=f"{loss.type}-{step}",
+            )
+            values |= {f"{loss.type} step {step} {name}": result.metrics[name] for name in METRICS}
+    return values
+
+
+def test_losses_are_those_on_record(tmp_path: Path) -> None:
+    found = run(tmp_path)
+    if not GOLDEN.exists():
+        GOLDEN.write_text("".join(f"{name} = {value:.7g}\n" for name, value in found.items()))
+        pytest.fail(f"{GOLDEN.name} did not exist and was written; review and commit it")
+    expected = {name: float(value) for name, value in (line.split(" = ") for line in GOLDEN.read_text().splitlines())}
+    # Adam's first steps follow the signs of gradients, those near zero included: rounding differs between processors.
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)

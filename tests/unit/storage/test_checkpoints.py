@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from art.errors import CorruptCheckpointError, DiskFullError, NotFoundError, StorageError
+from art.storage import atomic, checkpoints
+from art.storage.checkpoints import CheckpointState, Probe
+
+STATE = CheckpointState(
+    step=3,
+    job_id="job-00000001",
+    base_model="m",
+    lora={"rank": 4},
+    config={},
+    num_updates=3,
+    rng="",
+    metrics={"a/b": 1.5},
+)
+PROBE = Probe(token_ids=[1, 2, 3], logprobs=[-1.0, -2.0], base_logprobs=[-1.5, -2.5])
+
+
+def contents(**changes: bytes) -> dict[str, bytes]:
+    files = {
+        checkpoints.ADAPTER_WEIGHTS: b"weights" * 1000,
+        checkpoints.ADAPTER_CONFIG: b"{}",
+        checkpoints.OPTIMIZER: b"moments" * 2000,
+        checkpoints.STATE: STATE.model_dump_json().encode(),
+        checkpoints.PROBE: PROBE.model_dump_json().encode(),
+    }
+    return files | changes
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def checkpoint(directory: Path) -> Path:
+    checkpoints.write_checkpoint(directory / "0003", contents())
+    return directory / "0003"
+
+
+def test_reads_back_what_was_written(checkpoint: Path) -> None:
+    checkpoints.verify(checkpoint)
+    assert checkpoints.read_state(checkpoint) == STATE
+    assert checkpoints.read_probe(checkpoint) == PROBE
+    assert checkpoints.read_file(checkpoint, checkpoints.OPTIMIZER) == b"moments" * 2000
+    assert sorted(entry.name for entry in checkpoint.iterdir()) == sorted([*checkpoints.FILES, checkpoints.MANIFEST])
+
+
+def test_identity_follows_the_content(directory: Path, checkpoint: Path) -> None:
+    same = checkpoints.write_checkpoint(directory / "0004", contents())
+    other = checkpoints.write_checkpoint(directory / "0005", contents(**{checkpoints.ADAPTER_WEIGHTS: b"x"}))
+    assert same == checkpoints.identify(checkpoint) == checkpoints.identify(directory / "0004")
+    assert other == checkpoints.identify(directory / "0005") != same
+
+
+@pytest.mark.parametrize("name", checkpoints.FILES)
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_found_and_named(checkpoint: Path, name: str, damage: str) -> None:
+    file = checkpoint / name
+    data = file.read_bytes()
+    if damage == "flip":
+        file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    elif damage == "cut":
+        file.write_bytes(data[:-1])
+    else:
+        file.unlink()
+    with pytest.raises(CorruptCheckpointError, match=name):
+        checkpoints.verify(checkpoint)
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{", b'{"files": {}}', b'{"files": {}, "more": 1}'])
+def test_damaged_manifest(checkpoint: Path, manifest: bytes) -> None:
+    (checkpoint / checkpoints.MANIFEST).write_bytes(manifest)
+    with pytest.raises(CorruptCheckpointError, match="manifest"):
+        checkpoints.verify(checkpoint)
+
+
+def test_missing_checkpoint(directory: Path) -> None:
+    with pytest.raises(NotFoundError, match="0009"):
+        checkpoints.verify(directory / "0009")
+
+
+def test_unknown_and_missing_files_are_refused(directory: Path) -> None:
+    with pytest.raises(ValueError, match="pickle"):
+        checkpoints.write_checkpoint(directory / "0001", contents(pickle=b""))
+    with pytest.raises(ValueError, match=checkpoints.PROBE):
+        checkpoints.write_checkpoint(
+            directory / "0001", {k: v for k, v in contents().items() if k != checkpoints.PROBE}
+        )
+
+
+def test_state_refuses_unknown_fields_and_non_finite_metrics(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        CheckpointState.model_validate(STATE.model_dump() | {"metrics": {"loss": float("nan")}})
+    (checkpoint / checkpoints.STATE).write_text(STATE.model_dump_json()[:-1] + ', "extra": 1}')
+    with pytest.raises(CorruptCheckpointError, match=checkpoints.STATE):
+        checkpoints.read_state(checkpoint)
+
+
+def test_steps(directory: Path) -> None:
+    assert checkpoints.list_steps(directory) == []
+    assert checkpoints.latest(directory) is None
+    for step in (10, 2, 12345):
+        checkpoints.write_checkpoint(directory / f"{step:04d}", contents())
+    (directory / "notes").mkdir()
+    (directory / "0099").mkdir()  # no manifest: not a checkpoint
+    assert checkpoints.list_steps(directory) == [2, 10, 12345]
+    assert checkpoints.latest(directory) == 12345
+    checkpoints.delete(directory / "0010")
+    checkpoints.delete(directory / "0010")
+    assert checkpoints.list_steps(directory) == [2, 12345]
+
+
+def test_an_existing_checkpoint_is_not_overwritten(checkpoint: Path) -> None:
+    with pytest.raises(StorageError):
+        checkpoints.write_checkpoint(checkpoint, contents(**{checkpoints.ADAPTER_WEIGHTS: b"new"}))
+    checkpoints.verify(checkpoint)
+    assert [entry.name for entry in checkpoint.parent.iterdir()] == ["0003"]
+
+
+def test_full_disk_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
+    with pytest.raises(DiskFullError, match=r"0001.*Free space"):
+        checkpoints.write_checkpoint(directory / "0001", contents())
+    assert list(directory.iterdir()) == []
+    target = directory / "file.json"
+    with pytest.raises(DiskFullError):
+        atomic.write_file(target, b"x")
+    assert list(directory.iterdir()) == []
+
+
+def test_write_file_replaces(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    atomic.write_file(target, b"one")
+    atomic.write_file(target, b"two")
+    assert target.read_bytes() == b"two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(directory: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    directory.mkdir()
+    names = [f".0001.tmp-{dead.pid}", f".0002.tmp-{os.getppid()}", f".0003.tmp-{os.getpid()}"]
+    for name in names:
+        (directory / name).mkdir()
+        (directory / name / "part").write_bytes(b"x")
+    (directory / f".index.tmp-{dead.pid}").write_bytes(b"x")
+    checkpoints.write_checkpoint(directory / "0007", contents())
+    left = {entry.name for entry in directory.iterdir()}
+    assert left == {"0007", names[1], names[2]}
+    assert checkpoints.list_steps(directory) == [7]
+
+
+def test_a_killed_writer_leaves_no_checkpoint(directory: Path) -> None:
+    """SIGKILL between the files and the rename."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from art.storage import atomic, checkpoints
+real = Path.rename
+Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys(checkpoints.FILES, b"x"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False)
+    assert done.returncode == -9
+    assert checkpoints.list_steps(directory) == []
+    assert len(list(directory.iterdir())) == 1
+    checkpoints.write_checkpoint(directory / "0001", contents())
+    assert [entry.name for entry in directory.iterdir()] == ["0001"]
+    checkpoints.verify(directory / "0001")
+
+
+def test_no_torch() -> None:
+    code = (
+        "import sys, art.storage.checkpoints, art.trainer.types, art.trainer.advantages; print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b"False"

@@ -1,0 +1,360 @@
+"""The trainer as a whole: steps, restarts, refusals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_reference import with_own_logprobs
+from trainer_samples import VOCAB_SIZE, random_samples
+
+from art.config import LoraConfig, MismatchConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptCheckpointError,
+    DiskFullError,
+    NotFoundError,
+    NothingTrainableError,
+    TrainingError,
+    TrajectoryError,
+)
+from art.storage import atomic, checkpoints
+from art.trainer.metrics import METRICS
+from art.trainer.probe import measure_probe
+from art.trainer.trainer import Trainer
+from art.trainer.types import StepResult, TrainingSample, samples_from_wire
+
+LORA = LoraConfig(rank=8, alpha=16)
+RL = TrainConfig(learning_rate=1e-2, mismatch=None)
+
+
+@pytest.fixture
+def new_trainer(model_path: Callable[[str], str]) -> Callable[..., Trainer]:
+    def new(family: str = "Qwen3", **config: Any) -> Trainer:
+        return Trainer(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
+
+    return new
+
+
+@pytest.fixture
+def trainer(new_trainer: Callable[..., Trainer], tmp_path: Path) -> Trainer:
+    trainer = new_trainer()
+    trainer.init_checkpoint(tmp_path / "0000", LORA)
+    return trainer
+
+
+def step(trainer: Trainer, directory: Path, number: int, config: TrainConfig = RL, **changes: Any) -> StepResult:
+    """Train step `number` on its own random samples."""
+    arguments: dict[str, Any] = {
+        "samples": random_samples(number),
+        "config": config,
+        "from_checkpoint": directory / f"{number - 1:04d}",
+        "to_checkpoint": directory / f"{number:04d}",
+        "job_id": f"job-{number:08d}",
+    }
+    return trainer.train(**(arguments | changes))
+
+
+def weights(path: Path) -> bytes:
+    return (path / checkpoints.ADAPTER_WEIGHTS).read_bytes()
+
+
+def test_a_step_changes_the_policy_and_reports(trainer: Trainer, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    result = step(trainer, tmp_path, 1, on_progress=lambda done, total: seen.append((done, total)))
+    assert result.step == 1
+    assert set(result.metrics) == set(METRICS)
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    assert seen == [(i + 1, seen[-1][1]) for i in range(seen[-1][1])]
+    assert weights(tmp_path / "0001") != weights(tmp_path / "0000")
+    state = checkpoints.read_state(tmp_path / "0001")
+    assert (state.step, state.job_id, state.num_updates) == (1, "job-00000001", 1)
+    assert TrainConfig.model_validate(state.config) == RL
+    assert LoraConfig.model_validate(state.lora) == LORA
+    samples = random_samples(1)
+    assert result.metrics["data/step_tokens_unshared"] == sum(len(s.token_ids) for s in samples)
+    assert result.metrics["data/step_trainable_tokens"] == sum(map(sum, (s.loss_mask for s in samples)))
+    assert result.metrics["data/step_trainer_tokens"] < result.metrics["data/step_tokens_unshared"]
+
+
+def test_the_probe_is_that_of_the_trained_policy(trainer: Trainer, tmp_path: Path) -> None:
+    fresh = checkpoints.read_probe(tmp_path / "0000")
+    assert fresh.logprobs == fresh.base_logprobs
+    assert len(fresh.token_ids) >= 16
+    step(trainer, tmp_path, 1)
+    probe = checkpoints.read_probe(tmp_path / "0001")
+    assert probe.token_ids == random_samples(1)[0].token_ids[:64]
+    assert len(probe.logprobs) == len(probe.base_logprobs) == len(probe.token_ids) - 1
+    assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)) > 1e-3
+    again = measure_probe(trainer._loaded.policy, probe.token_ids)  # type: ignore[union-attr]
+    assert again == probe
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_a_restarted_trainer_continues_bit_identically(
+    folds: bool, new_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    config = RL.model_copy(update={"num_minibatches": 2})
+    settings = {"gradient_checkpointing": not folds}
+    undisturbed = new_trainer(**settings)
+    for name in ("a", "b"):
+        undisturbed.init_checkpoint(tmp_path / name / "0000", LORA)
+    expected = [step(undisturbed, tmp_path / "a", number, config) for number in (1, 2, 3)]
+    for number in (1, 2, 3):
+        result = step(new_trainer(**settings), tmp_path / "b", number, config)  # a new process each time
+        for name, value in expected[number - 1].metrics.items():
+            if not name.startswith(("time/", "throughput/")):
+                assert result.metrics[name] == value, name
+    for file in (checkpoints.ADAPTER_WEIGHTS, checkpoints.OPTIMIZER, checkpoints.PROBE):
+        assert (tmp_path / "a/0003" / file).read_bytes() == (tmp_path / "b/0003" / file).read_bytes()
+
+
+def test_going_back_to_an_older_checkpoint(trainer: Trainer, tmp_path: Path) -> None:
+    """Memory holds step 2, but the call continues from step 1: a fork, equal to one made by a fresh trainer."""
+    first = step(trainer, tmp_path, 1)
+    second = step(trainer, tmp_path, 2)
+    fork = step(trainer, tmp_path, 2, to_checkpoint=tmp_path / "fork", job_id="job-fork")
+    assert (first.step, second.step, fork.step) == (1, 2, 2)
+    assert weights(tmp_path / "fork") == weights(tmp_path / "0002")
+
+
+def test_a_checkpoint_replaced_under_the_same_name_is_noticed(trainer: Trainer, tmp_path: Path) -> None:
+    step(trainer, tmp_path, 1)
+    (tmp_path / "0001").rename(tmp_path / "other")
+    (tmp_path / "0000").rename(tmp_path / "0001")
+    result = step(trainer, tmp_path, 2, from_checkpoint=tmp_path / "0001")
+    assert result.step == 1
+
+
+def test_other_lora_settings_are_taken_from_the_checkpoint(trainer: Trainer, tmp_path: Path) -> None:
+    step(trainer, tmp_path, 1)
+    other = LoraConfig(rank=2, alpha=4, target_modules=["q_proj"])
+    trainer.init_checkpoint(tmp_path / "small/0000", other)
+    step(trainer, tmp_path / "small", 1)
+    assert len(weights(tmp_path / "small/0001")) < len(weights(tmp_path / "0001"))
+    assert step(trainer, tmp_path, 2).step == 2
+
+
+def test_the_same_job_is_not_trained_twice(trainer: Trainer, tmp_path: Path) -> None:
+    first = step(trainer, tmp_path, 1)
+    before = weights(tmp_path / "0001")
+    again = step(trainer, tmp_path, 1)
+    assert again.step == first.step
+    assert again.metrics["loss/train"] == first.metrics["loss/train"]
+    assert weights(tmp_path / "0001") == before
+    with pytest.raises(ConflictError, match=r"made by job 'job-00000001'; job 'job-another'"):
+        step(trainer, tmp_path, 1, job_id="job-another")
+
+
+def test_init_is_idempotent(trainer: Trainer, tmp_path: Path) -> None:
+    before = checkpoints.identify(tmp_path / "0000")
+    assert trainer.init_checkpoint(tmp_path / "0000", LORA).step == 0
+    assert checkpoints.identify(tmp_path / "0000") == before
+
+
+@pytest.mark.parametrize("file", [checkpoints.ADAPTER_WEIGHTS, checkpoints.OPTIMIZER])
+def test_corrupted_files_are_refused_by_name(
+    file: str, trainer: Trainer, new_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    step(trainer, tmp_path, 1)
+    data = bytearray((tmp_path / "0001" / file).read_bytes())
+    data[-5] ^= 0x40
+    (tmp_path / "0001" / file).write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match=file):
+        step(new_trainer(), tmp_path, 2)
+    assert not (tmp_path / "0002").exists()
+
+
+def test_a_checkpoint_of_another_base_model(
+    trainer: Trainer, new_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    with pytest.raises(ConflictError, match="base model"):
+        step(new_trainer("Llama"), tmp_path, 1)
+
+
+def test_a_missing_checkpoint(trainer: Trainer, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="0041"):
+        step(trainer, tmp_path, 42)
+
+
+@pytest.mark.parametrize(
+    ("samples", "error", "message"),
+    [
+        ([], NothingTrainableError, "none of the 0 samples"),
+        ([replace(s, loss_mask=[False] * len(s.token_ids)) for s in random_samples(0)], NothingTrainableError, "of the 8"),
+        ([replace(random_samples(0)[0], token_ids=[VOCAB_SIZE] * len(random_samples(0)[0].token_ids))], TrajectoryError, "s0"),
+    ],
+)  # fmt: skip
+def test_samples_that_cannot_be_trained(
+    samples: list[TrainingSample], error: type[Exception], message: str, trainer: Trainer, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        step(trainer, tmp_path, 1, samples=samples)
+    assert not (tmp_path / "0001").exists()
+
+
+def poisoned(samples: list[TrainingSample]) -> list[TrainingSample]:
+    """Advantages whose squares overflow float32, in the last sample only."""
+    last = samples[-1]
+    return [*samples[:-1], replace(last, advantages=[3e38 if m else 0.0 for m in last.loss_mask])]
+
+
+def test_a_step_that_fails_half_way_changes_nothing(trainer: Trainer, tmp_path: Path) -> None:
+    """The first mini-batch was applied in memory when the second failed; the retry starts from the checkpoint."""
+    config = RL.model_copy(update={"num_minibatches": 2})
+    with pytest.raises(TrainingError, match="not finite"):
+        step(trainer, tmp_path, 1, config, samples=poisoned(random_samples(1)))
+    assert not (tmp_path / "0001").exists()
+    retried = step(trainer, tmp_path, 1)
+    (tmp_path / "undisturbed").mkdir()
+    (tmp_path / "0000").rename(tmp_path / "undisturbed/0000")
+    undisturbed = step(trainer, tmp_path / "undisturbed", 1)
+    assert retried.metrics["loss/train"] == undisturbed.metrics["loss/train"]
+    assert weights(tmp_path / "0001") == weights(tmp_path / "undisturbed/0001")
+
+
+def test_a_full_disk_loses_nothing(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic.os, "fsync", fsync)
+        with pytest.raises(DiskFullError):
+            step(trainer, tmp_path, 1)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["0000"]
+    step(trainer, tmp_path, 1)
+    trainer.init_checkpoint(tmp_path / "b/0000", LORA)
+    step(trainer, tmp_path / "b", 1)
+    assert weights(tmp_path / "0001") == weights(tmp_path / "b/0001")
+
+
+# -- reinforcement learning --
+
+
+def test_advantages_move_probabilities_their_way(trainer: Trainer, tmp_path: Path) -> None:
+    samples = [replace(random_samples(2)[0], sample_id=str(sign), temperature=1.0, weight=1.0) for sign in (1, -1)]
+    liked = replace(
+        samples[0], token_ids=[3, 9, 14, 20, 26], loss_mask=[False] + [True] * 4, advantages=[0.0] + [1.0] * 4
+    )
+    hated = replace(
+        samples[1], token_ids=[3, 8, 13, 21, 27], loss_mask=[False] + [True] * 4, advantages=[0.0] + [-1.0] * 4
+    )
+    batch = [replace(s, sampling_logprobs=[0.0] * 5, rollout_id=s.sample_id) for s in (liked, hated)]
+    policy = trainer._load(tmp_path / "0000").policy
+    before = [sum(measure_probe(policy, s.token_ids).logprobs) for s in batch]
+    step(trainer, tmp_path, 1, samples=with_own_logprobs(policy, batch))
+    after = [sum(measure_probe(policy, s.token_ids).logprobs) for s in batch]
+    assert after[0] > before[0] + 0.01
+    assert after[1] < before[1] - 0.01
+
+
+def test_minibatches_are_updates(trainer: Trainer, tmp_path: Path) -> None:
+    result = step(trainer, tmp_path, 1, RL.model_copy(update={"num_minibatches": 3}))
+    assert result.metrics["data/step_num_gradient_steps"] == 3
+    assert checkpoints.read_state(tmp_path / "0001").num_updates == 3
+
+
+def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> None:
+    policy = trainer._load(tmp_path / "0000").policy
+    own = with_own_logprobs(policy, random_samples(3))
+    config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig())
+    clean = step(trainer, tmp_path, 1, config, samples=own, to_checkpoint=tmp_path / "clean")
+    assert clean.metrics["offpolicy/mismatch_masked_share"] == 0
+    wrong = replace(
+        own[0],
+        sampling_logprobs=[
+            p - 0.1 if m else 0.0 for p, m in zip(own[0].sampling_logprobs, own[0].loss_mask, strict=True)
+        ],
+    )
+    gated = step(trainer, tmp_path, 1, config, samples=[wrong, *own[1:]], to_checkpoint=tmp_path / "gated")
+    assert gated.metrics["offpolicy/mismatch_masked_share"] == pytest.approx(1 / 8)
+    silent = replace(wrong, advantages=[0.0] * len(wrong.token_ids))  # masked is the same as no advantage
+    ungated = config.model_copy(update={"mismatch": None})
+    step(trainer, tmp_path, 1, ungated, samples=[silent, *own[1:]], to_checkpoint=tmp_path / "silent")
+    assert weights(tmp_path / "gated") == weights(tmp_path / "silent")
+    with pytest.raises(TrainingError, match=r"8 of 8 samples .* nothing was trained"):
+        step(trainer, tmp_path, 1, config, samples=random_samples(3))
+    assert not (tmp_path / "0001").exists()
+
+
+def test_the_gate_looks_at_the_first_minibatch_only(trainer: Trainer, tmp_path: Path) -> None:
+    policy = trainer._load(tmp_path / "0000").policy
+    own = with_own_logprobs(policy, random_samples(3))
+    config = TrainConfig(learning_rate=0.3, num_minibatches=4, mismatch=MismatchConfig())
+    metrics = step(trainer, tmp_path, 1, config, samples=own).metrics
+    assert metrics["offpolicy/mismatch_masked_share"] == 0
+    assert abs(metrics["offpolicy/ratio_mean"] - 1) > 1e-2  # later mini-batches were far from the sampler
+
+
+# -- supervised fine-tuning --
+
+
+def sft_samples(count: int) -> list[TrainingSample]:
+    return [replace(s, component="sft", temperature=1.0) for s in random_samples(20, count=count)]
+
+
+def test_sft_learns_and_reports(trainer: Trainer, tmp_path: Path) -> None:
+    losses = []
+    for number in range(1, 6):
+        result = trainer.train_sft(
+            sft_samples(6),
+            TrainSFTConfig(learning_rate=2e-2, batch_size=6),
+            from_checkpoint=tmp_path / f"{number - 1:04d}",
+            to_checkpoint=tmp_path / f"{number:04d}",
+            job_id=f"job-{number}",
+        )
+        losses.append(result.metrics["loss/train"])
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+    assert not any(name.startswith("offpolicy/") for name in result.metrics)
+
+
+@pytest.mark.parametrize(("batch_size", "updates"), [("auto", 3), (1, 6), (4, 2)])
+def test_sft_batches(batch_size: Any, updates: int, trainer: Trainer, tmp_path: Path) -> None:
+    result = trainer.train_sft(
+        sft_samples(6),
+        TrainSFTConfig(batch_size=batch_size),
+        from_checkpoint=tmp_path / "0000",
+        to_checkpoint=tmp_path / "0001",
+        job_id="job-1",
+    )
+    assert result.step == 1
+    assert result.metrics["data/step_num_gradient_steps"] == updates
+
+
+def test_sft_learning_rate_list(trainer: Trainer, tmp_path: Path) -> None:
+    paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
+    result = trainer.train_sft(sft_samples(4), TrainSFTConfig(learning_rate=[1e-3, 2e-3]), **paths)
+    assert result.metrics["loss/learning_rate"] == 2e-3
+    paths["to_checkpoint"] = tmp_path / "0002"
+    with pytest.raises(ConfigError, match="lists 3 rates, but the trajectories make 2 batches of 2"):
+        trainer.train_sft(sft_samples(4), TrainSFTConfig(learning_rate=[1e-3] * 3), **paths)
+
+
+# -- wire --
+
+
+def test_samples_cross_the_wire() -> None:
+    import orjson
+
+    samples = random_samples(0)
+    assert samples_from_wire(orjson.loads(orjson.dumps(samples))) == samples
+    with pytest.raises(Exception, match="unexpected keyword"):
+        samples_from_wire([json.loads(orjson.dumps(samples[0])) | {"more": 1}])
+
+
+def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:
+    from art.trainer.trainer import default_num_threads
+
+    assert default_num_threads() >= 1
+    Trainer(model_path("Qwen3"), TrainerConfig(device="cpu"))
+    assert torch.get_num_threads() == default_num_threads()
+    torch.set_num_threads(1)

@@ -1,0 +1,134 @@
+"""The trainer as a process of its own, spoken to through frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_samples import random_samples
+
+from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
+from art.protocol.rpc import RpcClient
+from art.storage import checkpoints
+
+TRAINER = TrainerConfig(device="cpu", num_threads=1).model_dump(mode="json")
+LORA = LoraConfig(rank=8, alpha=16).model_dump(mode="json")
+RL = TrainConfig(learning_rate=1e-2, mismatch=None).model_dump(mode="json")
+
+
+@dataclass
+class TrainerProcess:
+    client: RpcClient
+    process: subprocess.Popen[bytes]
+    heartbeats: list[dict[str, Any]] = field(default_factory=list)
+
+
+def spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "art.runtime.trainer_child", "--fd", str(theirs.fileno())]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+    theirs.close()
+    return ours, process
+
+
+@contextlib.asynccontextmanager
+async def trainer_process() -> AsyncIterator[TrainerProcess]:
+    ours, process = spawn()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    beats: list[dict[str, Any]] = []
+    client = RpcClient(reader, writer, beats.append)
+    try:
+        yield TrainerProcess(client, process, beats)
+    finally:
+        await client.close()
+        process.kill()
+        process.wait()
+
+
+def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "samples": random_samples(step),
+        "config": RL,
+        "from_checkpoint": str(directory / f"{step - 1:04d}"),
+        "to_checkpoint": str(directory / f"{step:04d}"),
+        "job_id": f"job-{step:08d}",
+    } | changes
+
+
+async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable[[str], str], tmp_path: Path) -> None:
+    model = model_path("Qwen3")
+    async with trainer_process() as trainer:
+        client = trainer.client
+        with pytest.raises(InvalidRequestError, match="call `start` first"):
+            await client.call("train", **job(tmp_path, 1))
+        with pytest.raises(ConfigError, match="cannot load base model"):
+            await client.call("start", model=str(tmp_path / "none"), config=TRAINER)
+        await client.call("start", model=model, config=TRAINER)
+        assert await client.call("init_checkpoint", path=str(tmp_path / "0000"), lora=LORA) == {
+            "step": 0,
+            "metrics": {},
+        }
+
+        results = [result async for result in client.stream("train", **job(tmp_path, 1))]
+        assert [r["progress"]["done"] for r in results[:-1]] == list(range(1, len(results)))
+        assert len(results) > 1
+        assert results[-1]["step"] == 1
+        assert results[-1]["metrics"]["data/step_trainable_tokens"] > 0
+        checkpoints.verify(tmp_path / "0001")
+
+        again = [result async for result in client.stream("train", **job(tmp_path, 1))]
+        assert len(again) == 1  # recorded: no progress, no training
+        assert again[0]["metrics"]["loss/train"] == results[-1]["metrics"]["loss/train"]
+
+        with pytest.raises(NothingTrainableError):
+            await client.call("train", **job(tmp_path, 2, samples=[]))
+        with pytest.raises(ConfigError, match="learning_rate"):
+            await client.call("train", **job(tmp_path, 2, config=RL | {"learning_rate": -1}))
+        with pytest.raises(InvalidRequestError, match="no method 'sleep'"):
+            await client.call("sleep")
+        sft = [r async for r in client.stream("train_sft", **job(tmp_path, 2, config=TrainSFTConfig().model_dump()))]
+        assert sft[-1]["step"] == 2
+        assert trainer.heartbeats
+        assert "doing" in trainer.heartbeats[-1]
+
+        waiting = asyncio.create_task(client.call("train", **job(tmp_path, 3, samples=random_samples(1, count=2000))))
+        await asyncio.sleep(0.3)
+        trainer.process.send_signal(signal.SIGKILL)
+        with pytest.raises(ProcessError):
+            await waiting
+    assert checkpoints.list_steps(tmp_path) == [0, 1, 2]
+
+    async with trainer_process() as trainer:  # a new process goes on where the files end
+        await trainer.client.call("start", model=model, config=TRAINER)
+        results = [result async for result in trainer.client.stream("train", **job(tmp_path, 3))]
+        assert results[-1]["step"] == 3
+
+
+async def test_a_waiting_call_can_be_cancelled(model_path: Callable[[str], str], tmp_path: Path) -> None:
+    async with trainer_process() as trainer:
+        client = trainer.client
+        start = asyncio.create_task(client.call("start", model=model_path("Qwen3"), config=TRAINER))
+        dropped = asyncio.create_task(client.call("init_checkpoint", path=str(tmp_path / "dropped"), lora=LORA))
+        await asyncio.sleep(0.05)
+        dropped.cancel()
+        await start
+        await client.call("init_checkpoint", path=str(tmp_path / "kept"), lora=LORA)
+    assert sorted(os.listdir(tmp_path)) == ["kept"]
+
+
+def test_ends_with_its_parent() -> None:
+    ours, process = spawn()
+    ours.close()
+    assert process.wait(timeout=20) == 0
