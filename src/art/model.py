@@ -29,7 +29,7 @@ from art.storage.metrics import as_groups, count_groups, name_metrics, summarize
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
-from art.utils.openai_client import make_openai_client
+from art.utils.openai_client import load_openai, make_openai_client
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -95,7 +95,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     async def register(self, backend: Backend) -> None:
         """Tie the model to a backend; a trainable one is served from then on."""
-        registration = await backend.register(self)
+        registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
         self._backend = backend
         if backend.data_dir is not None:
             self.base_path = str(backend.data_dir)

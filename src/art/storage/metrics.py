@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from art.trajectory import Trajectory, TrajectoryGroup
 
-SECTIONS = frozenset({"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data"})
+SECTIONS = frozenset(
+    {"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data", "ledger", "publish"}
+)
 SPLITS = frozenset({"train", "val", "test"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -15,6 +16,13 @@ MAX_RETRIES = 30
 """With the client's own back-off of 0.5 s doubling to 8 s this outlasts about three and a half minutes."""
 MAX_CONNECTIONS = 10_000
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+def load_openai() -> None:
+    """Import what a first request needs: half a second that would otherwise hold up the first rollouts."""
+    for name in ("openai.resources.chat.completions", "aiohttp"):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
 
 
 def make_openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
