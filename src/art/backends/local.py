@@ -52,6 +52,7 @@ class LocalBackend(Backend):
                 "Run `art-server` by hand to choose them"
             )
         self.path = Path(path or ".art").resolve()
+        self.data_dir = self.path
         self._config = config
         self._api_key = os.environ.get("ART_API_KEY") or f"art-{secrets.token_urlsafe(24)}"
         self._socket: socket.socket | None = None
