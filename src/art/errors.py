@@ -34,6 +34,8 @@ class ArtError(Exception):
     """Root of ART's errors."""
 
     code = "internal_error"
+    transient = False
+    """Whether the same call may succeed a little later without any change."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -76,6 +78,7 @@ class PayloadTooLargeError(RequestError):
 
 class OverloadedError(RequestError):
     code = "overloaded"
+    transient = True
     retry_after_s = 1.0
 
 
@@ -121,6 +124,7 @@ class CorruptCheckpointError(StorageError):
 
 class ProcessError(ArtError):
     code = "process_unavailable"
+    transient = True
 
 
 def _subclasses(cls: type[ArtError]) -> list[type[ArtError]]:

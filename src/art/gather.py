@@ -153,7 +153,7 @@ async def wrap_group_awaitable(awaitable: Awaitable[T]) -> T | None:
 
 
 async def gather_trajectory_groups(
-    groups: Iterable[Awaitable[TrajectoryGroup]],
+    groups: Iterable[Awaitable[TrajectoryGroup] | TrajectoryGroup],
     *,
     pbar_desc: str | None = "gather",
     pbar_total_completion_tokens: bool = False,
@@ -164,7 +164,8 @@ async def gather_trajectory_groups(
     """Run all rollouts of all groups and return the groups in input order.
 
     Args:
-        groups: mostly `TrajectoryGroup(coroutines)`, not awaited; any awaitable of a group will do.
+        groups: mostly `TrajectoryGroup(coroutines)`, not awaited; any awaitable of a group will do, and so do groups that
+            are finished.
         pbar_desc: label of the progress bar, `None` for no bar.
         max_exceptions: failed rollouts to tolerate; below 1 it is a share of all rollouts.
         max_metrics: how many metrics the bar shows.
@@ -181,7 +182,9 @@ async def gather_trajectory_groups(
     return [group for kept in results for group in kept]
 
 
-async def finish_group(group: Awaitable[TrajectoryGroup], after_each: AfterEach | None) -> list[TrajectoryGroup]:
+async def finish_group(
+    group: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
+) -> list[TrajectoryGroup]:
     """What becomes of one group: itself, nothing, or what `after_each` makes of it."""
     finished = group if isinstance(group, TrajectoryGroup) else await wrap_group_awaitable(group)
     if finished is None or len(finished) == 0:

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Generator
 from pathlib import Path
 
 from art.config import ServerConfig
@@ -22,6 +23,9 @@ logger = logging.getLogger("art.server")
 
 _PR_SET_PDEATHSIG = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+LISTEN_BACKLOG = 4096
+GRACEFUL_SHUTDOWN_S = 5
+"""Given to requests that run when the server is asked to stop."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -68,7 +72,7 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
     if fd is not None:
         return socket.socket(fileno=fd)
     try:
-        return socket.create_server((config.host, config.port), backlog=4096)
+        return socket.create_server((config.host, config.port), backlog=LISTEN_BACKLOG)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {error.strerror}. Is another server running there? "
@@ -93,15 +97,32 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     from art.runtime.runtime import Runtime
     from art.server.app import create_app
 
+    class Server(uvicorn.Server):
+        """uvicorn raises the signal that stopped it once more when it is done; ours has children to end after that."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
     runtime = Runtime(data_dir, config)
     await runtime.start()
     try:
         app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5, backlog=4096
-            )
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
+            backlog=LISTEN_BACKLOG,
         )
+        server = Server(settings)
+
+        def stop() -> None:
+            server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         await server.serve(sockets=[sock])

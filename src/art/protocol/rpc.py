@@ -64,6 +64,10 @@ class RpcClient:
         self._closed: ProcessError | None = None
         self._task = asyncio.get_running_loop().create_task(self._read())
 
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
     async def call(self, method: str, **params: Any) -> Any:
         """The single result of `method`."""
         async for result in self.stream(method, **params):

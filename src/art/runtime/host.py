@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from art.config import LoraConfig, ModelSettings, ServerConfig
 from art.engine import EngineInfo
@@ -22,9 +23,12 @@ from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_LOADED_ADAPTERS = 8
 """Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
-TRAIN_ATTEMPTS = 3
+ATTEMPTS = 3
+"""Times that a call is made whose process dies under it; each call can be repeated without harm."""
 
 
 class BaseModelHost:
@@ -90,7 +94,9 @@ class BaseModelHost:
         async with self._load_lock:
             if self.is_loaded(adapter_id):
                 return {}
-            metrics = await publish(self.engine, adapter_id, checkpoint, self._tolerance)
+            metrics = await _insist(
+                lambda: publish(self.engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
+            )
             self._loaded[adapter_id] = checkpoint
             while len(self._loaded) > MAX_LOADED_ADAPTERS:
                 oldest, _ = self._loaded.popitem(last=False)
@@ -108,27 +114,21 @@ class BaseModelHost:
         """Run one training call to its end, starting over from its checkpoint when the trainer dies.
 
         Raises:
-            ProcessError: it died `TRAIN_ATTEMPTS` times.
+            ProcessError: it died `ATTEMPTS` times.
         """
         result: dict[str, Any] = await self._train_call(kind, **params)
         return result
 
     async def _train_call(self, method: str, **params: Any) -> Any:
+        async def run() -> Any:
+            client = await self.trainer_process.connect()
+            result = None
+            async for result in client.stream(method, **params):
+                logger.debug("%s: %s", method, result)
+            return result
+
         async with self._trainer_lock:
-            for attempt in range(1, TRAIN_ATTEMPTS + 1):
-                client = await self.trainer_process.connect()
-                try:
-                    result = None
-                    async for result in client.stream(method, **params):
-                        logger.debug("%s: %s", method, result)
-                    return result
-                except ProcessError as error:
-                    if attempt == TRAIN_ATTEMPTS:
-                        raise
-                    logger.warning(
-                        "%s is started over (attempt %d): %s", method, attempt + 1, error.message.splitlines()[0]
-                    )
-        raise AssertionError("unreachable")
+            return await _insist(run, method)
 
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
@@ -153,3 +153,14 @@ class BaseModelHost:
             "engine_info": asdict(self._engine_info) if self._engine_info else None,
             "adapters": list(self._loaded),
         }
+
+
+async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:
+    """The result of `call`, made again when its process dies."""
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return await call()
+        except ProcessError as error:
+            first_line = error.message.splitlines()[0]
+            logger.warning("%s starts over (attempt %d of %d): %s", what, attempt + 1, ATTEMPTS, first_line)
+    return await call()

@@ -96,21 +96,29 @@ class ChildProcess:
             ProcessError: the child was given up on, or did not come up in time.
             ArtError: what `initialise` said no to, e.g. a model that cannot be loaded.
         """
-        if self._client is not None:
-            return self._client
-        self.start()
+        while (client := self._live_client()) is None:
+            self.start()
+            await self._until_changed()
+        return client
+
+    async def _until_changed(self) -> None:
+        """Wait until the child is up or given up on; raises in the latter case."""
         deadline_s = self.spec.start_timeout_s * MAX_FAILED_STARTS
         try:
             async with asyncio.timeout(deadline_s), self._changed:
-                await self._changed.wait_for(lambda: self._client is not None or self._failure is not None)
+                await self._changed.wait_for(lambda: self._live_client() is not None or self._failure is not None)
         except TimeoutError:
             raise ProcessError(
                 f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}"
             ) from None
         if self._failure is not None:
-            raise type(self._failure)(self._failure.message)
-        assert self._client is not None
-        return self._client
+            failure = type(self._failure)(self._failure.message)
+            failure.transient = False
+            raise failure
+
+    def _live_client(self) -> RpcClient | None:
+        """A dead child's connection stays here for a moment, until its death is noticed: nobody may be sent there."""
+        return self._client if self._client is not None and not self._client.closed else None
 
     async def close(self) -> None:
         """End the child and the watching of it."""

@@ -46,7 +46,8 @@ def failure(error: BaseException) -> Failure:
         logger.error("error %s", error_id, exc_info=error)
         error = errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
     status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
-    headers = {}
+    # The OpenAI client retries 409 and every 5xx unless it is told; for minutes, without a word to its user.
+    headers = {"x-should-retry": "true" if error.transient else "false"}
     if isinstance(error, errors.OverloadedError):
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return status, error_body(error, status), headers
