@@ -35,8 +35,8 @@ class Branch:
     reason: BranchReason
 
 
-_EMPTY_THINK = re.compile(r"<think>\s*</think>\s*")
-_THINK = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_EMPTY_THINK = re.compile(r"<think>\s*</think>")
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool) -> str | Branch:
@@ -57,11 +57,16 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
     if after_cut is None or not after.startswith(rest, after_cut):
         return Branch("template_rewrites_history")
     after_head = after[:after_cut]
-    if _EMPTY_THINK.sub("", head) == _EMPTY_THINK.sub("", after_head):
+    if _without(_EMPTY_THINK, head) == _without(_EMPTY_THINK, after_head):
         return after[after_cut:]
-    if _THINK.sub("", head) == _THINK.sub("", after_head):
+    if _without(_THINK, head) == _without(_THINK, after_head):
         return after[after_cut:] if keep_reasoning else Branch("reasoning_dropped")
     return Branch("template_rewrites_history")
+
+
+def _without(blocks: re.Pattern[str], text: str) -> str:
+    """Text without think blocks, and without any whitespace, since templates put some around them."""
+    return "".join(blocks.sub("", text).split())
 
 
 def _end_of_occurrence(text: str, needle: str, number: int) -> int | None:

@@ -39,11 +39,9 @@ def canonical_message(message: Mapping[str, Any]) -> bytes:
 
 
 def _canonical(message: Message) -> bytes:
-    calls = message.get("tool_calls")
-    if calls is None and len(message) == 2:
-        return orjson.dumps([message["role"], message["content"] or ""])
-    names = [(call["function"]["name"], _canonical_json(call["function"]["arguments"])) for call in calls or ()]
-    return orjson.dumps([message["role"], message["content"] or "", message.get("name"), names])
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [(function["name"], _canonical_json(function["arguments"])) for function in functions]
+    return orjson.dumps([message["role"], message["content"] or "", message.get("name"), calls])
 
 
 def _canonical_json(text: str) -> str:
@@ -89,6 +87,8 @@ class Conversations:
         self._by_conversation: dict[bytes, dict[str, str | None]] = {}  # exchange id -> rollout id, oldest first
 
     def add(self, exchange: Exchange, conversation: bytes) -> None:
+        if exchange.id in self._entries:
+            return
         self._entries[exchange.id] = _Entry(exchange, conversation)
         self._num_tokens += _size(exchange)
         known = self._by_conversation.setdefault(conversation, {})
@@ -123,17 +123,18 @@ class Conversations:
         return found, last + 1
 
     def _latest(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
-        known = self._by_conversation.get(conversation)
-        if not known:
-            exchange = self._recorder.by_conversation(conversation, rollout_id)
-            if exchange is not None:
-                self.add(exchange, conversation)
-            return exchange
-        chosen = next(reversed(known))
-        if rollout_id is not None and known[chosen] != rollout_id:
-            chosen = next((i for i in reversed(known) if known[i] == rollout_id), chosen)
-        self._entries.move_to_end(chosen)
-        return self._entries[chosen].exchange
+        known = self._by_conversation.get(conversation, {})
+        if rollout_id is None:
+            chosen = next(reversed(known), None)
+        else:
+            chosen = next((i for i in reversed(known) if known[i] == rollout_id), None)
+        if chosen is not None:
+            self._entries.move_to_end(chosen)
+            return self._entries[chosen].exchange
+        exchange = self._recorder.by_conversation(conversation, rollout_id)
+        if exchange is not None:
+            self.add(exchange, conversation)
+        return exchange
 
     def _load(self, exchange_id: str) -> _Entry | None:
         entry = self._entries.get(exchange_id)
