@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from art.engines.torch.attention import AttentionPlan
+from art.engines.torch.attention import (
+    AttentionPlan,
+    PrefillSegment,
+    Write,
+    decode_group,
+    slice_or_index,
+    to_device,
+)
+from art.engines.torch.kv_cache import Pool, Slot
 from art.engines.torch.linear import Run
+from art.engines.torch.scheduler import Work
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -30,3 +44,89 @@ class Batch:
     """Tokens whose logits are wanted, ascending; `None` for all."""
     head_runs: list[Run] = field(default_factory=list)
     """`runs` in terms of `sample_rows`."""
+
+
+def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
+    """Lay out `work`, ordered by adapter, as one packed batch, and book its tokens as computed in the cache."""
+    like = torch.empty(0, dtype=dtype, device=device)
+    ids: list[int] = []
+    starts: list[int] = []
+    for item in work:
+        sequence, first = item.sequence, item.sequence.num_computed
+        starts.append(len(ids))
+        if item.num_tokens == 1:
+            ids.append(sequence.token_ids[first])
+        else:
+            ids += sequence.token_ids[first : first + item.num_tokens]
+    counts = np.array([w.num_tokens for w in work])
+    offsets = np.array([w.sequence.num_computed for w in work])
+    token_ids = np.array(ids)
+    plan, positions = _plan_attention(work, np.array(starts), counts, offsets, token_ids, like)
+    num_sampled = [w.num_tokens if w.sequence.scores else int(w.reaches_end) for w in work]
+    sample_rows = None
+    if sum(num_sampled) != len(ids):
+        ends = zip(starts, counts.tolist(), num_sampled, strict=True)
+        sampled = [np.arange(start + count - n, start + count) for start, count, n in ends]
+        sample_rows = to_device(np.concatenate(sampled), like)
+    return Batch(
+        token_ids=to_device(token_ids, like),
+        positions=to_device(positions, like),
+        plan=plan,
+        runs=_runs(work, counts.tolist()),
+        sample_rows=sample_rows,
+        head_runs=_runs(work, num_sampled),
+    )
+
+
+def _plan_attention(
+    work: list[Work], starts: Ints, counts: Ints, offsets: Ints, token_ids: Ints, like: Tensor
+) -> tuple[AttentionPlan, Ints]:
+    """Who attends to what, and the position of each token [N]. `starts`, `counts`, `offsets` are per item of `work`."""
+    slots: list[Slot] = [w.sequence.slot for w in work if w.sequence.slot is not None]
+    rows = np.array([slot.row for slot in slots])
+    plan = AttentionPlan()
+    item_of, positions = starts, offsets  # [N], if every item has one token
+    if len(token_ids) > len(work):
+        item_of = np.repeat(np.arange(len(work)), counts)
+        positions = np.arange(len(token_ids)) + (offsets - starts)[item_of]
+        for i in np.flatnonzero(counts > 1).tolist():
+            start, count, slot = int(starts[i]), int(counts[i]), slots[i]
+            plan.prefill.append(PrefillSegment(start, start + count, int(offsets[i]), slot.pool, slot.row))
+    for pool, items in _by_pool(slots):
+        decoding = items[counts[items] == 1]
+        if len(decoding):
+            plan.decode.append(decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like))
+        tokens = np.arange(len(token_ids))
+        if len(items) < len(work):
+            tokens = tokens[np.isin(item_of, items)]
+        token_rows, token_positions = rows[item_of[tokens]], positions[tokens]
+        pool.record(token_rows, token_positions, token_ids[tokens])
+        where = slice_or_index(tokens, like)
+        plan.writes.append(Write(pool, where, to_device(token_rows, like), to_device(token_positions, like)))
+    return plan, positions
+
+
+def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
+    """The pools in use, each with the indices of its slots."""
+    members: dict[Pool, list[int]] = {}
+    for i, slot in enumerate(slots):
+        members.setdefault(slot.pool, []).append(i)
+    return [(pool, np.array(indices)) for pool, indices in members.items()]
+
+
+def _runs(work: list[Work], counts: list[int]) -> list[Run]:
+    """Maximal runs of rows with one adapter, where item i of `work` has `counts[i]` rows."""
+    first = work[0].sequence.adapter
+    if work[-1].sequence.adapter is first:  # ordered by adapter, so there is one only
+        return [] if first is None else [Run(0, sum(counts), first)]
+    runs: list[Run] = []
+    row = 0
+    for item, count in zip(work, counts, strict=True):
+        adapter = item.sequence.adapter
+        if adapter is not None and count:
+            if runs and runs[-1].adapter is adapter:
+                runs[-1] = Run(runs[-1].start, row + count, adapter)
+            else:
+                runs.append(Run(row, row + count, adapter))
+        row += count
+    return runs

@@ -36,8 +36,11 @@ class Slot:
     pool: Pool
     row: int
     uid: int
-    busy: bool = True
-    last_used: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """A request runs in it."""
+        return bool(self.pool.busy[self.row])
 
     @property
     def num_computed(self) -> int:
@@ -63,6 +66,9 @@ class Pool:
         self.keys = [_empty_rows(capacity, s, dtype, device) for s in shapes]  # per layer [rows, kv heads, capacity, d]
         self.values = [_empty_rows(capacity, s, dtype, device) for s in shapes]
         self.tokens = np.zeros((0, capacity), dtype=np.int32)  # [rows, capacity]
+        self.uids = np.zeros(0, dtype=np.int64)  # [rows] adapter whose weights computed the row; -1 for a free row
+        self.busy = np.zeros(0, dtype=np.bool_)  # [rows]
+        self.last_used = np.zeros(0, dtype=np.int64)  # [rows] when an idle row was released
         self.num_known = np.zeros(0, dtype=np.int64)  # [rows] tokens of the sequence that are known
         self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] tokens whose key and value are there
 
@@ -81,12 +87,29 @@ class Pool:
                 tensors[layer] = new
         fresh = num_rows - len(keep)
         self.tokens = np.concatenate([self.tokens[keep], np.zeros((fresh, self.capacity), np.int32)])
-        self.num_known = np.concatenate([self.num_known[keep], np.zeros(fresh, np.int64)])
-        self.num_computed = np.concatenate([self.num_computed[keep], np.zeros(fresh, np.int64)])
+        self.uids = np.concatenate([self.uids[keep], np.full(fresh, -1)])
+        self.busy = np.concatenate([self.busy[keep], np.zeros(fresh, np.bool_)])
+        zeros = np.zeros(fresh, np.int64)
+        self.last_used = np.concatenate([self.last_used[keep], zeros])
+        self.num_known = np.concatenate([self.num_known[keep], zeros])
+        self.num_computed = np.concatenate([self.num_computed[keep], zeros])
         self.slots = [self.slots[row] for row in keep] + [None] * fresh
         for row, slot in enumerate(self.slots):
             if slot is not None:
                 slot.row = row
+
+    def put(self, slot: Slot, row: int) -> None:
+        """Let `slot` have the free row `row`, with nothing in it yet."""
+        slot.pool, slot.row = self, row
+        self.slots[row] = slot
+        self.uids[row], self.busy[row] = slot.uid, True
+        self.num_known[row] = self.num_computed[row] = 0
+
+    def clear(self, row: int) -> None:
+        """Make `row` free."""
+        self.slots[row] = None
+        self.uids[row], self.busy[row] = -1, False
+        self.num_known[row] = self.num_computed[row] = 0
 
     def record(
         self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
@@ -173,7 +196,7 @@ class KVCache:
                 slot, reusable = self._take_row(self._pool_for(len(tokens)), uid, keep=None), 0
         if slot is None:
             return None
-        slot.busy = True
+        slot.pool.busy[slot.row] = True
         slot.pool.tokens[slot.row, : len(tokens)] = tokens
         slot.pool.num_known[slot.row] = len(tokens)
         slot.num_computed = reusable
@@ -191,18 +214,17 @@ class KVCache:
         computed, known = slot.num_computed, int(old.num_known[old_row])
         pool.copy_prefix(slot, row, computed)
         pool.tokens[row, :known] = old.tokens[old_row, :known]
+        old.clear(old_row)
+        pool.put(slot, row)
         pool.num_known[row], pool.num_computed[row] = known, computed
-        self.discard(slot)
-        slot.pool, slot.row = pool, row
-        pool.slots[row] = slot
         return True
 
     def release(self, slot: Slot) -> None:
         """The request is over: keep what was computed for later ones."""
-        slot.busy = False
+        slot.pool.busy[slot.row] = False
         slot.pool.num_known[slot.row] = slot.num_computed
         self._clock += 1
-        slot.last_used = self._clock
+        slot.pool.last_used[slot.row] = self._clock
 
     def discard(self, slot: Slot, *, wipe: bool = False) -> None:
         """Forget a slot and free its row. `wipe` it if it may hold NaN, which no mask keeps from later users."""
@@ -210,48 +232,41 @@ class KVCache:
         if wipe:
             for tensor in (*pool.keys, *pool.values):
                 tensor[slot.row].zero_()
-        pool.slots[slot.row] = None
-        pool.num_known[slot.row] = pool.num_computed[slot.row] = 0
+        pool.clear(slot.row)
 
     def forget(self, uid: int) -> None:
         """Free all idle slots of an adapter that is gone."""
         for pool in self.pools:
-            for slot in pool.slots:
-                if slot is not None and slot.uid == uid and not slot.busy:
-                    self.discard(slot)
+            for row in np.flatnonzero((pool.uids == uid) & ~pool.busy):
+                pool.clear(int(row))
 
     def stats(self) -> dict[str, float]:
-        slots = [slot for pool in self.pools for slot in pool.slots if slot is not None]
+        num_slots = sum(int((pool.uids >= 0).sum()) for pool in self.pools)
+        num_busy = sum(int(pool.busy.sum()) for pool in self.pools)
         return {
             "kv_tokens_allocated": float(self._allocated()),
             "kv_tokens_budget": float(self.budget),
-            "slots_busy": float(sum(slot.busy for slot in slots)),
-            "slots_idle": float(sum(not slot.busy for slot in slots)),
+            "slots_busy": float(num_busy),
+            "slots_idle": float(num_slots - num_busy),
         }
 
     def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> Match:
         """The best start that the slots of adapter `uid` offer for a sequence of `tokens`."""
         best = Match()
         for pool in self.pools:
-            rows = np.array([s.row for s in pool.slots if s is not None and s.uid == uid], dtype=np.int64)
+            rows = np.flatnonzero(pool.uids == uid)
             if not len(rows):
                 continue
             known = pool.common_prefixes(rows, tokens)
-            computed = np.minimum(known, pool.num_computed[rows])
+            held = pool.num_computed[rows]
+            computed = np.minimum(known, held)
             best.awaited = max(best.awaited, int(known.max()))
             # An idle slot that is used up entirely beats an equally long prefix that would have to be copied.
-            idle = np.array([not self._at(pool, row).busy for row in rows])
-            whole = idle & (computed == pool.num_computed[rows]) & (computed > 0)
+            whole = ~pool.busy[rows] & (computed == held) & (computed > 0)
             i = int((2 * computed + whole).argmax())
             if 2 * int(computed[i]) + int(whole[i]) > 2 * best.length + int(best.in_place):
-                best.slot, best.length, best.in_place = self._at(pool, rows[i]), int(computed[i]), bool(whole[i])
+                best.slot, best.length, best.in_place = pool.slots[rows[i]], int(computed[i]), bool(whole[i])
         return best
-
-    @staticmethod
-    def _at(pool: Pool, row: int) -> Slot:
-        slot = pool.slots[row]
-        assert slot is not None
-        return slot
 
     def _pool_for(self, length: int) -> Pool:
         return next(pool for pool in self.pools if pool.capacity >= length)
@@ -273,10 +288,8 @@ class KVCache:
             or self._reclaim(pool, keep)
         ):
             return None
-        row = pool.slots.index(None)
-        slot = Slot(pool=pool, row=row, uid=uid)
-        pool.slots[row] = slot
-        pool.num_known[row] = pool.num_computed[row] = 0
+        slot = Slot(pool=pool, row=pool.slots.index(None), uid=uid)
+        pool.put(slot, slot.row)
         return slot
 
     def _extend(self, pool: Pool) -> bool:
@@ -288,27 +301,35 @@ class KVCache:
         pool.resize(list(range(pool.num_rows)), pool.num_rows + num_new)
         return True
 
-    def _idle(self, pool: Pool, keep: Slot | None) -> list[Slot]:
-        """Idle slots, least recently used first."""
-        slots = [s for s in pool.slots if s is not None and not s.busy and s is not keep]
-        return sorted(slots, key=lambda s: s.last_used)
+    @staticmethod
+    def _idle_rows(pool: Pool, keep: Slot | None) -> list[int]:
+        """Rows that may be evicted, least recently used first."""
+        idle = (pool.uids >= 0) & ~pool.busy
+        if keep is not None and keep.pool is pool:
+            idle[keep.row] = False
+        rows = np.flatnonzero(idle)
+        ordered: list[int] = rows[np.argsort(pool.last_used[rows])].tolist()
+        return ordered
 
     def _evict(self, pool: Pool, keep: Slot | None) -> bool:
-        idle = self._idle(pool, keep)
-        if idle:
-            self.discard(idle[0])
-        return bool(idle)
+        rows = self._idle_rows(pool, keep)
+        if rows:
+            pool.clear(rows[0])
+        return bool(rows)
 
     def _reclaim(self, pool: Pool, keep: Slot | None) -> bool:
         """Shrink other pools by their free and idle rows until one more row of `pool` fits."""
         others = [p for p in self.pools if p is not pool]
         missing = pool.capacity - (self.budget - self._allocated())
-        spare = sum(p.capacity * (p.slots.count(None) + len(self._idle(p, keep))) for p in others)
-        if spare < missing:
+        victims = [(int(p.last_used[row]), i, row) for i, p in enumerate(others) for row in self._idle_rows(p, keep)]
+        free = sum(p.capacity * p.slots.count(None) for p in others)
+        if free + sum(others[i].capacity for _, i, _ in victims) < missing:
             return False
-        victims = sorted((s for p in others for s in self._idle(p, keep)), key=lambda s: s.last_used)
-        while sum(p.capacity * p.slots.count(None) for p in others) < missing:
-            self.discard(victims.pop(0))
+        for _, i, row in sorted(victims):
+            if free >= missing:
+                break
+            others[i].clear(row)
+            free += others[i].capacity
         for other in others:
             used = [row for row, slot in enumerate(other.slots) if slot is not None]
             if len(used) < other.num_rows:

@@ -14,21 +14,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from art.engine import GenerateRequest
-from art.engines.torch.attention import (
-    AttentionPlan,
-    PrefillSegment,
-    Write,
-    decode_group,
-    slice_or_index,
-    to_device,
-)
-from art.engines.torch.batch import Batch
-from art.engines.torch.kv_cache import KVCache, Pool, Slot
-from art.engines.torch.linear import Adapter, Run
+from art.engines.torch.kv_cache import KVCache, Slot
+from art.engines.torch.linear import Adapter
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +54,10 @@ class Sequence:
 
 @dataclass(slots=True)
 class Work:
-    """`num_tokens` of a sequence, which lie at `start` in the batch."""
+    """The next `num_tokens` of a sequence."""
 
     sequence: Sequence
     num_tokens: int
-    start: int = 0
 
     @property
     def reaches_end(self) -> bool:
@@ -104,7 +92,7 @@ class Scheduler:
             if pending:
                 work.append(Work(sequence, pending))
         budget = self._admit(budget, work)
-        if len({w.sequence.uid for w in work}) > 1:
+        if any(w.sequence.adapter is not work[0].sequence.adapter for w in work):
             work.sort(key=lambda w: w.sequence.uid)
         return work
 
@@ -156,76 +144,3 @@ class Scheduler:
             youngest.slot, youngest.num_computed = None, 0
             self.waiting.appendleft(youngest)
             self.num_preemptions += 1
-
-
-def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
-    """Lay `work` out as one packed batch, and mark its tokens as computed in the cache's books."""
-    like = torch.empty(0, dtype=dtype, device=device)
-    plan = AttentionPlan()
-    ids: list[int] = []
-    slots: list[Slot] = []
-    for item in work:
-        sequence, slot = item.sequence, item.sequence.slot
-        assert slot is not None
-        slots.append(slot)
-        item.start, first = len(ids), sequence.num_computed
-        if item.num_tokens == 1:
-            ids.append(sequence.token_ids[first])
-        else:
-            ids += sequence.token_ids[first : first + item.num_tokens]
-            plan.prefill.append(PrefillSegment(item.start, len(ids), offset=first, pool=slot.pool, row=slot.row))
-    starts = np.array([w.start for w in work])  # [items], as are the next three
-    counts = np.array([w.num_tokens for w in work])
-    offsets = np.array([w.sequence.num_computed for w in work])
-    rows = np.array([slot.row for slot in slots])
-    item_of = np.repeat(np.arange(len(work)), counts)  # [N]
-    token_ids = np.array(ids, dtype=np.int64)  # [N]
-    positions = np.arange(len(ids)) - starts[item_of] + offsets[item_of]  # [N]
-    for pool, members in _by_pool(slots):
-        decoding = members[counts[members] == 1]
-        if len(decoding):
-            plan.decode.append(decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like))
-        mine = np.arange(len(ids)) if len(members) == len(work) else np.flatnonzero(np.isin(item_of, members))
-        pool.record(rows[item_of[mine]], positions[mine], token_ids[mine])
-        plan.writes.append(
-            Write(
-                pool, slice_or_index(mine, like), to_device(rows[item_of[mine]], like), to_device(positions[mine], like)
-            )
-        )
-    num_sampled = [w.num_tokens if w.sequence.scores else int(w.reaches_end) for w in work]
-    sample_rows = None
-    if sum(num_sampled) != len(ids):
-        ends = starts + counts
-        sampled = [np.arange(end - n, end) for end, n in zip(ends.tolist(), num_sampled, strict=True)]
-        sample_rows = to_device(np.concatenate(sampled), like)
-    return Batch(
-        token_ids=to_device(token_ids, like),
-        positions=to_device(positions, like),
-        plan=plan,
-        runs=_runs(work, counts.tolist()),
-        sample_rows=sample_rows,
-        head_runs=_runs(work, num_sampled),
-    )
-
-
-def _by_pool(slots: list[Slot]) -> list[tuple[Pool, npt.NDArray[np.int64]]]:
-    """The pools in use, each with the indices of its items."""
-    members: dict[Pool, list[int]] = {}
-    for i, slot in enumerate(slots):
-        members.setdefault(slot.pool, []).append(i)
-    return [(pool, np.array(indices)) for pool, indices in members.items()]
-
-
-def _runs(work: list[Work], counts: list[int]) -> list[Run]:
-    """Maximal runs of rows with one adapter, where item i of `work` has `counts[i]` rows."""
-    runs: list[Run] = []
-    row = 0
-    for item, count in zip(work, counts, strict=True):
-        adapter = item.sequence.adapter
-        if adapter is not None and count:
-            if runs and runs[-1].adapter is adapter and runs[-1].end == row:
-                runs[-1] = Run(runs[-1].start, row + count, adapter)
-            else:
-                runs.append(Run(row, row + count, adapter))
-        row += count
-    return runs
