@@ -282,9 +282,7 @@ def test_bridge_of_text() -> None:
     assert extend_text(before, "u: hi|", "|", keep_reasoning=True) == Branch("template_rewrites_history")
 
 
-@given(
-    st.lists(st.sampled_from(["", "a", "<think>\n\n</think>\n\n", "<think>x</think>"]), max_size=4), st.booleans()
-)
+@given(st.lists(st.sampled_from(["", "a", "<think>\n\n</think>\n\n", "<think>x</think>"]), max_size=4), st.booleans())
 def test_think_blocks_in_the_bridge(pieces: list[str], keep: bool) -> None:
     """Empty blocks may come and go; real reasoning may go only on demand."""
     body = "".join(pieces)

@@ -1,0 +1,177 @@
+"""Streams: the same tokens and the same message as a plain answer, whatever the engine says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from art.errors import OverloadedError, ProcessError
+from art.protocol.chat import parse_chat_request
+from art.testing.fake_engine import FakeEngine
+from gateway_support import LOOK_UP, Bench, accumulate, open_bench, user
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "\u00e9"}}\n</tool_call>'
+
+
+async def test_shape_of_a_stream(bench: Bench) -> None:
+    bench.answers("h\u00e9llo")
+    chunks = await bench.stream(user("hi"), stream_options={"include_usage": True}, logprobs=True)
+    first, last, usage = chunks[0], chunks[-2], chunks[-1]
+    assert first["object"] == "chat.completion.chunk"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "stop"
+    exchange = bench.recorder.get([first["choices"][0]["exchange_id"]])[0]
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(exchange.completion_token_ids))
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {choice["exchange_id"] for chunk in chunks for choice in chunk["choices"]} == {
+        first["choices"][0]["exchange_id"]
+    }
+    reports = [r for chunk in chunks for c in chunk["choices"] for r in (c["logprobs"] or {}).get("content", [])]
+    assert [report["logprob"] for report in reports] == exchange.sampling_logprobs
+
+
+async def test_no_usage_unless_asked(bench: Bench) -> None:
+    bench.answers("a")
+    chunks = await bench.stream(user("hi"))
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_text_comes_as_it_is_sampled_and_characters_whole(bench: Bench) -> None:
+    bench.answers("a\U0001f642b c")
+    deltas = [chunk["choices"][0]["delta"].get("content") for chunk in await bench.stream(user("hi"))]
+    assert [delta for delta in deltas if delta] == ["a", "\U0001f642", "b", " c"]
+
+
+async def test_tool_calls_and_reasoning_as_deltas(bench: Bench) -> None:
+    bench.answers(f"<think>\nhm hm\n</think>\n\nI look\n{CALL}\n{CALL}")
+    chunks = await bench.stream(user("hi"), tools=[LOOK_UP])
+    message, finish = accumulate(chunks)
+    assert finish == "tool_calls"
+    assert (message["reasoning_content"], message["content"]) == ("hm hm", "I look")
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"key": "\u00e9"}'] * 2
+    indices = [call["index"] for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert indices == [0, 1]
+    streamed = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert "<" not in streamed
+
+
+async def test_choices_are_interleaved(bench: Bench) -> None:
+    bench.answers("one", "two", "three")
+    chunks = await bench.stream(user("hi"), n=3)
+    assert sorted(accumulate(chunks, i)[0]["content"] for i in range(3)) == ["one", "three", "two"]
+
+
+def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    return message if calls is None else message | {"tool_calls": [call | {"id": ""} for call in calls]}
+
+
+@pytest.fixture(scope="module")
+def loop_bench(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Any:
+    """A bench and a loop of its own, for property tests."""
+    loop = asyncio.new_event_loop()
+    opened = open_bench(tmp_path_factory.mktemp("db"), tokenizer_dir)
+    bench = loop.run_until_complete(opened.__aenter__())
+    yield bench, loop
+    loop.run_until_complete(opened.__aexit__(None, None, None))
+    loop.close()
+
+
+PIECES = ["hello", " ", "\n", "\u00e9", "<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "END", "\U0001f642"]
+
+
+@given(data=st.data())
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_streamed_as_plain(loop_bench: Any, data: st.DataObject) -> None:
+    bench, loop = loop_bench
+    ids = bench.renderer.tokenizer.encode("".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=8))), False)
+    ids += data.draw(st.lists(st.integers(0, 390), max_size=4))
+    ids = [token for token in ids if token not in bench.renderer.stop_token_ids]
+    ids += [bench.renderer.stop_token_ids[0]] * data.draw(st.integers(0, 1)) or [40]
+    bench.engine.script = lambda request: ids
+    fields: dict[str, Any] = {"seed": 5}
+    if data.draw(st.booleans()):
+        fields["tools"] = [LOOK_UP]
+    if data.draw(st.booleans()):
+        fields["stop"] = data.draw(st.sampled_from([["END"], "\n", ["\u00e9", "lo w"], "</think>"]))
+    if data.draw(st.booleans()):
+        fields["max_tokens"] = data.draw(st.integers(1, 6))
+
+    async def both() -> tuple[Any, Any]:
+        return await bench.chat(user("hi"), **fields), await bench.stream(user("hi"), **fields)
+
+    plain, chunks = loop.run_until_complete(both())
+    message, finish = accumulate(chunks)
+    assert _without_ids(message) == _without_ids(plain["choices"][0]["message"])
+    assert finish == plain["choices"][0]["finish_reason"]
+    one, other = bench.recorder.get([plain["choices"][0]["exchange_id"], chunks[0]["choices"][0]["exchange_id"]])
+    assert one.completion_token_ids == other.completion_token_ids
+    assert one.sampling_logprobs == other.sampling_logprobs
+
+
+async def test_streamed_as_plain_on_an_engine_that_samples(tmp_path: Path, tokenizer_dir: Path) -> None:
+    engine = FakeEngine(vocab_size=391)
+    async with open_bench(tmp_path, tokenizer_dir, engine=engine) as bench:
+        bench.resolver.policy = type(bench.resolver.policy)(
+            **{f: getattr(bench.resolver.policy, f) for f in bench.resolver.policy.__slots__} | {"adapter": None}
+        )
+        for seed in range(5):
+            plain = await bench.chat(user("hi"), seed=seed, max_tokens=40)
+            chunks = await bench.stream(user("hi"), seed=seed, max_tokens=40)
+            assert accumulate(chunks)[0] == plain["choices"][0]["message"]
+            one, other = bench.recorder.get(
+                [plain["choices"][0]["exchange_id"], chunks[0]["choices"][0]["exchange_id"]]
+            )
+            assert one.completion_token_ids == other.completion_token_ids
+            assert one.sampling_logprobs == other.sampling_logprobs
+
+
+async def test_errors_before_the_first_token_come_before_any_chunk(bench: Bench) -> None:
+    bench.engine.error = OverloadedError("full")
+    request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True})
+    stream = await bench.gateway.stream(request)
+    with pytest.raises(OverloadedError):
+        await anext(stream)
+
+
+async def test_one_failing_choice_ends_the_stream(bench: Bench) -> None:
+    bench.engine.delay_s = 0.01
+    calls: list[Any] = []
+
+    def script(request: Any) -> list[int]:
+        calls.append(request)
+        if len(calls) == 2:
+            raise ProcessError("gone")
+        return [5] * 1000
+
+    bench.engine.script = script
+    with pytest.raises(ProcessError):
+        await bench.stream(user("hi"), n=2)
+    assert bench.engine.num_running == 0
+
+
+async def test_leaving_a_stream_frees_the_engine(bench: Bench) -> None:
+    bench.engine.script = lambda request: [5] * 1000
+    bench.engine.delay_s = 0.001
+    request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True, "n": 2})
+    stream = await bench.gateway.stream(request)
+    async for chunk in stream:
+        if chunk["choices"][0]["delta"].get("content"):
+            break
+    await stream.aclose()
+    assert (bench.engine.num_running, bench.engine.num_cancelled) == (0, 2)
+
+
+async def test_a_stop_string_ends_the_engine_early(bench: Bench) -> None:
+    bench.answers("go END " + "more " * 50)
+    await bench.stream(user("hi"), stop=["END"])
+    bench.answers("go END " + "more " * 50)
+    await bench.chat(user("hi"), stop=["END"])
+    assert bench.engine.num_cancelled == 2
