@@ -106,7 +106,7 @@ class Gateway:
 
     async def histories(self, rollout_id: str) -> list[dict[str, Any]]:
         """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`."""
-        return rollout_histories(self.recorder.by_rollout(rollout_id))
+        return rollout_histories(await asyncio.to_thread(self.recorder.by_rollout, rollout_id))
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()

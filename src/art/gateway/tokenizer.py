@@ -19,6 +19,8 @@ from art.gateway.template import ChatTemplate
 from art.protocol.chat import Message, Tool
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"]
+_SHORT, _MAX_SHORT = 24, 4096
+"""Texts of at most `_SHORT` characters are encoded once; so many of them are remembered."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -53,6 +55,7 @@ class Tokenizer:
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
         self.pad_token_id = self._special_id("pad_token")
+        self._short: dict[str, list[int]] = {}
         self.all_special_tokens = list(dict.fromkeys(special_tokens.values()))
         self.token_bytes: dict[int, bytes] = _token_bytes(backend)
         """Bytes that a token stands for; filled on demand. A completion's text is the UTF-8 of its tokens' bytes."""
@@ -94,6 +97,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; `add_special_tokens` adds what the post-processor adds (BOS), as in transformers."""
+        if len(text) <= _SHORT and not add_special_tokens:  # role names and line breaks of the templates
+            cached = self._short.get(text)
+            if cached is None:
+                cached = self.backend.encode(text, add_special_tokens=False).ids
+                if len(self._short) < _MAX_SHORT:
+                    self._short[text] = cached
+            return cached.copy()
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
