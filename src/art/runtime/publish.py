@@ -24,6 +24,10 @@ TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
 pass is good to about 3e-2 per token."""
 
 
+NORM_TOLERANCE = 1e-2
+"""Largest relative difference between the adapter's norm as trained and as loaded; bfloat16 rounds it by about 1e-3."""
+
+
 async def publish(
     engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
 ) -> dict[str, float]:
@@ -32,7 +36,7 @@ async def publish(
     Raises:
         CorruptCheckpointError: a file of the checkpoint differs from its manifest.
         AdapterError: the engine refused the adapter.
-        HandshakeError: the engine does not reproduce the probe; the adapter is unloaded again.
+        HandshakeError: the engine does not reproduce the probe or the norm; the adapter is unloaded again.
     """
     started = time.perf_counter()
     await asyncio.to_thread(checkpoints.verify, checkpoint)
@@ -43,12 +47,21 @@ async def publish(
     served = await engine.score(probe.token_ids, adapter_id)
     gap = largest_gap(served, probe.logprobs)
     effect = largest_gap(probe.base_logprobs, probe.logprobs)
+    trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm", info.norm)
+    problem = None
     if not gap <= tolerance:  # NaN fails too
+        problem = (
+            f"the engine's log-probs of the probe differ from the trainer's by up to {gap:.4g} nats, at most "
+            f"{tolerance:.4g} is allowed (the adapter itself moves them by {effect:.4g})"
+        )
+    elif not abs(info.norm - trained_norm) <= NORM_TOLERANCE * trained_norm:
+        # Catches what a probe cannot show: an adapter whose effect on the probe is below the tolerance.
+        problem = f"the engine loaded an adapter of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
+    if problem is not None:
         await engine.unload_adapter(adapter_id)
         raise HandshakeError(
-            f"{adapter_id} was not published: the engine's log-probs of the probe differ from the trainer's by up to "
-            f"{gap:.4g} nats, at most {tolerance:.4g} is allowed (the adapter itself moves them by {effect:.4g}). "
-            f"The engine does not serve what was trained; the previous step stays in place"
+            f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
+            "stays in place"
         )
     logger.info(
         "published %s: %d layers, probe gap %.2g nats, adapter effect %.2g", adapter_id, info.num_layers, gap, effect

@@ -1,0 +1,209 @@
+"""Bad input against the real server, engine and trainer: a clear error each time, nothing lost, the server lives."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+
+import art
+from art.errors import NothingTrainableError, TrajectoryError, TrajectoryMismatchError
+
+MESSAGES = [{"role": "user", "content": "say yes, no or maybe"}]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.LocalBackend]:
+    async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model(backend: art.LocalBackend, tiny_model: Path) -> art.TrainableModel:
+    model = art.TrainableModel(name="agent", project="bad-input", base_model=str(tiny_model))
+    await model.register(backend)
+    return model
+
+
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+async def answer(model: art.TrainableModel, **options: object) -> art.Trajectory:
+    completion = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=MESSAGES, max_completion_tokens=8, **options
+    )
+    return art.Trajectory(messages_and_choices=[*MESSAGES, completion.choices[0]])
+
+
+async def groups_with(model: art.TrainableModel, rewards: list[float]) -> list[art.TrajectoryGroup]:
+    trajectories = [await answer(model, seed=i) for i in range(len(rewards))]
+    for trajectory, reward in zip(trajectories, rewards, strict=True):
+        trajectory.reward = reward
+    return [art.TrajectoryGroup(trajectories)]
+
+
+async def post(model: art.TrainableModel, content: bytes, key: str | None = None) -> httpx2.Response:
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        headers = {"authorization": f"Bearer {key or model.inference_api_key}", "content-type": "application/json"}
+        return await client.post(f"{model.inference_base_url}/chat/completions", content=content, headers=headers)
+
+
+@in_module_loop
+async def test_unknown_model_names_the_known_ones(model: art.TrainableModel) -> None:
+    with pytest.raises(openai.NotFoundError, match="bad-input/agent"):
+        await model.openai_client().chat.completions.create(model="nobody", messages=MESSAGES)
+
+
+@in_module_loop
+async def test_unknown_step(model: art.TrainableModel) -> None:
+    with pytest.raises(openai.NotFoundError, match="no published checkpoint of step 99"):
+        await model.openai_client().chat.completions.create(model=model.get_inference_name(99), messages=MESSAGES)
+
+
+@in_module_loop
+async def test_wrong_key(model: art.TrainableModel) -> None:
+    response = await post(model, b"{}", key="wrong")
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+@in_module_loop
+async def test_ten_megabytes_of_junk(model: art.TrainableModel) -> None:
+    response = await post(model, b'{"model": "' + b"x" * 10_000_000)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]
+    assert len(response.content) < 2000
+
+
+@in_module_loop
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"extra_body": {"colour": "red"}}, "colour"),
+    ],
+)
+async def test_bad_parameters_are_named(model: art.TrainableModel, options: dict, message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        await answer(model, **options)
+
+
+@in_module_loop
+async def test_context_too_long(model: art.TrainableModel) -> None:
+    long = [{"role": "user", "content": "yes no maybe " * 5000}]
+    with pytest.raises(openai.BadRequestError, match="leaves no room for an answer"):
+        await model.openai_client().chat.completions.create(model=model.get_inference_name(), messages=long)
+
+
+@in_module_loop
+async def test_no_reward_spread(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    with pytest.raises(NothingTrainableError, match="equal rewards"):
+        await backend.train(model, await groups_with(model, [0.1, 0.1, 0.1]))
+
+
+@in_module_loop
+async def test_nan_reward(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    with pytest.raises(TrajectoryError, match="reward"):
+        await backend.train(model, await groups_with(model, [1.0, math.nan]))
+
+
+@in_module_loop
+async def test_changed_text_is_detected(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    groups = await groups_with(model, [1.0, 0.0])
+    groups[0].trajectories[0].messages_and_choices[1].message.content = "certainly"
+    with pytest.raises(TrajectoryMismatchError, match="changed after sampling"):
+        await backend.train(model, groups)
+
+
+@in_module_loop
+async def test_stream_and_plain_are_token_identical(model: art.TrainableModel) -> None:
+    client, name = model.openai_client(), model.get_inference_name()
+    options = {"model": name, "messages": MESSAGES, "max_completion_tokens": 8, "logprobs": True, "temperature": 2.0}
+    for seed in range(10):
+        plain = (await client.chat.completions.create(**options, seed=seed)).choices[0]
+        tokens, text = [], ""
+        async for chunk in await client.chat.completions.create(**options, seed=seed, stream=True):
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                tokens += choice.logprobs.content if choice.logprobs else []
+        assert text == plain.message.content
+        assert [t.bytes for t in tokens] == [t.bytes for t in plain.logprobs.content]
+        assert [t.logprob for t in tokens] == pytest.approx([t.logprob for t in plain.logprobs.content], abs=1e-5)
+
+
+@in_module_loop
+async def test_everything_still_works_afterwards(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    result = await backend.train(model, await groups_with(model, [1.0, 0.0, 0.5]), learning_rate=1e-3)
+    assert result.step == await model.get_step() == 1
+    assert result.metrics["ledger/sampled_tokens"] == result.metrics["ledger/trained_tokens"]
+
+
+@in_module_loop
+async def test_base_model_that_does_not_exist(backend: art.LocalBackend) -> None:
+    missing = art.TrainableModel(name="other", project="bad-input", base_model="./no/such/model")
+    with pytest.raises(art.ArtError, match="no/such/model"):
+        await missing.register(backend)
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "art.cli.server", "--port", str(port), "--data-dir", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "--port 0" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 3 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    if subprocess.run([mount, "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)], capture_output=True).returncode:
+        pytest.skip("this machine does not allow mounting a tmpfs")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@in_module_loop
+async def test_full_disk(small_disk: Path, tiny_model: Path) -> None:
+    async with art.LocalBackend(path=small_disk) as backend:
+        model = art.TrainableModel(
+            name="agent", project="full", base_model=str(tiny_model), base_path=str(small_disk.parent / "log")
+        )
+        await model.register(backend)
+        groups = await groups_with(model, [1.0, 0.0])
+        ballast = small_disk / "ballast"
+        with ballast.open("wb") as file:
+            try:
+                while True:
+                    file.write(bytes(65536))
+                    file.flush()
+            except OSError:
+                pass
+        with pytest.raises(openai.APIStatusError, match="no space left") as refused:
+            for i in range(200):
+                await answer(model, seed=i)
+        assert refused.value.status_code == 507
+        with pytest.raises(art.errors.DiskFullError):
+            await backend.train(model, groups, learning_rate=1e-3)
+        ballast.unlink()
+        await answer(model)
+        result = await backend.train(model, groups, learning_rate=1e-3)
+        assert result.step == 1

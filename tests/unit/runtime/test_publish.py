@@ -1,0 +1,101 @@
+"""The handshake on an engine whose policy is a hash of the adapter's file: any other file is another policy."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from art.errors import CorruptCheckpointError, HandshakeError, NotFoundError
+from art.runtime.publish import largest_gap, publish
+from art.storage import checkpoints
+from art.testing.fake_engine import FakeEngine
+
+PROBE_TOKENS = [3, 14, 15, 92, 65, 35, 89]
+
+
+def adapter_files(seed: int) -> dict[str, bytes]:
+    rng = np.random.default_rng(seed)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    weights = {
+        name.format("A"): rng.normal(size=(2, 8)).astype(np.float32),
+        name.format("B"): rng.normal(size=(8, 2)).astype(np.float32),
+    }
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    return {checkpoints.ADAPTER_WEIGHTS: save(weights), checkpoints.ADAPTER_CONFIG: json.dumps(config).encode()}
+
+
+async def make_checkpoint(path: Path, *, adapter: int, probe_of: int | None = None, norm: float | None = None) -> Path:
+    """A checkpoint with adapter `adapter` whose probe was measured on adapter `probe_of` (by default the same)."""
+    scratch = path.parent / f"scratch-{path.name}"
+    scratch.mkdir(parents=True)
+    for name, data in adapter_files(adapter if probe_of is None else probe_of).items():
+        (scratch / name).write_bytes(data)
+    engine = FakeEngine()
+    await engine.load_adapter("trained", scratch)
+    probe = checkpoints.Probe(
+        token_ids=PROBE_TOKENS,
+        logprobs=await engine.score(PROBE_TOKENS, "trained"),
+        base_logprobs=await engine.score(PROBE_TOKENS, None),
+    )
+    state = checkpoints.CheckpointState(
+        step=1,
+        job_id="job",
+        base_model="fake",
+        lora={},
+        config={},
+        num_updates=1,
+        rng="",
+        metrics={} if norm is None else {"loss/adapter_norm": norm},
+    )
+    files = adapter_files(adapter) | {
+        checkpoints.OPTIMIZER: save({}),
+        checkpoints.STATE: state.model_dump_json().encode(),
+        checkpoints.PROBE: probe.model_dump_json().encode(),
+    }
+    checkpoints.write_checkpoint(path, files)
+    return path
+
+
+async def test_the_trained_adapter_is_published(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    metrics = await publish(engine, "p/m@1", await make_checkpoint(tmp_path / "0001", adapter=1))
+    assert metrics["publish/probe_gap"] == 0
+    assert metrics["publish/probe_effect"] > 0.1
+    assert await engine.score(PROBE_TOKENS, "p/m@1")
+
+
+async def test_another_adapter_is_refused_and_unloaded(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    checkpoint = await make_checkpoint(tmp_path / "0001", adapter=2, probe_of=1)
+    with pytest.raises(HandshakeError, match=r"p/m@1 was not published.*differ from the trainer's by up to"):
+        await publish(engine, "p/m@1", checkpoint)
+    with pytest.raises(NotFoundError):
+        await engine.score(PROBE_TOKENS, "p/m@1")
+
+
+async def test_an_adapter_of_another_norm_is_refused_though_the_probe_agrees(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(HandshakeError, match=r"the trainer saved one of 0\.5"):
+        await publish(engine, "p/m@1", await make_checkpoint(tmp_path / "0001", adapter=1, norm=0.5))
+
+
+@pytest.mark.parametrize("name", [checkpoints.ADAPTER_WEIGHTS, checkpoints.OPTIMIZER, checkpoints.PROBE])
+async def test_a_changed_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    checkpoint = await make_checkpoint(tmp_path / "0001", adapter=1)
+    data = bytearray((checkpoint / name).read_bytes())
+    data[-1] ^= 1
+    (checkpoint / name).write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match=name):
+        await publish(FakeEngine(), "p/m@1", checkpoint)
+
+
+def test_largest_gap() -> None:
+    assert largest_gap([0.0, -1.0], [0.0, -1.5]) == 0.5
+    assert largest_gap([0.0], [0.0, 1.0]) == math.inf
+    assert math.isnan(largest_gap([0.0, math.nan], [5.0, 0.0]))
+    assert largest_gap([], []) == 0.0
