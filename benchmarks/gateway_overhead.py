@@ -1,10 +1,10 @@
 """CPU time that one chat request costs in the server process, beside the engine.
 
-A server with an engine that answers at once runs in its own process; clients here play multi-turn conversations against it
-over plain sockets. Printed is the CPU time of the server process per request, which is what a request adds to a training
-step however many cores there are.
+A server with an engine that answers at once runs in its own process; clients here play multi-turn conversations
+against it over plain sockets. Printed is the CPU time of the server process per request, which is what a request adds to
+a training step however many cores there are.
 
-    python benchmarks/gateway_overhead.py --model DIR --conversations 200 --turns 4 --concurrency 64
+    python benchmarks/gateway_overhead.py --conversations 640 --turns 4 --concurrency 64
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import socket
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 KEY = "benchmark"
+ANSWER = "I take the centre: b2."
 BOARD = "   a b c\n1  . x .\n2  o . .\n3  . . x\nYour move."
 
 
@@ -114,8 +114,13 @@ class Client:
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
         content = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-length: {len(content)}\r\n\r\n"
-        self._writer.write(head.encode() + content)
+        head = [
+            f"{method} {path} HTTP/1.1",
+            "host: x",
+            f"authorization: Bearer {KEY}",
+            f"content-length: {len(content)}",
+        ]
+        self._writer.write("\r\n".join([*head, "", ""]).encode() + content)
         header = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         assert b" 200 " in header.split(b"\r\n")[0], header + await self._reader.read(2000)
         if b"transfer-encoding: chunked" in header:
@@ -170,26 +175,42 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="directory or hub id with tokenizer and chat template")
+    parser.add_argument("--model", help="directory or hub id with tokenizer and chat template (default: a tiny one)")
     parser.add_argument("--conversations", type=int, default=640)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--profile", help="write a cProfile file of the server process")
     args = parser.parse_args()
-    answer = "I take the centre: b2."
+    with tempfile.TemporaryDirectory() as directory:
+        if args.model is None:
+            args.model = directory
+            maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(directory,))
+            maker.start()
+            maker.join()
+        print(json.dumps(run(args), indent=2))
+
+
+def make_model(directory: str) -> None:
+    """The tiny model's tokenizer and template; in a process of its own, since this loads transformers."""
+    from art.testing.tiny.tokenizer import train_tokenizer
+
+    train_tokenizer([BOARD, ANSWER] * 50, vocab_size=400, max_length=4096).save_pretrained(directory)
+    (Path(directory) / "config.json").write_text('{"model_type": "qwen3"}')
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(sock, args.model, answer, theirs, args.profile))
+    process = context.Process(target=serve, args=(sock, args.model, ANSWER, theirs, args.profile))
     process.start()
     ours.recv()
     try:
-        print(json.dumps(asyncio.run(measure(sock.getsockname()[:2], args, answer)), indent=2))
+        return asyncio.run(measure(sock.getsockname()[:2], args, ANSWER))
     finally:
         ours.send("stop")
         process.join(10)
-    assert process.exitcode == 0, os.strerror(process.exitcode or 0)
 
 
 if __name__ == "__main__":
