@@ -1,7 +1,7 @@
 """CPU time that one chat request costs in the server process, beside the engine.
 
 A server with an engine that answers at once runs in its own process; clients here play multi-turn conversations
-against it over plain sockets. Printed is the CPU time of the server process per request, which is what a request adds to
+against it over plain sockets. Printed is the CPU time of the server process per request: what a request adds to
 a training step however many cores there are.
 
     python benchmarks/gateway_overhead.py --conversations 640 --turns 4 --concurrency 64
