@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class EmbeddedEngine:
         received: list[int] = []
         for attempt in range(MAX_RESTARTS + 1):
             client = await self._connect()
-            body = asdict(_continue(request, received))
+            body = _request_body(_continue(request, received))
             try:
                 async with aclosing(client.stream("generate", request=body, stream=stream)) as bodies:
                     async for raw in bodies:
@@ -91,6 +91,11 @@ def _continue(request: GenerateRequest, received: list[int]) -> GenerateRequest:
         max_tokens=request.max_tokens - len(received),
         first_index=request.first_index + len(received),
     )
+
+
+def _request_body(request: GenerateRequest) -> dict[str, Any]:
+    """`dataclasses.asdict` without its copy of every token."""
+    return {field.name: getattr(request, field.name) for field in fields(request)}
 
 
 def _chunk(body: dict[str, Any]) -> TokenChunk:

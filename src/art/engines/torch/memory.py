@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from art.engines.torch.model import LoadedModel
 from art.errors import ConfigError
 
 AVERAGE_REQUEST_TOKENS = 4096
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
 """Of the device's memory (what is free of it, where that is known); the trainer lives there too."""
 
@@ -45,4 +47,8 @@ def _device_bytes(device: str) -> int:
         return int(torch.cuda.mem_get_info()[0])
     if device == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # not in a container, or one without a limit ("max")
+        return physical

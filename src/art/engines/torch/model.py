@@ -7,6 +7,7 @@ engine says that it is ready, so an architecture that the seam does not cover is
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class HfDecoder:
         self._context = RunContext()
         self._model = hf_model
         self._adapted: dict[str, AdaptedLinear] = {}
+        self._picks_rows = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
         head = hf_model.get_output_embeddings()
         for name, module in list(hf_model.named_modules()):
             if type(module) is nn.Linear:
@@ -73,16 +75,16 @@ class HfDecoder:
 
     def logits(self, batch: Batch) -> Tensor:
         self._context.runs, self._context.head_runs = batch.runs, batch.head_runs
-        keep: Any = 0 if batch.sample_rows is None else batch.sample_rows
+        rows = batch.sample_rows
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
-            logits_to_keep=keep,
             art_plan=batch.plan,
+            **({"logits_to_keep": rows} if rows is not None and self._picks_rows else {}),
         )
         logits: Tensor = output.logits[0]
-        return logits
+        return logits if rows is None or self._picks_rows else logits[rows]
 
     def find_parts(self, batch: Batch) -> None:
         """Learn from a trial batch, whose logits are all wanted, which layers see one row per token.

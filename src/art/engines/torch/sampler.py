@@ -13,6 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_BLOCK = 1024
+_NUCLEUS = 1024
+"""Tokens that a nucleus is looked for in first."""
+
 
 @dataclass(slots=True)
 class SamplingParams:
@@ -39,8 +43,9 @@ def sample(logits: Tensor, params: SamplingParams) -> Sampled:
         scale = [1.0 / t if t else 1.0 for t in params.temperatures]
         logits = logits * torch.tensor(scale, dtype=torch.float32, device=logits.device)[:, None]
     probs = torch.softmax(logits, dim=-1)
-    if any(p < 1.0 for p in params.top_ps):
-        probs = _keep_nucleus(probs, params.top_ps, greedy)
+    top_ps = [1.0 if g else p for p, g in zip(params.top_ps, greedy, strict=True)]
+    if min(top_ps) < 1.0:
+        probs = _keep_nucleus(probs, top_ps)
     tokens = logits.argmax(dim=-1) if all(greedy) else _inverse_transform(probs, params.uniforms)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(dim=-1), tokens)
@@ -50,30 +55,56 @@ def sample(logits: Tensor, params: SamplingParams) -> Sampled:
 
 
 def _inverse_transform(probs: Tensor, uniforms: npt.NDArray[np.float64]) -> Tensor:
-    """The first token of each row whose cumulative probability exceeds the row's uniform number: [B]."""
+    """The first token of each row whose cumulative probability exceeds the row's uniform number: [B].
+
+    A large vocabulary is searched by blocks and then within one block: most of it is summed only.
+    """
+    vocab_size = probs.shape[1]
+    blocked = vocab_size > 4 * _BLOCK
+    weights = _block_sums(probs) if blocked else probs
+    cumulative = _cumulative(weights)
+    draws = torch.from_numpy(uniforms).to(cumulative.dtype).to(cumulative.device)[:, None] * cumulative[:, -1:]
+    index = _first_above(cumulative, draws)
+    if blocked:
+        draws = draws - (cumulative - weights).gather(1, index)
+        columns = index * _BLOCK + torch.arange(_BLOCK, device=probs.device)
+        block = probs.gather(1, columns.clamp(max=vocab_size - 1)).masked_fill_(columns >= vocab_size, 0.0)
+        index = index * _BLOCK + _first_above(_cumulative(block), draws)
+    return index[:, 0].clamp_(max=vocab_size - 1)  # only a row of NaN can be above; its log-prob says so
+
+
+def _block_sums(probs: Tensor) -> Tensor:
+    """Sums over consecutive blocks of `_BLOCK` columns, the last one shorter: [B, blocks]"""
+    whole = probs.shape[1] // _BLOCK * _BLOCK
+    sums = probs[:, :whole].view(len(probs), -1, _BLOCK).sum(dim=-1)
+    return torch.cat((sums, probs[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
+
+
+def _cumulative(weights: Tensor) -> Tensor:
     # Double precision keeps the tail of a large vocabulary exact; MPS has none.
-    dtype = torch.float32 if probs.device.type == "mps" else torch.float64
-    cumulative = torch.cumsum(probs, dim=-1, dtype=dtype)
-    total = cumulative[:, -1:]
-    draws = torch.from_numpy(uniforms).to(device=probs.device, dtype=dtype)[:, None] * total
-    # Rounding must not push a draw onto the total: the search would run past the last possible token.
-    draws = torch.minimum(draws, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, draws, right=True)[:, 0]
-    return tokens.clamp_(max=probs.shape[1] - 1)  # only a row of NaN gets here; its log-prob says so
+    return torch.cumsum(weights, dim=-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
 
 
-def _keep_nucleus(probs: Tensor, top_ps: list[float], greedy: list[bool]) -> Tensor:
-    """`probs` with everything outside each row's smallest set of mass `top_p` set to 0, renormalised: [B, V]."""
-    limits = torch.tensor(
-        [2.0 if g or p >= 1.0 else p for p, g in zip(top_ps, greedy, strict=True)],
-        dtype=probs.dtype,
-        device=probs.device,
-    )
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+def _first_above(cumulative: Tensor, draws: Tensor) -> Tensor:
+    """Index of the first column of `cumulative` [B, K] above `draws` [B, 1]; never one of weight 0."""
+    # Rounding must not push a draw onto the total: the search would run past the last possible column.
+    below_total = cumulative[:, -1:] * (1.0 - torch.finfo(cumulative.dtype).eps)
+    draws = torch.minimum(draws.clamp(min=0.0), below_total)
+    return torch.searchsorted(cumulative, draws, right=True).clamp_(max=cumulative.shape[1] - 1)
+
+
+def _keep_nucleus(probs: Tensor, top_ps: list[float]) -> Tensor:
+    """Rows with `top_p` below 1 lose all outside their smallest set of that mass, and are renormalised: [B, V]."""
+    rows = torch.tensor([i for i, p in enumerate(top_ps) if p < 1.0], device=probs.device)
+    limits = torch.tensor([p for p in top_ps if p < 1.0], dtype=probs.dtype, device=probs.device)[:, None]
+    chosen = probs[rows]
+    ordered, order = chosen.topk(min(_NUCLEUS, chosen.shape[1]), dim=-1)
+    if bool((ordered.sum(dim=-1, keepdim=True) < limits).any()):  # rare: sorting a large vocabulary is slow
+        ordered, order = chosen.sort(dim=-1, descending=True)
     before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= limits[:, None], 0.0)
-    kept = torch.zeros_like(probs).scatter_(1, order, ordered)
-    return kept / kept.sum(dim=-1, keepdim=True)
+    ordered = ordered.masked_fill(before >= limits, 0.0)
+    kept = torch.zeros_like(chosen).scatter_(1, order, ordered)
+    return probs.index_copy(0, rows, kept / kept.sum(dim=-1, keepdim=True))
 
 
 def _top_logprobs(probs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
