@@ -164,7 +164,8 @@ async def gather_trajectory_groups(
     """Run all rollouts of all groups and return the groups in input order.
 
     Args:
-        groups: mostly `TrajectoryGroup(coroutines)`, not awaited; any awaitable of a group will do, and so do groups that
+        groups: mostly `TrajectoryGroup(coroutines)`, not awaited; any awaitable of a group will do, and so do groups
+        that
             are finished.
         pbar_desc: label of the progress bar, `None` for no bar.
         max_exceptions: failed rollouts to tolerate; below 1 it is a share of all rollouts.

@@ -197,9 +197,13 @@ async def test_full_disk(small_disk: Path, tiny_model: Path) -> None:
                     file.flush()
             except OSError:
                 pass
-        with pytest.raises(openai.APIStatusError, match="no space left") as refused:
+
+        async def use_up_what_is_left() -> None:
             for i in range(200):
                 await answer(model, seed=i)
+
+        with pytest.raises(openai.APIStatusError, match="no space left") as refused:
+            await use_up_what_is_left()
         assert refused.value.status_code == 507
         with pytest.raises(art.errors.DiskFullError):
             await backend.train(model, groups, learning_rate=1e-3)

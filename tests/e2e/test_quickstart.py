@@ -49,7 +49,8 @@ def test_the_2025_style_learns_too(tiny_model: Path, tmp_path: Path) -> None:
             await model.register(backend)
             for _ in range(await model.get_step(), 8):
                 groups = await art.gather_trajectory_groups(
-                    (art.TrajectoryGroup(rollout(model, prompt) for _ in range(16)) for prompt in PROMPTS), pbar_desc=None
+                    (art.TrajectoryGroup(rollout(model, prompt) for _ in range(16)) for prompt in PROMPTS),
+                    pbar_desc=None,
                 )
                 rewards.append(sum(t.reward for group in groups for t in group) / (16 * len(PROMPTS)))
                 try:

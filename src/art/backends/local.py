@@ -1,7 +1,7 @@
 """An ART server on this machine, started and kept alive by the user's own process.
 
-This process owns the listening socket and hands it to `art-server`. While the server is being restarted, new connections
-therefore wait in the socket's queue instead of being refused, and the address never changes.
+This process owns the listening socket and hands it to `art-server`. While the server is being restarted, new
+connections therefore wait in the socket's queue instead of being refused, and the address never changes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ MAX_RESTARTS_PER_MINUTE = 6
 
 
 class LocalBackend(Backend):
-    """Trains and serves on this machine, in processes of its own; needs `pip install agent-reinforcement-trainer[local]`.
+    """Trains and serves on this machine, in processes of its own; needs `pip install
+    agent-reinforcement-trainer[local]`.
 
-    Use it as `async with LocalBackend() as backend:`, or call `close()`. If the user's process dies, however it dies, the
-    server and its engine and trainer follow; the next `LocalBackend` on the same `path` continues.
+    Use it as `async with LocalBackend() as backend:`, or call `close()`. If the user's process dies, however it dies,
+    the server and its engine and trainer follow; the next `LocalBackend` on the same `path` continues.
     """
 
     def __init__(self, *, path: str | Path | None = None, server_config: ServerConfig | None = None) -> None:
@@ -48,7 +49,8 @@ class LocalBackend(Backend):
         config = server_config or ServerConfig()
         if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
             raise ConfigError(
-                f"LocalBackend listens on a free loopback port of its own; got host={config.host!r}, port={config.port}. "
+                f"LocalBackend listens on a free loopback port of its own; got host={config.host!r}, "
+                f"port={config.port}. "
                 "Run `art-server` by hand to choose them"
             )
         self.path = Path(path or ".art").resolve()
@@ -195,9 +197,10 @@ def _require_local_extra() -> None:
     import importlib.util
 
     missing = [
-        name for name in ("fastapi", "torch", "transformers", "peft", "renderers") if not importlib.util.find_spec(name)
+        name for name in ("uvicorn", "torch", "transformers", "peft", "renderers") if not importlib.util.find_spec(name)
     ]
     if missing:
         raise ConfigError(
-            f"LocalBackend needs {', '.join(missing)}; install them with `pip install 'agent-reinforcement-trainer[local]'`"
+            f"LocalBackend needs {', '.join(missing)}; install them with `pip install "
+            "'agent-reinforcement-trainer[local]'`"
         )

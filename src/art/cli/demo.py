@@ -154,7 +154,8 @@ async def _train(
             watch.publish_s += report.timing.publish_s
             line = (
                 f"reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
-                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  train {report.timing.train_s:.2f} s"
+                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  train "
+                f"{report.timing.train_s:.2f} s"
             )
             progress.update(bar, completed=report.step, line=line)
             if report.step % 10 == 0 or not console.is_terminal:

@@ -1,5 +1,5 @@
-"""The training loop of `art train` and `art demo`: gather, train, log, step after step. It uses nothing but the public API, so
-it is also the longest example of it."""
+"""The training loop of `art train` and `art demo`: gather, train, log, step after step. It uses nothing but the public
+API, so it is also the longest example of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from art.task import Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
 
 MAX_BARREN_STEPS = 5
-"""Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be perfect)."""
+"""Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be
+perfect)."""
 CONFIDENCE_Z = 1.959964
 """Normal quantile of a 95 % interval."""
 
@@ -94,8 +95,10 @@ async def train_task(
         barren = 0 if report.trained else barren + 1
         if barren == MAX_BARREN_STEPS:
             raise TrainingError(
-                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If the reward is "
-                f"low the policy has collapsed: go back to an earlier checkpoint (newest: {await model.get_step()}) and lower "
+                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If "
+                "the reward is "
+                f"low the policy has collapsed: go back to an earlier checkpoint (newest: {await model.get_step()}) "
+                "and lower "
                 "the learning rate. If it is high the task is solved"
             )
     return reports

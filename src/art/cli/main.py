@@ -1,4 +1,5 @@
-"""`art`: the command line. Each command is a file of this package with `add_parser`; heavy imports wait until it runs."""
+"""`art`: the command line. Each command is a file of this package with `add_parser`; heavy imports wait until it
+runs."""
 
 from __future__ import annotations
 

@@ -24,6 +24,8 @@ logger = logging.getLogger("art.server")
 _PR_SET_PDEATHSIG = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 LISTEN_BACKLOG = 4096
+KEEP_ALIVE_S = 75
+"""Clients keep their connections over a training step."""
 GRACEFUL_SHUTDOWN_S = 5
 """Given to requests that run when the server is asked to stop."""
 
@@ -115,6 +117,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             lifespan="off",
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
             backlog=LISTEN_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         server = Server(settings)
 
@@ -131,8 +134,8 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
 
 def _die_with_parent() -> None:
-    """Stop when the parent is gone: standard input is a pipe that only the parent holds open. On Linux a signal comes too, in
-    case somebody else inherited the pipe."""
+    """Stop when the parent is gone: standard input is a pipe that only the parent holds open. On Linux a signal comes
+    too, in case somebody else inherited the pipe."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):

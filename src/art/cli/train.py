@@ -75,9 +75,12 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
     settings = ModelSettings(lora=LoraConfig(rank=args.lora_rank), engine=EngineConfig(max_context=args.max_context))
     async with LocalBackend(path=data_dir) as backend:
         model = TrainableModel(
-            name=args.name or f"{task.name}-seed{args.seed}", project=args.project or task.name, base_model=args.base_model,
-            base_path=str(data_dir), settings=settings,
-        )  # fmt: skip
+            name=args.name or f"{task.name}-seed{args.seed}",
+            project=args.project or task.name,
+            base_model=args.base_model,
+            base_path=str(data_dir),
+            settings=settings,
+        )
         await model.register(backend)
         console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
 
@@ -99,7 +102,8 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
             evaluation = await evaluate(model, task, count=args.evaluate, seed=args.seed)
             low, high = evaluation.interval
             console.print(
-                f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to {high:.3f})"
+                f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to "
+                f"{high:.3f})"
             )
             summary |= {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}
     summary["wall_s"] = time.perf_counter() - started

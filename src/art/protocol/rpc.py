@@ -8,8 +8,8 @@ A frame is a 4-byte big-endian length and that many bytes of JSON:
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
 
-The parent's end is asyncio (`RpcClient`), the child's end blocks (`RpcServerSocket`): a child works in one thread and reads
-in another.
+The parent's end is asyncio (`RpcClient`), the child's end blocks (`RpcServerSocket`): a child works in one thread and
+reads in another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One base model on this machine: its engine process, its trainer process, its renderer, and the adapters that are loaded."""
+"""One base model on this machine: its engine process, its trainer process, its renderer, and the adapters that are
+loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ ATTEMPTS = 3
 
 
 class BaseModelHost:
-    """Parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first checkpoint."""
+    """Parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first
+    checkpoint."""
 
     def __init__(self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig) -> None:
         self.base_model = base_model

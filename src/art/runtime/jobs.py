@@ -1,9 +1,10 @@
 """Runs training jobs, one at a time per base model, in the order they came; survives restarts.
 
-    queued --begin--> running: trainer makes checkpoint n+1 --> engine publishes and proves it --> succeeded, model at n+1
+    queued --begin--> running: trainer makes checkpoint n+1 --> engine publishes and proves it --> succeeded, model at
+    n+1
 
-Whatever dies on the way, the job runs again from the checkpoint it began with. The trainer recognises a checkpoint that this
-job has already written and gives its recorded result, so nothing is trained twice.
+Whatever dies on the way, the job runs again from the checkpoint it began with. The trainer recognises a checkpoint that
+this job has already written and gives its recorded result, so nothing is trained twice.
 """
 
 from __future__ import annotations

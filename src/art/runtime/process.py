@@ -1,7 +1,7 @@
 """Starts, watches and restarts the engine and trainer processes.
 
-A `ChildProcess` is up, starting, or given up on. Whoever needs it awaits `connect()`: that returns at once when it is up,
-waits while it (re)starts, and raises `ProcessError` with the last lines of the child's log when it cannot be had.
+A `ChildProcess` is up, starting, or given up on. Whoever needs it awaits `connect()`: that returns at once when it is
+up, waits while it (re)starts, and raises `ProcessError` with the last lines of the child's log when it cannot be had.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ChildSpec:
     heartbeat_timeout_s: float
 
     def environment(self) -> dict[str, str]:
-        """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost more
-        than ten times the work itself. Must be set before torch is imported."""
+        """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
+        more than ten times the work itself. Must be set before torch is imported."""
         threads = str(self.num_threads)
         return os.environ | {
             "OMP_NUM_THREADS": threads,
@@ -175,7 +175,8 @@ class ChildProcess:
         with theirs, spec.log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=spec.environment(),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env=spec.environment(),
             )  # fmt: skip
         self._process = process
         self._last_heartbeat = time.monotonic()

@@ -1,8 +1,8 @@
 """From checkpoint to served policy: load the adapter, then prove that the engine samples from what was trained.
 
-The trainer left its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with the
-adapter it has just loaded. Anything wrong on the way - a stale file, a dropped layer, an adapter that matches nothing, a
-scale applied twice - moves these numbers, and the checkpoint is then not served.
+The trainer left its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
+the adapter it has just loaded. Anything wrong on the way - a stale file, a dropped layer, an adapter that matches
+nothing, a scale applied twice - moves these numbers, and the checkpoint is then not served.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from art.storage import checkpoints
 logger = logging.getLogger(__name__)
 
 TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
-"""Largest probe difference by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5; a bfloat16 forward
-pass is good to about 3e-2 per token."""
+"""Largest probe difference by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5; a bfloat16
+forward pass is good to about 3e-2 per token."""
 
 
 NORM_TOLERANCE = 1e-2

@@ -99,7 +99,8 @@ class Registry:
         await self._run(
             lambda db: db.execute(
                 "INSERT INTO models (project, name, base_model, settings, created_at) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (project, name) DO UPDATE SET base_model = excluded.base_model, settings = excluded.settings",
+                "ON CONFLICT (project, name) DO UPDATE SET base_model = excluded.base_model, settings = "
+                "excluded.settings",
                 row,
             )
         )

@@ -1,7 +1,8 @@
 """The server's inside: where gateway, engines, trainers and storage meet.
 
     chat request  --> Gateway --resolve--> Runtime (which policy, which engine) --> engine process
-    train request --> Runtime: resolve trajectories (samples) --> JobRunner --> trainer process --> publish --> engine process
+    train request --> Runtime: resolve trajectories (samples) --> JobRunner --> trainer process --> publish --> engine
+    process
 
 The parts do not know each other; this module wires them.
 """
@@ -163,7 +164,8 @@ class Runtime:
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": [host.status() for host in self._hosts.values()]}
 
-    # -- resolving a request's model, for the gateway --------------------------------------------------------------------
+    # -- resolving a request's model, for the gateway
+    # --------------------------------------------------------------------
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy behind a model name if it can be sampled from right now."""
@@ -200,7 +202,8 @@ class Runtime:
         self._policies[model] = policy
         return policy
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------------------------
 
     def _is_loaded(self, policy: PolicyRef) -> bool:
         _, host = self._find(policy.project, policy.name)

@@ -6,7 +6,8 @@ The ledger closes over the tokens that the model sampled for the submitted traje
 
     sampled = trained + context + dropped(by reason)
 
-where *context* are tokens of the same trajectories that another model sampled: the policy saw them and does not learn them.
+where *context* are tokens of the same trajectories that another model sampled: the policy saw them and does not learn
+them.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[di
     recorded = canonical_message(exchange.message)
     if canonical_message(answer) != recorded:
         raise TrajectoryMismatchError(
-            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, given {_short(answer)}. "
+            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, given "
+            f"{_short(answer)}. "
             "Keep choices as they came; to train on other text use `train_sft`"
         )
     sent = exchange.request_messages
@@ -192,7 +194,8 @@ def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[di
         if canonical_message(given) != canonical_message(original):
             raise TrajectoryMismatchError(
                 f"{where}: message {j} before it differs from what the model was sent: sent {_short(original)}, given "
-                f"{_short(given)}. Keep messages as they were sent; another conversation belongs in `additional_histories`"
+                f"{_short(given)}. Keep messages as they were sent; another conversation belongs in "
+                "`additional_histories`"
             )
     if len(before) != len(sent):
         raise TrajectoryMismatchError(
@@ -209,7 +212,8 @@ def _check_trainable(exchange: Exchange, where: str) -> None:
         )
     if exchange.top_p < 1:
         raise TrajectoryMismatchError(
-            f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}; the cut-off tail biases the importance "
+            f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}; the cut-off tail biases the "
+            "importance "
             "ratio. Sample rollouts for training with top_p=1"
         )
 
@@ -267,10 +271,12 @@ def _nothing_trainable(num_groups: int, without_spread: int, own_tokens: int, un
     if own_tokens == 0:
         found = f"{untracked} choices without an exchange id" if untracked else "no choices"
         return (
-            f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the `Choice` objects "
+            f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the "
+            "`Choice` objects "
             "of `model.openai_client()` to `messages_and_choices`, not copies of their text"
         )
     return (
-        f"all {without_spread} groups have equal rewards, so there is nothing to learn from. Give rewards that differ within a "
+        f"all {without_spread} groups have equal rewards, so there is nothing to learn from. Give rewards that "
+        "differ within a "
         "group, use more rollouts per group, or harder or easier scenarios"
     )

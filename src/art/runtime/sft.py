@@ -1,18 +1,19 @@
 """Supervised samples: the assistant messages of conversations, as tokens.
 
-Nothing was recorded for these texts, so here (and only here) text becomes training tokens. Each assistant message is rendered in
-the context that the model would see when it has to write it: `prompt = render(messages before)` with the generation prompt, and
-the completion is what rendering the message adds. A message that the template does not add after that prompt (it rewrites
-history) cannot be learnt exactly and is counted as dropped. Prefixes that samples share merge in the prefix tree.
+Nothing was recorded for these texts, so here (and only here) text becomes training tokens. Each assistant message is
+rendered in the context that the model would see when it has to write it: `prompt = render(messages before)` with the
+generation prompt, and the completion is what rendering the message adds. A message that the template does not add after
+that prompt (it rewrites history) cannot be learnt exactly and is counted as dropped. Prefixes that samples share merge
+in the prefix tree.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from art.errors import NothingTrainableError
 from art.gateway.renderer import Renderer
+from art.protocol.chat import normalize_messages
 from art.protocol.training import WireHistory, WireTrajectory
 from art.trainer.types import TrainingSample
 
@@ -47,10 +48,10 @@ def sft_samples(
 def _history_samples(
     history: WireHistory, renderer: Renderer, label: str, rollout_id: str, counts: Counter[str]
 ) -> list[TrainingSample]:
-    messages: list[dict[str, Any]] = [item["choice"]["message"] if "choice" in item else item for item in history.items]
+    messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
     samples = []
     for i, message in enumerate(messages):
-        if message.get("role") != "assistant" or i == 0:
+        if message["role"] != "assistant" or i == 0:
             continue
         prompt = renderer.render(messages[:i], history.tools)
         completion = renderer.completion(messages[: i + 1], history.tools, prompt)

@@ -1,12 +1,12 @@
 """Where things lie in a data directory. The only module that builds these paths.
 
-    <data_dir>/
-      art.db                                  registry, jobs, exchanges (SQLite, WAL)
-      logs/<process>.log
-      <project>/models/<name>/
-        state.json  history.jsonl
-        trajectories/<split>/<step>.jsonl
-        checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
+<data_dir>/
+  art.db                                  registry, jobs, exchanges (SQLite, WAL)
+  logs/<process>.log
+  <project>/models/<name>/
+    state.json  history.jsonl
+    trajectories/<split>/<step>.jsonl
+    checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
 """
 
 from __future__ import annotations
