@@ -111,6 +111,12 @@ def test_greedy_reports_the_unscaled_distribution() -> None:
     assert drawn.logprobs == pytest.approx([float(logits[0].log_softmax(0)[1]), float(logits[1].log_softmax(0)[0])])
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-8, 1e-300])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    drawn = draw(torch.tensor([[40.0, -3.0, 41.0]]), [0.999], temperature)
+    assert (drawn.token_ids, drawn.logprobs) == ([2], [0.0])
+
+
 def test_rows_keep_their_own_settings() -> None:
     logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
     u, temperatures, top_ps, tops = (

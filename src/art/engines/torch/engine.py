@@ -33,8 +33,10 @@ from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
 
 logger = logging.getLogger(__name__)
 
-_ROWS_PER_RUNNING = 4
+_ROWS_PER_RUNNING = 8
+"""Sequences that the cache remembers, idle ones included, per request that may run."""
 _MAX_SCORE_LOGITS = 1 << 25
+"""Logits of one scoring request in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,7 @@ class TorchEngine:
 
     def _end(self, sequence: Sequence, *, wipe: bool = False) -> None:
         del self._sequences[sequence.request.request_id]
-        # A prompt that is not complete has shown no logits yet, so nobody knows that its keys are finite.
-        self._scheduler.remove(sequence, wipe=wipe or not sequence.logprobs)
+        self._scheduler.remove(sequence, wipe=wipe)
         if sequence.adapter is not None:
             sequence.adapter.num_users -= 1
             if self._leaving:

@@ -23,6 +23,8 @@ from torch import Tensor
 SMALLEST_CAPACITY = 256
 CAPACITY_FACTOR = 4
 FIRST_ROWS = 8
+MAX_GROWTH_TOKENS = 16_384
+"""Rows are made ahead of need up to this size, so that long ones are not."""
 MIN_SHARED_PREFIX = 4
 """Shorter common prefixes are computed again rather than copied."""
 MIN_AWAITED_PREFIX = 16
@@ -293,9 +295,10 @@ class KVCache:
         return slot
 
     def _extend(self, pool: Pool) -> bool:
-        """Add rows to a full pool, doubling it as far as the budget goes."""
+        """Add rows to a full pool: double it, within `MAX_GROWTH_TOKENS` and the budget."""
         room = (self.budget - self._allocated()) // pool.capacity
-        num_new = min(room, max(FIRST_ROWS if pool is self.pools[0] else 1, pool.num_rows))
+        wanted = max(FIRST_ROWS if pool is self.pools[0] else 1, pool.num_rows)
+        num_new = min(room, wanted, max(1, MAX_GROWTH_TOKENS // pool.capacity))
         if num_new < 1:
             return False
         pool.resize(list(range(pool.num_rows)), pool.num_rows + num_new)

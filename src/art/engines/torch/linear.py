@@ -133,7 +133,7 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed b
             self.sees_all_rows = x.numel() // x.shape[-1] == context.num_rows
         runs = context.head_runs if self._is_head else context.runs
         if runs:
-            add_adapters(x.view(-1, self.in_features), y.view(-1, self.out_features), runs, self.index)
+            add_adapters(x.reshape(-1, self.in_features), y.view(-1, self.out_features), runs, self.index)
         return y
 
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+_MIN_TEMPERATURE = 1e-6
+"""Below it scaled logits would overflow, and the best token has all of the probability anyway."""
 _BLOCK = 1024
 _NUCLEUS = 1024
 """Tokens that a nucleus is looked for in first."""
@@ -40,7 +42,7 @@ def sample(logits: Tensor, params: SamplingParams) -> Sampled:
     logits = logits.float()
     greedy = [t == 0.0 for t in params.temperatures]
     if any(t not in (0.0, 1.0) for t in params.temperatures):
-        scale = [1.0 / t if t else 1.0 for t in params.temperatures]
+        scale = [1.0 / max(t, _MIN_TEMPERATURE) if t else 1.0 for t in params.temperatures]
         logits = logits * torch.tensor(scale, dtype=torch.float32, device=logits.device)[:, None]
     probs = torch.softmax(logits, dim=-1)
     top_ps = [1.0 if g else p for p, g in zip(params.top_ps, greedy, strict=True)]

@@ -100,13 +100,17 @@ class Scheduler:
         """Take a sequence out, wherever it is; its slot becomes reusable, or is wiped if it may hold NaN."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
-            return
-        self.running.remove(sequence)
-        if wipe:
-            self.cache.discard(sequence.slot, wipe=True)
         else:
-            self.cache.release(sequence.slot)
-        sequence.slot = None
+            self.running.remove(sequence)
+            self._vacate(sequence, sequence.slot, wipe=wipe)
+
+    def _vacate(self, sequence: Sequence, slot: Slot, *, wipe: bool) -> None:
+        # A prompt that is not complete has shown no logits yet, so nobody knows that its keys are finite.
+        if wipe or not sequence.logprobs:
+            self.cache.discard(slot, wipe=True)
+        else:
+            self.cache.release(slot)
+        sequence.slot, sequence.num_computed = None, 0
 
     def _admit(self, budget: int, work: list[Work]) -> int:
         """Move waiting sequences to running while there are seats, slots and budget."""
@@ -140,7 +144,6 @@ class Scheduler:
         while sequence.slot is not None and not self.cache.grow(sequence.slot, len(sequence.token_ids)):
             youngest = self.running.pop()
             assert youngest.slot is not None
-            self.cache.release(youngest.slot)
-            youngest.slot, youngest.num_computed = None, 0
+            self._vacate(youngest, youngest.slot, wipe=False)
             self.waiting.appendleft(youngest)
             self.num_preemptions += 1
