@@ -7,8 +7,9 @@ the tokens of short conversations too much weight.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,9 @@ def warm_start(
     *,
     on_progress: Progress | None = None,
 ) -> None:
-    """Train `model` in place. The same model, conversations and config give the same weights.
+    """Train `model` in place, in one thread. The same model, conversations and config give the same weights.
+
+    Matrices this small gain nothing from a second thread, and lose much where another process is busy on its core.
 
     Raises:
         ContextLengthError: a conversation is longer than the model's context.
@@ -65,18 +68,29 @@ def warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     generator = torch.Generator().manual_seed(config.seed)
     model.train()
-    for step in range(config.num_steps):
-        chosen = torch.randint(len(rows.lengths), (config.batch_size,), generator=generator)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _schedule(step, config)
-        loss = _loss(model, rows, chosen)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if on_progress is not None:
-            on_progress(step + 1, config.num_steps, loss.item())
+    with _one_thread():
+        for step in range(config.num_steps):
+            chosen = torch.randint(len(rows.lengths), (config.batch_size,), generator=generator)
+            loss = _loss(model, rows, chosen)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * _schedule(step, config)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if on_progress is not None:
+                on_progress(step + 1, config.num_steps, loss.item())
     model.eval()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _loss(model: Any, rows: _Rows, chosen: torch.Tensor) -> torch.Tensor:
