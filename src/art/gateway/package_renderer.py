@@ -9,7 +9,15 @@ from typing import Any
 from art.errors import InvalidRequestError
 from art.gateway.bridge import Branch
 from art.gateway.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags, ToolCall
-from art.gateway.renderer import RecordedTurn, Renderer, TemplateKwargs, Variants, has_reasoning, template_messages
+from art.gateway.renderer import (
+    RecordedTurn,
+    Renderer,
+    TemplateKwargs,
+    Variants,
+    has_reasoning,
+    template_messages,
+    without_empty_reasoning,
+)
 from art.gateway.tokenizer import Tokenizer
 from art.protocol.chat import Message, Tool
 
@@ -69,6 +77,9 @@ class PackageRenderer:
         if whole[: len(prompt_ids)] != prompt_ids:
             return None
         answer = whole[len(prompt_ids) :]
+        text = self.tokenizer.text(answer)
+        if text != (learnt := without_empty_reasoning(text)):
+            answer = self.tokenizer.encode(learnt, add_special_tokens=False)
         ends = [i for i, token in enumerate(answer) if token in self.stop_token_ids]
         return answer[: ends[-1] + 1] if ends else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -97,6 +98,17 @@ class Variants:
                 self._ready.pop(next(iter(self._ready)))
             found = self._ready[key] = self._build({**self._base, **kwargs})
         return found
+
+
+_EMPTY_REASONING = re.compile(r"<think>\s*</think>\s*")
+
+
+def without_empty_reasoning(answer: str) -> str:
+    """`answer` without the empty reasoning block that some templates put before a last message that has none.
+
+    Learning it would teach a model to open with a block that it was not shown.
+    """
+    return _EMPTY_REASONING.sub("", answer, count=1) if _EMPTY_REASONING.match(answer) else answer
 
 
 def template_messages(messages: list[Message], *, drop_reasoning: bool = False) -> list[Message]:

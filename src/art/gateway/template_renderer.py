@@ -16,6 +16,7 @@ from art.gateway.renderer import (
     parse,
     stop_token_ids,
     template_messages,
+    without_empty_reasoning,
 )
 from art.gateway.tokenizer import Tokenizer
 from art.protocol.chat import Message, Tool
@@ -70,7 +71,8 @@ class TemplateRenderer:
         if not whole.startswith(opened) or self._turn_end_id is None:
             return None
         end = whole.rfind(self._turn_end) + len(self._turn_end)
-        return self.tokenizer.encode(whole[len(opened) : end], add_special_tokens=False)
+        learnt = without_empty_reasoning(whole[len(opened) : end])
+        return self.tokenizer.encode(learnt, add_special_tokens=False)
 
     def bridge(self, turn: RecordedTurn, new_messages: list[Message], tools: list[Tool] | None) -> list[int] | Branch:
         if self._turn_end_id is None:
