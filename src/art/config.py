@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class Config(BaseModel):
@@ -132,9 +133,9 @@ class TrainConfig(Config):
 class TrainSFTConfig(Config):
     """Supervised fine-tuning on the assistant messages of trajectories."""
 
-    learning_rate: float | list[float] = 5e-5
+    learning_rate: LearningRate | list[LearningRate] = 5e-5
     """A list gives one rate per batch."""
-    batch_size: int | Literal["auto"] = "auto"
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trajectories per optimiser update; `auto` is 2."""
     optimizer: OptimizerConfig = OptimizerConfig()
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
-from art.errors import ConfigError, ConflictError, NothingTrainableError
+from art.errors import ConfigError, ConflictError, NothingTrainableError, TrajectoryError
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.kernel_check import check_kernel
@@ -132,9 +132,14 @@ class Trainer:
 
         Raises:
             ConfigError: a list of learning rates does not have one per batch.
+            TrajectoryError: a sample is not of component "sft".
         """
 
         def make_updates(paths: list[SamplePath]) -> list[Update]:
+            if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
+                raise TrajectoryError(
+                    f"sample {other[0]!r} has component 'rl'; supervised fine-tuning takes 'sft' only"
+                )
             size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
             batches = split_batches(paths, size)
             rates = config.learning_rate

@@ -41,6 +41,12 @@ def make_model(family: str) -> Any:
     return model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads that wait for each other actively make tiny tensors many times slower on a busy machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Directory of a saved tiny model of a family."""

@@ -339,6 +339,12 @@ def test_sft_learning_rate_list(trainer: Trainer, tmp_path: Path) -> None:
         trainer.train_sft(sft_samples(4), TrainSFTConfig(learning_rate=[1e-3] * 3), **paths)
 
 
+def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_path: Path) -> None:
+    paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
+    with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
+        trainer.train_sft(random_samples(0), TrainSFTConfig(), **paths)
+
+
 # -- wire --
 
 
@@ -358,3 +364,9 @@ def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) 
     Trainer(model_path("Qwen3"), TrainerConfig(device="cpu"))
     assert torch.get_num_threads() == default_num_threads()
     torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("bad", [{"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": [1e-3, -1.0]}])
+def test_sft_settings_out_of_range(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="greater than"):
+        TrainSFTConfig(**bad)

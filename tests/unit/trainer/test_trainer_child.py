@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.storage import checkpoints
+from art.trainer.types import TrainingSample
 
 TRAINER = TrainerConfig(device="cpu", num_threads=1).model_dump(mode="json")
 LORA = LoraConfig(rank=8, alpha=16).model_dump(mode="json")
@@ -32,6 +33,10 @@ class TrainerProcess:
     client: RpcClient
     process: subprocess.Popen[bytes]
     heartbeats: list[dict[str, Any]] = field(default_factory=list)
+
+
+def sft_samples(seed: int, count: int = 8) -> list[TrainingSample]:
+    return [replace(sample, component="sft") for sample in random_samples(seed, count)]
 
 
 def spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
@@ -98,16 +103,20 @@ async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable
             await client.call("train", **job(tmp_path, 2, config=RL | {"learning_rate": -1}))
         with pytest.raises(InvalidRequestError, match="no method 'sleep'"):
             await client.call("sleep")
-        sft = [r async for r in client.stream("train_sft", **job(tmp_path, 2, config=TrainSFTConfig().model_dump()))]
+        sft_job = job(tmp_path, 2, config=TrainSFTConfig().model_dump(), samples=sft_samples(2))
+        sft = [result async for result in client.stream("train_sft", **sft_job)]
         assert sft[-1]["step"] == 2
         assert trainer.heartbeats
         assert "doing" in trainer.heartbeats[-1]
 
-        waiting = asyncio.create_task(client.call("train", **job(tmp_path, 3, samples=random_samples(1, count=2000))))
-        await asyncio.sleep(0.3)
+        many_updates = TrainSFTConfig(batch_size=1).model_dump()
+        long_job = client.stream(
+            "train_sft", **job(tmp_path, 3, samples=sft_samples(1, count=500), config=many_updates)
+        )
+        assert (await anext(long_job))["progress"] == {"done": 1, "total": 500}
         trainer.process.send_signal(signal.SIGKILL)
         with pytest.raises(ProcessError):
-            await waiting
+            [result async for result in long_job]
     assert checkpoints.list_steps(tmp_path) == [0, 1, 2]
 
     async with trainer_process() as trainer:  # a new process goes on where the files end
