@@ -20,6 +20,7 @@ from art.protocol.rpc import error_body
 from art.protocol.training import JobStatus, WireError
 from art.runtime.host import BaseModelHost
 from art.runtime.registry import Job, RegisteredModel, Registry
+from art.runtime.samples import close_ledger
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 
@@ -125,8 +126,10 @@ class JobRunner:
             to_checkpoint=str(target), job_id=job.job_id,
         )  # fmt: skip
         step = from_step + 1
+        ledger = job.payload["ledger"]
+        accounts = close_ledger(ledger, result["metrics"]) if ledger is not None else {}
         published = await host.load(model.adapter_id(step), target)
-        metrics = result["metrics"] | job.payload["metrics"] | published
+        metrics = result["metrics"] | job.payload["metrics"] | accounts | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         status = JobStatus(
             job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="succeeded", step=step,

@@ -133,7 +133,8 @@ class Runtime:
         payload = {
             "samples": plan.samples,
             "config": request.config.model_dump(),
-            "metrics": plan.metrics | plan.ledger,
+            "metrics": plan.metrics,
+            "ledger": plan.ledger,
         }
         return await self._jobs.submit(
             Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
@@ -146,6 +147,7 @@ class Runtime:
             "samples": samples,
             "config": request.config.model_dump(),
             "metrics": counts,
+            "ledger": None,
         }
         return await self._jobs.submit(
             Job(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art.config import TrainConfig
-from art.errors import NothingTrainableError, TrajectoryMismatchError
+from art.errors import NothingTrainableError, TrainingError, TrajectoryMismatchError
 from art.gateway.conversations import canonical_message
 from art.gateway.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
@@ -130,10 +130,31 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
         "data/step_num_groups_submitted": len(groups),
         "data/step_num_groups_trainable": len(groups) - groups_without_spread,
         "data/step_num_trajectories": len(trajectories),
-        "offpolicy/staleness_max": step - min(versions),
-        "offpolicy/staleness_mean": step - sum(versions) / len(versions),
+        "offpolicy/max_staleness": step - min(versions),
     }
     return StepPlan(samples=samples, ledger={k: float(v) for k, v in ledger.items()}, metrics=metrics)
+
+
+def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
+    """The ledger of a step with what the trainer itself left out, checked against the trainer's own count.
+
+    Args:
+        ledger: of the step's plan.
+        trained: metrics of the step.
+
+    Raises:
+        TrainingError: plan and trainer count different numbers of tokens.
+    """
+    planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
+    if planned != counted:
+        raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
+    left_out = trained.get("offpolicy/mismatch_masked_tokens", 0.0)
+    if left_out == 0:
+        return ledger
+    return ledger | {
+        "ledger/trained_tokens": planned - left_out,
+        "ledger/dropped_tokens/sampler_mismatch": left_out,
+    }
 
 
 def _resolve_trajectory(

@@ -22,6 +22,7 @@ METRICS = {
     "offpolicy/ratio_p01": "its 1st percentile",
     "offpolicy/ratio_p99": "its 99th percentile",
     "offpolicy/mismatch_masked_share": "share of samples that the gate between sampler and trainer left out",
+    "offpolicy/mismatch_masked_tokens": "targets of those samples",
     "offpolicy/mean_staleness": "mean over samples of the trained step minus the step that sampled",
     "data/step_trainer_tokens": "tokens that the trainer computed, shared prefixes once",
     "data/step_tokens_unshared": "tokens that the samples have together, each counted alone",
@@ -58,6 +59,7 @@ class StepRecord:
     num_gated: int = 0
     """Reinforcement-learning samples that the gate looked at."""
     num_mismatched: int = 0
+    num_mismatched_targets: int = 0
 
 
 def record_targets(
@@ -100,6 +102,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int) -> dict
         "offpolicy/ratio_p01": float(low),
         "offpolicy/ratio_p99": float(high),
         "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
+        "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
         "offpolicy/mean_staleness": _mean(staleness),
     }
 

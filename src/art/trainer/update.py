@@ -141,4 +141,5 @@ def _gate(logprobs: Tensor, micro_batch: MicroBatch, config: MismatchConfig, rec
     mismatched = find_mismatched(log_ratio, samples, micro_batch.num_samples, config)
     record.num_gated += len(np.unique(targets.samples[~targets.is_sft]))
     record.num_mismatched += int(mismatched.sum())
+    record.num_mismatched_targets += int(mismatched[samples].sum())
     return (~mismatched[samples]).float()

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from art.config import TrainConfig
-from art.errors import NothingTrainableError, TrajectoryError, TrajectoryMismatchError
+from art.errors import NothingTrainableError, TrainingError, TrajectoryError, TrajectoryMismatchError
 from art.gateway.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.samples import exchange_ids, plan_step, resolve
+from art.runtime.samples import close_ledger, exchange_ids, plan_step, resolve
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}
@@ -59,7 +59,7 @@ def test_turns_that_extend_one_another_become_one_sample() -> None:
     assert sample.sampling_logprobs == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
     assert sample.advantages == [0, 0, 0, 0.5, 0.5, 0, 0.5, 0.5]
     assert sample.policy_version == 2
-    assert plan.metrics["offpolicy/staleness_max"] == 2
+    assert plan.metrics["offpolicy/max_staleness"] == 2
 
 
 def test_a_branch_becomes_a_sample_of_its_own() -> None:
@@ -140,3 +140,14 @@ def test_rewards_must_be_finite() -> None:
 
 def test_exchange_ids_once_each() -> None:
     assert exchange_ids([group(1.0, 0.0), group(1.0)]) == ["e1", "e2"]
+
+
+def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
+    ledger = plan_step(resolved(group(1.0, 0.0)), TrainConfig(), step=3).ledger
+    trained = {"data/step_trainable_tokens": 8.0, "offpolicy/mismatch_masked_tokens": 4.0}
+    closed = close_ledger(ledger, trained)
+    assert closed["ledger/trained_tokens"] == 4
+    assert closed["ledger/dropped_tokens/sampler_mismatch"] == 4
+    assert close_ledger(ledger, trained | {"offpolicy/mismatch_masked_tokens": 0.0}) == ledger
+    with pytest.raises(TrainingError, match="8 tokens were planned, 7 were trained"):
+        close_ledger(ledger, {"data/step_trainable_tokens": 7.0})
