@@ -115,7 +115,7 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
     own = sum(trajectory.sampled_tokens for trajectory in trajectories)
     context = sum(trajectory.context_tokens for trajectory in trajectories)
     untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
-    ledger = {
+    ledger: dict[str, float] = {
         "ledger/sampled_tokens": own + context,
         "ledger/trained_tokens": trained,
         "ledger/context_tokens": context,
@@ -126,13 +126,13 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
     if not samples:
         raise NothingTrainableError(_nothing_trainable(len(groups), groups_without_spread, own, untracked))
     versions = [sample.policy_version for sample in samples]
-    metrics = {
+    metrics: dict[str, float] = {
         "data/step_num_groups_submitted": len(groups),
         "data/step_num_groups_trainable": len(groups) - groups_without_spread,
         "data/step_num_trajectories": len(trajectories),
         "offpolicy/max_staleness": step - min(versions),
     }
-    return StepPlan(samples=samples, ledger={k: float(v) for k, v in ledger.items()}, metrics=metrics)
+    return StepPlan(samples=samples, ledger=ledger, metrics=metrics)
 
 
 def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:

@@ -131,22 +131,45 @@ def test_ids_adapters_and_queue_are_checked(qwen3: Path) -> None:
     assert len(drain(engine)) == 3
 
 
-def test_broken_weights_fail_their_own_requests_only(engine: TorchEngine, qwen3: Path, tmp_path: Path) -> None:
-    broken = write_adapter(tmp_path, qwen3)
-    weights = load_file(broken / "adapter_model.safetensors")
-    save_file({k: v * 1e30 for k, v in weights.items()}, broken / "adapter_model.safetensors")
+@pytest.fixture
+def broken(qwen3: Path, tmp_path: Path) -> Path:
+    """An adapter of finite weights whose products overflow."""
+    adapter = write_adapter(tmp_path, qwen3)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    save_file({k: v * 1e30 for k, v in weights.items()}, adapter / "adapter_model.safetensors")
+    return adapter
+
+
+def test_broken_weights_fail_their_own_requests_only(engine: TorchEngine, broken: Path) -> None:
     engine.load_adapter("broken@1", broken)
     good, bad = request(tokens(1, 20), 10), request(tokens(1, 20), 10, adapter="broken@1")
     (want,) = generate(engine, good)
     for one in (good, bad):
         engine.submit(one, stream=False)
+    engine.submit_score("score", tokens(1, 20), "broken@1")
     outputs = drain(engine)
-    assert "NaN" in failed(outputs)[bad.request_id].message
-    assert "broken@1" in failed(outputs)[bad.request_id].message
+    assert set(failed(outputs)) == {bad.request_id, "score"}
+    for error in failed(outputs).values():
+        assert "broken@1" in error.message
+        assert "NaN" in error.message
     assert next(o.chunk for o in outputs if o.chunk is not None).token_ids == want.token_ids
-    # Rows that held NaN are used again without harm.
-    results = generate(engine, *(request(tokens(i, 30), 10) for i in range(8)))
-    assert all(len(r.token_ids) == 10 for r in results)
+
+
+@pytest.mark.parametrize("ending", ["failure", "cancel"])
+def test_rows_that_held_nan_are_used_again_without_harm(qwen3: Path, broken: Path, ending: str) -> None:
+    engine = load(qwen3, max_context=256, kv_cache_tokens=256, prefill_tokens=64)  # one row
+    engine.load_adapter("broken@1", broken)
+    good, bad = request(tokens(1, 20), 10), request(tokens(1, 100), 10, adapter="broken@1")
+    (want,) = generate(engine, good)
+    engine.submit(bad, stream=False)
+    if ending == "cancel":
+        engine.step()
+        engine.cancel(bad.request_id)
+    else:
+        assert failed(drain(engine))
+    (got,) = generate(engine, good)
+    assert got.num_cached_tokens == 0
+    assert got.token_ids == want.token_ids
 
 
 def test_unloading_waits_for_running_requests(engine: TorchEngine, adapters: tuple[Path, Path]) -> None:
