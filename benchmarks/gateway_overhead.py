@@ -1,10 +1,10 @@
 """CPU time that one chat request costs in the server process, beside the engine.
 
 A server with an engine that answers at once runs in its own process; clients here play multi-turn conversations
-against it over plain sockets. Printed is the CPU time of the server process per request: what a request adds to
-a training step however many cores there are.
+against it over plain sockets. Reported is the CPU time of the server process per request: what a request adds to
+a training step however many cores there are. There is no second contender, so these figures move with the machine.
 
-    python benchmarks/gateway_overhead.py --conversations 640 --turns 4 --concurrency 64
+    python -m benchmarks gateway_overhead --conversations 640 --turns 4 --concurrency 64
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from collections.abc import AsyncGenerator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from benchmarks.report import Result, Spread
 
 KEY = "benchmark"
 ANSWER = "I take the centre: b2."
@@ -142,7 +144,8 @@ async def play(client: Client, args: argparse.Namespace, answer: str, latencies:
         messages.append({"role": "assistant", "content": answer})
 
 
-async def measure(address: tuple[str, int], args: argparse.Namespace, answer: str) -> dict[str, Any]:
+async def measure(address: tuple[str, int], args: argparse.Namespace, answer: str) -> list[dict[str, Any]]:
+    """One dict of figures per repetition."""
     clients = [Client(address) for _ in range(args.concurrency)]
     for client in clients:
         await client.open()
@@ -153,42 +156,60 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
             await play(client, args, answer, latencies)
 
     await asyncio.gather(*(worker(client, 1) for client in clients))  # warm up
-    latencies.clear()
-    before = json.loads(await clients[0].call("GET", "/health"))
-    started = time.perf_counter()
-    await asyncio.gather(*(worker(client, max(1, args.conversations // args.concurrency)) for client in clients))
-    wall_s = time.perf_counter() - started
-    after = json.loads(await clients[0].call("GET", "/health"))
+    figures = []
+    for _ in range(args.repeats):
+        latencies.clear()
+        before = json.loads(await clients[0].call("GET", "/health"))
+        started = time.perf_counter()
+        await asyncio.gather(*(worker(client, max(1, args.conversations // args.concurrency)) for client in clients))
+        wall_s = time.perf_counter() - started
+        after = json.loads(await clients[0].call("GET", "/health"))
+        figures.append(summarise(sorted(latencies), after["cpu_s"] - before["cpu_s"], wall_s, after["renderer"]))
     for client in clients:
         client.close()
+    return figures
+
+
+def summarise(latencies: list[float], cpu_s: float, wall_s: float, renderer: str) -> dict[str, Any]:
     count = len(latencies)
-    latencies.sort()
     return {
-        "renderer": after["renderer"],
+        "renderer": renderer,
         "requests": count,
-        "cpu_ms_per_request": round((after["cpu_s"] - before["cpu_s"]) / count * 1e3, 3),
-        "requests_per_s": round(count / wall_s, 1),
-        "latency_ms_p50": round(latencies[count // 2] * 1e3, 2),
-        "latency_ms_p99": round(latencies[int(count * 0.99)] * 1e3, 2),
+        "server CPU ms per request": cpu_s / count * 1e3,
+        "requests/s": count / wall_s,
+        "latency ms, median": latencies[count // 2] * 1e3,
+        "latency ms, 99 %": latencies[int(count * 0.99)] * 1e3,
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="directory or hub id with tokenizer and chat template (default: a tiny one)")
-    parser.add_argument("--conversations", type=int, default=640)
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--stream", action="store_true")
-    parser.add_argument("--profile", help="write a cProfile file of the server process")
-    args = parser.parse_args()
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", help="directory or hub id with tokenizer and chat template (default: a tiny one)")
+    group.add_argument("--conversations", type=int, default=640)
+    group.add_argument("--turns", type=int, default=4)
+    group.add_argument("--concurrency", type=int, default=64)
+    group.add_argument("--stream", action="store_true")
+    group.add_argument("--profile", help="write a cProfile file of the server process")
+
+
+def run(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as directory:
-        if args.model is None:
-            args.model = directory
+        model = args.model
+        if model is None:
+            model = directory
             maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(directory,))
             maker.start()
             maker.join()
-        print(json.dumps(run(args), indent=2))
+        figures = run_server(model, args)
+    first = figures[0]
+    row = {
+        name: Spread.of([one[name] for one in figures]) if isinstance(value, float) else value
+        for name, value in first.items()
+    }
+    streamed = "streamed" if args.stream else "plain"
+    return Result(
+        summary=f"{args.concurrency} conversations of {args.turns} turns at once, {streamed} answers, instant engine.",
+        rows=[row],
+    )
 
 
 def make_model(directory: str) -> None:
@@ -199,11 +220,11 @@ def make_model(directory: str) -> None:
     (Path(directory) / "config.json").write_text('{"model_type": "qwen3"}')
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run_server(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(sock, args.model, ANSWER, theirs, args.profile))
+    process = context.Process(target=serve, args=(sock, model, ANSWER, theirs, args.profile))
     process.start()
     ours.recv()
     try:
@@ -211,7 +232,3 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         ours.send("stop")
         process.join(10)
-
-
-if __name__ == "__main__":
-    main()
