@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow test-gpu lint format types bench docs clean
+.PHONY: help setup demo test test-slow test-gpu lint format types bench bench-gpu docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -52,6 +52,10 @@ types: $(INSTALLED) ## mypy --strict over src/
 bench: $(INSTALLED) ## the benchmarks; figures are ratios measured side by side
 	@echo "== Running the benchmarks"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-gpu: $(INSTALLED) ## the benchmarks that compute, on a CUDA device
+	@echo "== Running the benchmarks on the GPU"
+	$(BIN)/python -m benchmarks generation train_step --device cuda $(ARGS)
 
 docs: $(INSTALLED) ## check that the documentation's commands, links and names exist
 	@echo "== Checking the documentation"

@@ -1,0 +1,68 @@
+"""Contenders take turns, so that whatever else the machine does hits all of them alike.
+
+CPU time (of this process, all its threads) is what counts on a shared machine; wall time is reported beside it, and is
+what counts on a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from benchmarks.report import Spread
+
+Clock = Literal["cpu_s", "wall_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    cpu_s: float
+    wall_s: float
+
+    def seconds(self, clock: Clock) -> float:
+        return self.cpu_s if clock == "cpu_s" else self.wall_s
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[int], object]], *, repeats: int, device: str
+) -> dict[str, list[Timing]]:
+    """Call each contender with the round's number, `repeats` rounds after a round 0 that is not counted.
+
+    Every other round runs in reverse order: a contender that profits from the one before it does so half of the time.
+    """
+    timings: dict[str, list[Timing]] = {name: [] for name in contenders}
+    for number in range(repeats + 1):
+        names = list(contenders) if number % 2 else list(contenders)[::-1]
+        for name in names:
+            timing = _measure(lambda name=name, number=number: contenders[name](number), device)  # type: ignore[misc]
+            if number > 0:
+                timings[name].append(timing)
+    return timings
+
+
+def ratio(slower: Sequence[Timing], faster: Sequence[Timing], clock: Clock) -> Spread:
+    """How many times as long as `faster` the `slower` took, round by round."""
+    pairs = zip(slower, faster, strict=True)
+    return Spread.of([a.seconds(clock) / b.seconds(clock) for a, b in pairs])
+
+
+def median(timings: Sequence[Timing], clock: Clock) -> float:
+    return statistics.median(timing.seconds(clock) for timing in timings)
+
+
+def _measure(function: Callable[[], object], device: str) -> Timing:
+    _finish(device)
+    wall, cpu = time.perf_counter(), time.process_time()
+    function()
+    _finish(device)
+    return Timing(cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - wall)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
