@@ -31,7 +31,11 @@ EVALUATION_SEED = 20_000
 
 @dataclass(slots=True, kw_only=True)
 class Stopwatch:
-    """Wall seconds since the start, and those that were spent on rolling out, training and publishing."""
+    """Wall seconds since the start, and those that were spent on rolling out, training and publishing.
+
+    Evaluation counts as rolling out, the warm start as training; `other` is the rest of the wall time: starting
+    processes, submitting and logging, drawing.
+    """
 
     started: float
     rollout_s: float = 0.0
@@ -88,11 +92,8 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
     watch = Stopwatch(started=time.perf_counter())
     num_steps = args.steps if args.steps is not None else task.defaults.num_steps
     console.print(f"[bold]ART demo[/bold]: {task.description} (seed {args.seed}, {num_steps} steps)")
-    warm_start = time.perf_counter()
-    base_model, seconds = build_with_progress(console, out / "model", task=task.name, seed=args.seed)
-    watch.warm_start_s = seconds
-    watch.train_s += seconds
-    del warm_start
+    base_model, watch.warm_start_s = build_with_progress(console, out / "model", task=task.name, seed=args.seed)
+    watch.train_s += watch.warm_start_s
     # A run of its own each time: the demo shows one complete training, it does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:

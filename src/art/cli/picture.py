@@ -21,6 +21,7 @@ def draw_learning_curve(
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.patheffects import withStroke
 
     steps = [report.step for report in reports]
     values = [report.headline for report in reports]
@@ -32,14 +33,21 @@ def draw_learning_curve(
         low, high = evaluation.interval
         error = [[evaluation.mean - low], [high - evaluation.mean]]
         label = f"{len(evaluation.trajectories)} held-out rollouts, 95 % interval" if step == 0 else None
-        axes.errorbar(step, evaluation.mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label)
+        axes.errorbar(
+            step, evaluation.mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label, zorder=3
+        )
+        # The curve rises: there is room below its beginning and above its end.
         axes.annotate(
-            f"{text}: {evaluation.mean:.2f}", (step, low), xytext=(6 * side, -14), textcoords="offset points",
-            ha="left" if side > 0 else "right", color=_ORANGE, fontweight="bold",
+            f"{text}: {evaluation.mean:.2f}", (step, low if side > 0 else high), xytext=(0, -10 * side),
+            textcoords="offset points", ha="left" if side > 0 else "right", va="top" if side > 0 else "bottom",
+            color=_ORANGE, fontweight="bold", path_effects=[withStroke(linewidth=3, foreground="white")],
         )  # fmt: skip
+    if task.headline_metric != "reward":
+        axes.set_ylim(0, 1.05)
+    axes.margins(x=0.03)
     axes.set_xlabel("training step", color=_INK)
-    axes.set_ylabel(task.headline_metric, color=_INK)
-    axes.set_title(f"{task.description}", loc="left", color=_INK, fontsize=11)
+    axes.set_ylabel(f"{task.headline_metric}, mean over rollouts", color=_INK)
+    axes.set_title(task.description, loc="left", color=_INK, fontsize=11)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side_name in ("top", "right"):
