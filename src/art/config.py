@@ -168,6 +168,8 @@ class ServerConfig(Config):
     child_start_timeout_s: float = Field(default=180.0, gt=0)
     """How long an engine or trainer may take to load its model."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
-    """A child that has not answered for so long is killed and restarted."""
+    """A child whose heartbeat stops for so long is killed and restarted."""
+    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    """So is one whose heartbeat goes on, but which works on one micro-batch or engine step for so long."""
     handshake_tolerance: float | None = None
     """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""

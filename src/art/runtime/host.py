@@ -9,17 +9,18 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from art.config import LoraConfig, ModelSettings, ServerConfig
 from art.engine import EngineInfo
 from art.engines.torch.handle import EmbeddedEngine
-from art.errors import ProcessError
+from art.errors import ArtError, ProcessError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
 from art.runtime.publish import publish
+from art.storage import checkpoints
 from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,13 @@ MAX_LOADED_ADAPTERS = 8
 """Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
 ATTEMPTS = 3
 """Times that a call is made whose process dies under it; each call can be repeated without harm."""
+
+
+class _Loaded(NamedTuple):
+    """Which weights an adapter has: a step that failed and was trained again lies under the same path."""
+
+    checkpoint: Path
+    identity: str
 
 
 class BaseModelHost:
@@ -50,13 +58,14 @@ class BaseModelHost:
                 num_threads=num_threads,
                 start_timeout_s=config.child_start_timeout_s,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
+                stall_timeout_s=config.stall_timeout_s,
             )
 
         self.engine_process = ChildProcess(spec("engine", engine_threads), self._start_engine)
         self.trainer_process = ChildProcess(spec("trainer", trainer_threads), self._start_trainer)
         self.engine = EmbeddedEngine(self.engine_process.connect)
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
-        self._loaded: OrderedDict[str, Path] = OrderedDict()
+        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._load_lock = asyncio.Lock()
         self._tolerance = config.handshake_tolerance
         self._renderer: Renderer | None = None
@@ -67,6 +76,12 @@ class BaseModelHost:
         """Start both processes in the background."""
         self.engine_process.start()
         self.trainer_process.start()
+
+    def retry(self) -> None:
+        """Start what was given up on once more: the reason may be gone."""
+        for process in (self.engine_process, self.trainer_process):
+            if process.given_up:
+                process.start()
 
     async def close(self) -> None:
         await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
@@ -89,17 +104,18 @@ class BaseModelHost:
         return True
 
     async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
-        """Publish `checkpoint` as `adapter_id` unless the engine has it; the metrics of the publish, or none.
+        """Publish `checkpoint` as `adapter_id` unless the engine has just that; the metrics of the publish, or none.
 
         Raises: as `publish`.
         """
         async with self._load_lock:
-            if self.is_loaded(adapter_id):
+            wanted = _Loaded(checkpoint, await asyncio.to_thread(checkpoints.identify, checkpoint))
+            if self.is_loaded(adapter_id) and self._loaded[adapter_id] == wanted:
                 return {}
             metrics = await _insist(
                 lambda: publish(self.engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
             )
-            self._loaded[adapter_id] = checkpoint
+            self._loaded[adapter_id] = wanted
             while len(self._loaded) > MAX_LOADED_ADAPTERS:
                 oldest, _ = self._loaded.popitem(last=False)
                 await self.engine.unload_adapter(oldest)
@@ -140,8 +156,15 @@ class BaseModelHost:
             return client
 
         # A restarted engine gets back, and proves, what it had: requests that were running name these adapters.
-        for adapter_id, checkpoint in list(self._loaded.items()):
-            await publish(EmbeddedEngine(connected), adapter_id, checkpoint, self._tolerance)
+        for adapter_id, loaded in list(self._loaded.items()):
+            try:
+                await publish(EmbeddedEngine(connected), adapter_id, loaded.checkpoint, self._tolerance)
+            except ProcessError:
+                raise
+            except ArtError:
+                # Deleted or damaged meanwhile: whoever asks for it is told, and the others must not suffer.
+                logger.exception("%s could not be loaded again", adapter_id)
+                self._loaded.pop(adapter_id, None)
 
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._num_threads["trainer"]})

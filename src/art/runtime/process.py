@@ -21,6 +21,7 @@ from typing import Any
 
 from art.errors import ArtError, ProcessError
 from art.protocol.rpc import RpcClient
+from art.storage.logs import log_tail, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,6 @@ CRASH_LIMIT, CRASH_WINDOW_S = 20, 120.0
 """More crashes than this within the window, and a child that comes up but keeps dying is given up on."""
 EXIT_TIMEOUT_S = 3.0
 """From the end of a child's connection to its exit."""
-LOG_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class ChildSpec:
     num_threads: int
     start_timeout_s: float
     heartbeat_timeout_s: float
+    stall_timeout_s: float
+    """How long the main thread may work on one thing."""
 
     def environment(self) -> dict[str, str]:
         """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
@@ -83,7 +85,10 @@ class ChildProcess:
         return {"state": state, "pid": self.pid, "restarts": self.num_restarts, **self._heartbeat}
 
     def start(self) -> None:
-        """Begin to start; does not wait."""
+        """Begin to start, also if it was given up on; does not wait."""
+        if self._failure is not None:
+            self._failure, self._supervisor = None, None
+            self._crashes.clear()
         if self._supervisor is None:
             self._supervisor = asyncio.get_running_loop().create_task(
                 self._supervise(), name=f"supervise-{self.spec.name}"
@@ -97,7 +102,8 @@ class ChildProcess:
             ArtError: what `initialise` said no to, e.g. a model that cannot be loaded.
         """
         while (client := self._live_client()) is None:
-            self.start()
+            if self._failure is None:
+                self.start()
             await self._until_changed()
         return client
 
@@ -120,12 +126,17 @@ class ChildProcess:
         """A dead child's connection stays here for a moment, until its death is noticed: nobody may be sent there."""
         return self._client if self._client is not None and not self._client.closed else None
 
+    @property
+    def given_up(self) -> bool:
+        return self._failure is not None
+
     async def close(self) -> None:
-        """End the child and the watching of it."""
+        """End the child and the watching of it; whoever waits for it gets a `ProcessError`."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
+        await self._give_up(ProcessError(f"the {self.spec.name} was closed"))
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()  # the end of its socket is a child's signal to leave
@@ -142,7 +153,8 @@ class ChildProcess:
         while True:
             try:
                 process, client = await self._start_once()
-            except ArtError as error:
+            except Exception as raised:
+                error = raised if isinstance(raised, ArtError) else _unforeseen(self.spec.name, raised)
                 failed_starts += 1
                 logger.error(
                     "the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, MAX_FAILED_STARTS, error
@@ -170,16 +182,15 @@ class ChildProcess:
 
     async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient]:
         spec = self.spec
-        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        with theirs, spec.log_path.open("ab") as log:
+        with theirs, open_log(spec.log_path) as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=spec.environment(),
             )  # fmt: skip
         self._process = process
-        self._last_heartbeat = time.monotonic()
+        self._last_heartbeat, self._heartbeat = time.monotonic(), {}
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
         client = RpcClient(reader, writer, self._on_heartbeat, lambda: self._explain_loss(process))
@@ -204,20 +215,27 @@ class ChildProcess:
         return process, client
 
     async def _until_dead(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when the process is gone; kills it when its heartbeat stops."""
+        """Returns when the process is gone; kills it when its heartbeat stops, or its main thread does."""
         exited = asyncio.ensure_future(process.wait())
         try:
             while not exited.done():
                 await asyncio.wait([exited], timeout=1.0)
-                silent_s = time.monotonic() - self._last_heartbeat
-                if silent_s > self.spec.heartbeat_timeout_s and not exited.done():
-                    logger.error(
-                        "the %s (pid %d) was silent for %.0f s: killing it", self.spec.name, process.pid, silent_s
-                    )
+                if (problem := self._stuck()) is not None and not exited.done():
+                    logger.error("the %s (pid %d) %s: killing it", self.spec.name, process.pid, problem)
                     with contextlib.suppress(ProcessLookupError):
                         process.kill()
         finally:
             exited.cancel()
+
+    def _stuck(self) -> str | None:
+        """What is wrong with a child that still runs, or `None`."""
+        silent_s = time.monotonic() - self._last_heartbeat
+        if silent_s > self.spec.heartbeat_timeout_s:
+            return f"was silent for {silent_s:.0f} s"
+        doing, since_s = self._heartbeat.get("doing", "idle"), self._heartbeat.get("since_s", 0.0)
+        if doing != "idle" and since_s > self.spec.stall_timeout_s:
+            return f"made no progress for {since_s:.0f} s ({doing})"
+        return None
 
     async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
@@ -246,14 +264,9 @@ class ChildProcess:
         return log_tail(self.spec.log_path)
 
 
-def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The end of a log file, introduced for use at the end of an error message; empty if there is none."""
-    with contextlib.suppress(OSError):
-        text = path.read_text(errors="replace").strip()
-        if text:
-            tail = "\n  ".join(text.splitlines()[-lines:])
-            return f"\nLast lines of {path}:\n  {tail}"
-    return ""
+def _unforeseen(name: str, error: Exception) -> ProcessError:
+    logger.error("the %s could not be started", name, exc_info=error)
+    return ProcessError(f"the {name} could not be started: {type(error).__name__}: {error}")
 
 
 def _describe_exit(returncode: int | None) -> str:

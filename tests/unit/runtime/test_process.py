@@ -11,7 +11,8 @@ import pytest
 
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.process import ChildProcess, ChildSpec, log_tail, split_threads
+from art.runtime.process import ChildProcess, ChildSpec, split_threads
+from art.storage.logs import log_tail
 
 CHILD = """
 import sys, time
@@ -31,6 +32,9 @@ while True:
     elif method == "die":
         print("about to fail: out of luck", file=sys.stderr, flush=True)
         import os; os._exit(3)
+    elif method == "hang":
+        child.tick("hanging")
+        time.sleep(60)
     elif method == "count":
         for i in range(params["n"]):
             child.socket.reply(frame["id"], i, last=i == params["n"] - 1)
@@ -47,7 +51,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def spec(module: str, tmp_path: Path, **changes: float) -> ChildSpec:
-    times = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0} | changes
+    times = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
     return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
 
 
@@ -118,6 +122,58 @@ async def test_a_silent_child_is_killed(module: str, tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
     assert await (await process.connect()).call("echo") == {}
     await process.close()
+
+
+async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, stall_timeout_s=1.0), start)
+    client = await process.connect()
+    async with asyncio.timeout(15):
+        with pytest.raises(ProcessError, match="signal 9"):
+            await client.call("hang")
+    assert await (await process.connect()).call("echo") == {}  # and the old heartbeat does not kill the new child
+    await asyncio.sleep(1.5)
+    assert process.num_restarts == 1
+    await process.close()
+
+
+async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tmp_path: Path) -> None:
+    refusals = [True]
+
+    async def refused_once(client: RpcClient) -> None:
+        await client.call("start", refuse=bool(refusals and refusals.pop()))
+
+    process = ChildProcess(spec(module, tmp_path), refused_once)
+    for _ in range(2):  # asking for it does not start it again
+        with pytest.raises(ConfigError, match="no such model"):
+            await process.connect()
+    assert process.given_up
+    process.start()
+    assert await (await process.connect()).call("echo", a=1) == {"a": 1}
+    await process.close()
+
+
+async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(module: str, tmp_path: Path) -> None:
+    async def broken(client: RpcClient) -> None:
+        raise OSError("too many open files")
+
+    process = ChildProcess(spec(module, tmp_path), broken)
+    async with asyncio.timeout(20):
+        with pytest.raises(ProcessError, match="too many open files"):
+            await process.connect()
+    await process.close()
+
+
+async def test_closing_releases_whoever_waits(module: str, tmp_path: Path) -> None:
+    async def never(client: RpcClient) -> None:
+        await asyncio.Event().wait()
+
+    process = ChildProcess(spec(module, tmp_path), never)
+    waiting = asyncio.ensure_future(process.connect())
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(10):
+        await process.close()
+        with pytest.raises(ProcessError, match="closed"):
+            await waiting
 
 
 async def test_close_leaves_no_process(child: ChildProcess) -> None:
