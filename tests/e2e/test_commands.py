@@ -1,0 +1,72 @@
+"""The commands as programs: `art demo` and `art train`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FIELDS = {
+    "task", "seed", "games", "before", "after", "interval_before", "interval_after", "wall_s", "rollout_s", "train_s",
+    "publish_s", "other_s", "checkpoint",
+}  # fmt: skip
+
+
+def art(*arguments: str, cwd: Path, timeout_s: float = 200) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "art.cli.main", *arguments], cwd=cwd, capture_output=True, text=True, timeout=timeout_s
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def demo(tmp_path: Path, *arguments: str, timeout_s: float = 200) -> dict[str, object]:
+    summary = tmp_path / "summary.json"
+    art("demo", "--out", str(tmp_path / "out"), "--json", str(summary), *arguments, cwd=tmp_path, timeout_s=timeout_s)
+    return json.loads(summary.read_text())
+
+
+def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
+    summary = demo(tmp_path, "--task", "yes_no_maybe", "--steps", "8", "--games", "60", "--seed", "3")
+    assert summary.keys() >= FIELDS
+    assert summary["after"] > summary["before"] + 0.05
+    low, high = summary["interval_after"]
+    assert low <= summary["after"] <= high
+    spent = sum(summary[key] for key in ("rollout_s", "train_s", "publish_s", "other_s"))
+    assert spent == pytest.approx(summary["wall_s"])
+    assert (Path(summary["checkpoint"]) / "adapter_model.safetensors").exists()
+    assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_continues_where_it_stopped(tiny_model: Path, tmp_path: Path) -> None:
+    command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4"]
+    assert "stands at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
+    again = art(*command, "--steps", "3", "--evaluate", "20", "--json", "train.json", cwd=tmp_path)
+    assert "stands at step 2 of 3" in again
+    summary = json.loads((tmp_path / "train.json").read_text())
+    assert summary["step"] == 3
+    assert len(summary["rewards"]) == 1
+
+
+def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "art.cli.main", "train", "no_such_task"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "there are tic_tac_toe, yes_no_maybe" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_tic_tac_toe_is_learnt_over_three_seeds(tmp_path: Path) -> None:
+    summaries = []
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        summaries.append(demo(folder, "--seed", str(seed), timeout_s=300))
+    assert max(summary["before"] for summary in summaries) <= 0.65
+    assert statistics.fmean(summary["after"] for summary in summaries) >= 0.85
