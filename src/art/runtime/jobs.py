@@ -10,12 +10,14 @@ this job has already written and gives its recorded result, so nothing is traine
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from art.errors import ArtError, CorruptCheckpointError
+from art.errors import ArtError, CorruptCheckpointError, TrainingError
 from art.protocol.rpc import error_body
 from art.protocol.training import JobStatus, WireError
 from art.runtime.host import BaseModelHost
@@ -25,6 +27,21 @@ from art.storage import checkpoints
 from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)
+
+
+RECORD_AGAIN_S = 5.0
+"""Between attempts to record a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfinished:
+    """A queued or running job."""
+
+    model: tuple[str, str]
+    """Project and name."""
+    recovered: bool
+    """A server before this one was given it."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class JobRunner:
@@ -43,22 +60,32 @@ class JobRunner:
         self._on_published = on_published
         self._queues: dict[str, asyncio.Queue[Job]] = {}
         self._workers: list[asyncio.Task[None]] = []
-        self._finished: dict[str, asyncio.Event] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
+        self._unrecorded: dict[str, JobStatus] = {}
+        """Failures that the database would not take, e.g. because the disk is full."""
 
     async def recover(self) -> None:
         """Queue what a server before this one left unfinished."""
         for job in await self._registry.unfinished_jobs():
             logger.info("job %s (%s of %s/%s) goes on after a restart", job.job_id, job.kind, job.project, job.name)
-            self._enqueue(job)
+            self._enqueue(job, recovered=True)
 
-    async def submit(self, job: Job) -> JobStatus:
+    async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
+        """The status of a job that was submitted before, `None` for a new one.
+
+        Raises:
+            ConflictError: the id is taken by a job with other content.
+        """
+        return await self._registry.known_job(job_id, fingerprint)
+
+    async def submit(self, job: Job, fingerprint: int) -> JobStatus:
         """Store and queue a job; a known id returns its status and does nothing else.
 
         Raises:
             ConflictError: the id is taken by a job with other content.
         """
-        status = await self._registry.add_job(job)
-        if status.state == "queued" and job.job_id not in self._finished:
+        status = await self._registry.add_job(job, fingerprint)
+        if status.state == "queued" and job.job_id not in self._unfinished:
             self._enqueue(job)
         return status
 
@@ -68,22 +95,29 @@ class JobRunner:
         Raises:
             NotFoundError: no such job.
         """
-        event = self._finished.get(job_id)
-        if event is not None and timeout_s > 0:
+        job = self._unfinished.get(job_id)
+        if job is not None and timeout_s > 0:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await event.wait()
+                    await job.ended.wait()
             except TimeoutError:
                 pass  # the caller asks again
-        return await self._registry.job_status(job_id)
+        return self._unrecorded.get(job_id) or await self._registry.job_status(job_id)
+
+    async def idle(self, project: str, name: str, *, recovered_only: bool = False) -> None:
+        """Wait until the jobs that are now queued or running for this model have ended."""
+        for job in list(self._unfinished.values()):
+            if job.model == (project, name) and (job.recovered or not recovered_only):
+                logger.info("waiting for a training job of %s/%s", project, name)
+                await job.ended.wait()
 
     async def close(self) -> None:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
 
-    def _enqueue(self, job: Job) -> None:
-        self._finished[job.job_id] = asyncio.Event()
+    def _enqueue(self, job: Job, *, recovered: bool = False) -> None:
+        self._unfinished[job.job_id] = _Unfinished((job.project, job.name), recovered)
         model, _ = self._find(job.project, job.name)
         queue = self._queues.get(model.base_model)
         if queue is None:
@@ -105,18 +139,37 @@ class JobRunner:
                 logger.exception("job %s failed unexpectedly", job.job_id)
                 await self._fail(job, error)
             finally:
-                self._finished.pop(job.job_id).set()
+                self._unfinished.pop(job.job_id).ended.set()
 
     async def _fail(self, job: Job, error: Exception) -> None:
+        status = JobStatus(
+            job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="failed",
+            error=WireError(**error_body(error)),
+        )  # fmt: skip
         try:
-            await self._registry.fail_job(job, WireError(**error_body(error)))
+            await self._registry.fail_job(status)
         except ArtError:
-            logger.exception("the failure of job %s could not be recorded; it runs again after a restart", job.job_id)
+            logger.exception("the failure of job %s cannot be recorded yet", job.job_id)
+            self._unrecorded[job.job_id] = status
+            self._workers.append(asyncio.create_task(self._record_later(status), name=f"record-{job.job_id}"))
+
+    async def _record_later(self, status: JobStatus) -> None:
+        """The caller knows of the failure already. Until it is recorded a restarted server would run the job again."""
+        while status.job_id in self._unrecorded:
+            await asyncio.sleep(RECORD_AGAIN_S)
+            with contextlib.suppress(ArtError):  # logged when it first happened
+                await self._registry.fail_job(status)
+                del self._unrecorded[status.job_id]
 
     async def _run(self, job: Job) -> None:
         started = time.perf_counter()
         model, host = self._find(job.project, job.name)
         from_step = job.from_step if job.from_step is not None else model.step
+        if from_step != model.step:
+            raise TrainingError(
+                f"job {job.job_id} began at step {from_step} of {model.key}, which is at step {model.step} now. Submit "
+                "its groups again under a new id"
+            )
         await self._registry.begin_job(job, from_step)
         paths = self._data_dir.model(job.project, job.name)
         source, target = paths.checkpoint(from_step), paths.checkpoint(from_step + 1)

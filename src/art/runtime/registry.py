@@ -8,6 +8,7 @@ States of a job:   queued --> running --> succeeded
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 import zlib
@@ -19,7 +20,7 @@ import orjson
 
 from art.config import ModelSettings
 from art.errors import ConflictError, NotFoundError
-from art.protocol.training import JobStatus, WireError
+from art.protocol.training import JobStatus
 from art.storage.database import Database
 
 T = TypeVar("T")
@@ -94,40 +95,52 @@ class Registry:
         ]
 
     async def save_model(self, model: RegisteredModel) -> None:
-        """Insert or update all but the step."""
-        row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), time.time())
+        """Insert, or update all but the step."""
+        row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), model.step, time.time())
         await self._run(
             lambda db: db.execute(
-                "INSERT INTO models (project, name, base_model, settings, created_at) VALUES (?, ?, ?, ?, ?) "
+                "INSERT INTO models (project, name, base_model, settings, step, created_at) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (project, name) DO UPDATE SET base_model = excluded.base_model, settings = "
                 "excluded.settings",
                 row,
             )
         )
 
-    async def add_job(self, job: Job) -> JobStatus:
-        """Store a queued job, or return the status of the one that has this id already.
+    async def known_job(self, job_id: str, fingerprint: int) -> JobStatus | None:
+        """The status of the job that has this id already, `None` if there is none.
 
         Raises:
-            ConflictError: the id is taken by a job with other content.
+            ConflictError: the id is taken by a job that was asked for in other words.
         """
-        payload = zlib.compress(orjson.dumps(job.payload), 1)
-        fingerprint = zlib.crc32(orjson.dumps([job.kind, job.project, job.name, job.payload]))
+        row = await self._run(
+            lambda db: db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        )
+        return None if row is None else _same_job(job_id, fingerprint, *row)
+
+    async def add_job(self, job: Job, fingerprint: int) -> JobStatus:
+        """Store a queued job, or return the status of the one that has this id already.
+
+        Args:
+            fingerprint: of the request as it came. What it is resolved to depends on the model's step, and would make
+                a request that is sent again look like another one.
+
+        Raises:
+            ConflictError: the id is taken by a job that was asked for in other words.
+        """
+        payload = await asyncio.to_thread(_pack, job.payload)
         status = JobStatus(job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="queued")
 
         def insert(db: sqlite3.Connection) -> JobStatus:
             known = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job.job_id,)).fetchone()
-            if known is None:
-                values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload)
-                db.execute(
-                    "INSERT INTO jobs (job_id, kind, project, name, state, fingerprint, payload, status, created_at) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*values, status.model_dump_json(), time.time()),
-                )
-                return status
-            if known[0] != fingerprint:
-                raise ConflictError(f"job {job.job_id} exists with other content; use a new job id for a new request")
-            return JobStatus.model_validate_json(known[1])
+            if known is not None:
+                return _same_job(job.job_id, fingerprint, *known)
+            values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload)
+            db.execute(
+                "INSERT INTO jobs (job_id, kind, project, name, state, fingerprint, payload, status, created_at) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, status.model_dump_json(), time.time()),
+            )
+            return status
 
         return await self._run(insert)
 
@@ -163,12 +176,9 @@ class Registry:
         """running -> succeeded, moving the model to the new step in the same transaction."""
         await self._update_job(status, publish_step=status.step)
 
-    async def fail_job(self, job: Job, error: WireError) -> JobStatus:
-        status = JobStatus(
-            job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="failed", error=error
-        )  # fmt: skip
+    async def fail_job(self, status: JobStatus) -> None:
+        """queued or running -> failed."""
         await self._update_job(status)
-        return status
 
     async def _update_job(
         self, status: JobStatus, *, from_step: int | None = None, publish_step: int | None = None
@@ -191,3 +201,13 @@ class Registry:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self._database.run(work)
+
+
+def _pack(payload: dict[str, Any]) -> bytes:
+    return zlib.compress(orjson.dumps(payload), 1)
+
+
+def _same_job(job_id: str, fingerprint: int, known_fingerprint: int, status: str) -> JobStatus:
+    if known_fingerprint != fingerprint:
+        raise ConflictError(f"job {job_id} exists with other content; use a new job id for a new request")
+    return JobStatus.model_validate_json(status)

@@ -10,7 +10,9 @@ The parts do not know each other; this module wires them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts, host_key
 from art.runtime.jobs import JobRunner
 from art.runtime.registry import Job, RegisteredModel, Registry
 from art.runtime.samples import StepPlan, exchange_ids, plan_step, resolve
@@ -29,8 +32,13 @@ from art.runtime.sft import sft_samples
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir, validate_name
+from art.storage.lock import DirectoryLock
 
 logger = logging.getLogger(__name__)
+
+
+LOCK_WAIT_S = 10.0
+"""A server whose user has died may need as long to end."""
 
 
 class Runtime:
@@ -38,19 +46,23 @@ class Runtime:
 
     def __init__(self, data_dir: Path, config: ServerConfig) -> None:
         self.data_dir = DataDir(data_dir)
-        self.config = config
+        self._lock = DirectoryLock(self.data_dir.lock)
         self._database = Database(self.data_dir.database)
         self._registry = Registry(self._database)
         self._recorder = Recorder(self._database)
         self._models: dict[str, RegisteredModel] = {}
-        self._hosts: dict[str, BaseModelHost] = {}
-        self._host_of_model: dict[str, BaseModelHost] = {}
+        self._hosts = Hosts(self.data_dir, config)
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
         self._jobs = JobRunner(self._registry, self.data_dir, self._find, self._on_published)
         self.gateway = Gateway(self, self._recorder)
 
     async def start(self) -> None:
+        """
+        Raises:
+            StorageError: another server uses the data directory.
+        """
+        await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
         await self._registry.start()
         await self._recorder.start()
         for model in await self._registry.models():
@@ -59,37 +71,85 @@ class Runtime:
 
     async def close(self) -> None:
         await self._jobs.close()
-        await asyncio.gather(*(host.close() for host in self._hosts.values()))
+        await self._hosts.close()
         self._database.close()
+        self._lock.release()
 
     # -- models ------------------------------------------------------------------------------------------------------
 
     async def register(self, request: RegisterRequest) -> ModelStatus:
         """Make a model known and ready: its processes run, a first checkpoint exists, and its newest one is served.
 
+        A step that was under way when an earlier server ended is finished first, so that the caller goes on after it.
+
         Raises:
             ConfigError: registered before with another base model or other adapter settings.
         """
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
+        await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._register_lock:
             key = f"{request.project}/{request.name}"
             known = self._models.get(key)
             if known is not None:
                 _check_same(known, request)
+            step = known.step if known else await asyncio.to_thread(self._step_on_disk, request)
             model = RegisteredModel(
                 project=request.project, name=request.name, base_model=request.base_model, settings=request.settings,
-                step=known.step if known else 0,
+                step=step,
             )  # fmt: skip
-            host = self._host(model)
-            if not (first := self._checkpoint(model, 0)).exists() and model.step == 0:
-                host.start()
-                await host.init_checkpoint(first, model.settings.lora)
-            await host.load(model.adapter_id(model.step), self._checkpoint(model, model.step))
-            await self._registry.save_model(model)
-            self._models[key] = model
-            self._policies.clear()
-        return self._status(model)
+            if known is not None and host_key(known) != host_key(model):
+                await self._move(known, model)
+            try:
+                await self._make_ready(model)
+            except BaseException:
+                if known is not None:
+                    self._replace(known)
+                await self._hosts.close_unused(self._models.values())
+                raise
+            self._replace(model)
+        return self._status(self._models[key])
+
+    def _step_on_disk(self, request: RegisterRequest) -> int:
+        """Where a model begins that the database does not know: at the newest checkpoint that lies there, which may
+        have been copied from elsewhere; else at 0."""
+        paths = self.data_dir.model(request.project, request.name)
+        step = checkpoints.latest(paths.checkpoints)
+        if step is None:
+            return 0
+        state = checkpoints.read_state(paths.checkpoint(step))
+        if state.base_model == request.base_model and state.lora == request.settings.lora.model_dump(mode="json"):
+            return step
+        if step == 0:  # a registration that came no further
+            checkpoints.delete(paths.checkpoint(0))
+            return 0
+        raise ConfigError(
+            f"{paths.checkpoint(step)} was trained from base model {state.base_model!r} with LoRA settings "
+            f"{state.lora}; got {request.base_model!r} and {request.settings.lora!r}. Use another model name, or the "
+            "same base model and settings"
+        )
+
+    async def _move(self, known: RegisteredModel, model: RegisteredModel) -> None:
+        """Let go of the processes that ran with the settings before, unless other models use them."""
+        await self._jobs.idle(model.project, model.name)
+        logger.info("%s gets new settings: its processes are started again", model.key)
+        self._replace(model)
+        await self._hosts.close_unused(self._models.values())
+
+    async def _make_ready(self, model: RegisteredModel) -> None:
+        host = self._hosts.of(model)
+        host.retry()
+        if not (first := self._checkpoint(model, 0)).exists() and model.step == 0:
+            host.start()
+            await host.init_checkpoint(first, model.settings.lora)
+        await host.load(model.adapter_id(model.step), self._checkpoint(model, model.step))
+        await self._registry.save_model(model)
+
+    def _replace(self, model: RegisteredModel) -> None:
+        """Exchange all but the step: a job may have published one meanwhile."""
+        current = self._models.get(model.key, model)
+        self._models[model.key] = dataclasses.replace(model, step=current.step)
+        self._policies.clear()
 
     async def list_models(self) -> list[ModelStatus]:
         return [self._status(model) for model in self._models.values()]
@@ -123,6 +183,9 @@ class Runtime:
             ConflictError: the job id is taken by another request.
         """
         model = self._model(project, name)
+        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
+            return known
 
         def plan_request() -> StepPlan:
             exchanges = self._recorder.find(exchange_ids(request.groups))
@@ -136,38 +199,26 @@ class Runtime:
             "metrics": plan.metrics,
             "ledger": plan.ledger,
         }
-        return await self._jobs.submit(
-            Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
-        )
+        job = Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
+        return await self._jobs.submit(job, fingerprint)
 
     async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
         model, host = self._find(project, name)
+        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
+            return known
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
-        payload = {
-            "samples": samples,
-            "config": request.config.model_dump(),
-            "metrics": counts,
-            "ledger": None,
-        }
-        return await self._jobs.submit(
-            Job(
-                job_id=request.job_id,
-                kind="train_sft",
-                project=model.project,
-                name=name,
-                payload=payload,
-                from_step=None,
-            )
-        )
+        payload = {"samples": samples, "config": request.config.model_dump(), "metrics": counts, "ledger": None}
+        job = Job(job_id=request.job_id, kind="train_sft", project=project, name=name, payload=payload, from_step=None)
+        return await self._jobs.submit(job, fingerprint)
 
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         return await self._jobs.wait(job_id, wait_s)
 
     async def health(self) -> dict[str, Any]:
-        return {"status": "ok", "base_models": [host.status() for host in self._hosts.values()]}
+        return {"status": "ok", "base_models": self._hosts.status()}
 
-    # -- resolving a request's model, for the gateway
-    # --------------------------------------------------------------------
+    # -- resolving a request's model, for the gateway ----------------------------------------------------------------
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy behind a model name if it can be sampled from right now."""
@@ -201,27 +252,15 @@ class Runtime:
             policy_version=step,
             max_context=(await host.engine_info()).max_context,
         )
-        self._policies[model] = policy
+        if self._models.get(registered.key) is registered:  # else a step was published meanwhile: look again next time
+            self._policies[model] = policy
         return policy
 
-    # -- inside
-    # ----------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _is_loaded(self, policy: PolicyRef) -> bool:
         _, host = self._find(policy.project, policy.name)
         return policy.adapter is None or host.is_loaded(policy.adapter)
-
-    def _host(self, model: RegisteredModel) -> BaseModelHost:
-        """The host that models with the same base model and the same settings share."""
-        host = self._host_of_model.get(model.key)
-        if host is None:
-            settings = model.settings
-            parts = (settings.engine, settings.trainer, settings.render)
-            key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
-            if key not in self._hosts:
-                self._hosts[key] = BaseModelHost(model.base_model, settings, self.data_dir, self.config)
-            host = self._host_of_model[model.key] = self._hosts[key]
-        return host
 
     def _model(self, project: str, name: str) -> RegisteredModel:
         model = self._models.get(f"{project}/{name}")
@@ -231,12 +270,10 @@ class Runtime:
 
     def _find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
         model = self._model(project, name)
-        return model, self._host(model)
+        return model, self._hosts.of(model)
 
     def _on_published(self, model: RegisteredModel, step: int) -> None:
-        self._models[model.key] = RegisteredModel(
-            project=model.project, name=model.name, base_model=model.base_model, settings=model.settings, step=step
-        )
+        self._models[model.key] = dataclasses.replace(self._models[model.key], step=step)
         self._policies.clear()
 
     def _checkpoint(self, model: RegisteredModel, step: int) -> Path:
@@ -250,6 +287,11 @@ class Runtime:
             step=model.step,
             inference_name=model.key,
         )
+
+
+def _fingerprint(key: str, request: TrainRequest | TrainSFTRequest) -> int:
+    """Of what was asked for, word by word."""
+    return zlib.crc32(request.model_dump_json().encode(), zlib.crc32(f"{type(request).__name__} {key}".encode()))
 
 
 def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:

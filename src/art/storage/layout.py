@@ -2,6 +2,7 @@
 
 <data_dir>/
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
+  server.lock                             held by the server that runs here
   logs/<process>.log
   <project>/models/<name>/
     state.json  history.jsonl
@@ -69,6 +70,11 @@ class DataDir:
     @property
     def database(self) -> Path:
         return self.root / "art.db"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the server that uses the directory."""
+        return self.root / "server.lock"
 
     @property
     def logs(self) -> Path:

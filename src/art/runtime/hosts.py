@@ -1,0 +1,55 @@
+"""Which models share a host: those with the same base model and the same settings of its processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from art.config import ModelSettings, ServerConfig
+from art.runtime.host import BaseModelHost
+from art.runtime.registry import RegisteredModel
+from art.storage.layout import DataDir
+
+
+class Hosts:
+    """Makes hosts when they are first asked for, and ends those that no model needs any more."""
+
+    def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
+        self._data_dir = data_dir
+        self._config = config
+        self._hosts: dict[str, BaseModelHost] = {}
+        self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
+        """Asked for with each request, so without comparing settings."""
+
+    def of(self, model: RegisteredModel) -> BaseModelHost:
+        base_model, settings, host = self._by_model.get(model.key, (None, None, None))
+        if host is not None and settings is model.settings and base_model == model.base_model:
+            return host
+        key = host_key(model)
+        if key not in self._hosts:
+            self._hosts[key] = BaseModelHost(model.base_model, model.settings, self._data_dir, self._config)
+        self._by_model[model.key] = model.base_model, model.settings, self._hosts[key]
+        return self._hosts[key]
+
+    async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
+        """End the hosts that none of `models` has."""
+        needed = {host_key(model) for model in models}
+        unused = {key: host for key, host in self._hosts.items() if key not in needed}
+        for key in unused:
+            del self._hosts[key]
+        kept = list(self._hosts.values())
+        self._by_model = {name: entry for name, entry in self._by_model.items() if entry[2] in kept}
+        await asyncio.gather(*(host.close() for host in unused.values()))
+
+    async def close(self) -> None:
+        await self.close_unused(())
+
+    def status(self) -> list[dict[str, Any]]:
+        return [host.status() for host in self._hosts.values()]
+
+
+def host_key(model: RegisteredModel) -> str:
+    settings = model.settings
+    parts = (settings.engine, settings.trainer, settings.render)
+    return "|".join([model.base_model, *(part.model_dump_json() for part in parts)])

@@ -1,0 +1,222 @@
+"""The runtime against what users and disks do to it: repeated calls, changed settings, failures in the wrong moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import art.runtime.runtime
+from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig
+from art.errors import ArtError, ConfigError, DiskFullError, StorageError
+from art.protocol.chat import parse_chat_request
+from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest
+from art.runtime import jobs
+from art.runtime.registry import RegisteredModel
+from art.runtime.runtime import Runtime
+from art.storage import checkpoints
+
+PROMPT = {"role": "user", "content": "say yes, no or maybe"}
+REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
+    await runtime.start()
+    yield runtime
+    await runtime.close()
+
+
+def request_for(tiny_model: Path, name: str, **settings: Any) -> RegisterRequest:
+    return RegisterRequest(project="p", name=name, base_model=str(tiny_model), settings=ModelSettings(**settings))
+
+
+async def train_request(runtime: Runtime, name: str, job_id: str) -> TrainRequest:
+    chat = parse_chat_request({"model": f"p/{name}", "messages": [PROMPT], "n": 12, "max_tokens": 8})
+    completion = await runtime.gateway.complete(chat)
+    trajectories = [
+        {"reward": REWARDS.get(choice["message"]["content"] or "", 0.0), "histories": [{"items": [PROMPT, {"choice": choice}]}]}
+        for choice in completion["choices"]
+    ]  # fmt: skip
+    config = TrainConfig(learning_rate=1e-3)
+    return TrainRequest.model_validate({"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": config})
+
+
+async def ended(runtime: Runtime, job: JobStatus) -> JobStatus:
+    async with asyncio.timeout(60):
+        while job.state in ("queued", "running"):
+            job = await runtime.job_status(job.job_id, 5.0)
+    return job
+
+
+@in_module_loop
+async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runtime: Runtime, tiny_model: Path) -> None:
+    """As when the answer to the first one is lost and the server is quick."""
+    await runtime.register(request_for(tiny_model, "again"))
+    request = await train_request(runtime, "again", "job-again")
+    done = await ended(runtime, await runtime.submit_train("p", "again", request))
+    assert (done.state, done.step) == ("succeeded", 1)
+    assert await runtime.submit_train("p", "again", request) == done
+    assert (await runtime.model_status("p", "again")).step == 1
+
+
+@in_module_loop
+async def test_a_step_published_during_a_registration_stays(
+    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.register(request_for(tiny_model, "race"))
+    request = await train_request(runtime, "race", "job-race")
+    save_model = runtime._registry.save_model
+
+    async def train_and_save(model: RegisteredModel) -> None:
+        await ended(runtime, await runtime.submit_train("p", "race", request))
+        await save_model(model)
+
+    monkeypatch.setattr(runtime._registry, "save_model", train_and_save)
+    assert (await runtime.register(request_for(tiny_model, "race"))).step == 1
+    assert (await runtime.model_status("p", "race")).step == 1
+
+
+@in_module_loop
+async def test_a_wrong_base_model_can_be_corrected(runtime: Runtime, tiny_model: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "model"
+    with pytest.raises(ArtError):
+        await runtime.register(request_for(elsewhere, "typo"))
+    assert str(elsewhere) not in [host["base_model"] for host in (await runtime.health())["base_models"]]
+    assert (await runtime.register(request_for(tiny_model, "typo"))).base_model == str(tiny_model)
+
+
+@in_module_loop
+async def test_new_settings_count_and_replace_the_old_processes(runtime: Runtime, tiny_model: Path) -> None:
+    def contexts(status: dict[str, Any]) -> list[int]:
+        return sorted(host["engine_info"]["max_context"] for host in status["base_models"] if host["engine_info"])
+
+    await runtime.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=48)))
+    await train_request(runtime, "settings", "unused-1")
+    assert 48 in contexts(await runtime.health())
+    await runtime.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=64)))
+    await train_request(runtime, "settings", "unused-2")
+    now = contexts(await runtime.health())
+    assert 64 in now
+    assert 48 not in now
+
+
+@in_module_loop
+async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weights(
+    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.register(request_for(tiny_model, "full"))
+
+    async def full(status: JobStatus) -> None:
+        raise DiskFullError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime._registry, "finish_job", full)
+        lost = await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-lost"))
+        lost = await ended(runtime, lost)
+    assert lost.error is not None
+    assert lost.error.code == "disk_full"
+    assert (await runtime.model_status("p", "full")).step == 0
+    kept = await ended(
+        runtime, await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-kept"))
+    )
+    assert (kept.state, kept.step) == ("succeeded", 1)
+    assert "publish/probe_gap" in kept.metrics  # loaded and proved anew, though an adapter of that name was there
+
+
+@in_module_loop
+async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_later(
+    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.register(request_for(tiny_model, "unrecorded"))
+    request = await train_request(runtime, "unrecorded", "job-unrecorded")
+
+    async def full(*_: Any, **__: Any) -> None:
+        raise DiskFullError("no space")
+
+    monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime._registry, "_update_job", full)
+        job = await ended(runtime, await runtime.submit_train("p", "unrecorded", request))
+        assert job.state == "failed"
+        assert (await runtime._registry.job_status("job-unrecorded")).state == "queued"
+    async with asyncio.timeout(10):
+        while (await runtime._registry.job_status("job-unrecorded")).state != "failed":
+            await asyncio.sleep(0.02)
+
+
+@in_module_loop
+async def test_a_deleted_adapter_does_not_keep_the_engine_from_coming_back(runtime: Runtime, tiny_model: Path) -> None:
+    for name in ("gone", "stays"):
+        await runtime.register(request_for(tiny_model, name))
+    shutil.rmtree(runtime.data_dir.model("p", "gone").checkpoint(0))
+    pids = [host["engine"]["pid"] for host in (await runtime.health())["base_models"]]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    request = await train_request(runtime, "stays", "unused-3")
+    assert len(request.groups[0].trajectories) == 12
+
+
+@in_module_loop
+async def test_other_lora_settings_after_a_failed_first_registration(
+    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(model: RegisteredModel) -> None:
+        raise DiskFullError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime._registry, "save_model", full)
+        with pytest.raises(DiskFullError):
+            await runtime.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=4)))
+    await runtime.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=8)))
+    assert checkpoints.read_state(runtime.data_dir.model("p", "rank").checkpoint(0)).lora["rank"] == 8
+
+
+async def register_in(data_dir: Path, request: RegisterRequest) -> ModelStatus:
+    runtime = Runtime(data_dir, ServerConfig())
+    await runtime.start()
+    try:
+        return await runtime.register(request)
+    finally:
+        await runtime.close()
+
+
+async def interrupted_step(data_dir: Path, tiny_model: Path) -> None:
+    """A server that ends with a job queued."""
+    runtime = Runtime(data_dir, ServerConfig())
+    await runtime.start()
+    await runtime.register(request_for(tiny_model, "agent"))
+    await runtime.submit_train("p", "agent", await train_request(runtime, "agent", "job-interrupted"))
+    await runtime.close()
+
+
+async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_model: Path, tmp_path: Path) -> None:
+    """Else the script would gather the same scenarios for the old step and train on them twice."""
+    await interrupted_step(tmp_path / "a", tiny_model)
+    assert (await register_in(tmp_path / "a", request_for(tiny_model, "agent"))).step == 1
+    # A copy of the model without the database goes on too, and nothing of it is overwritten.
+    shutil.copytree(tmp_path / "a" / "p", tmp_path / "b" / "p")
+    assert (await register_in(tmp_path / "b", request_for(tiny_model, "agent"))).step == 1
+    shutil.copytree(tmp_path / "a" / "p", tmp_path / "c" / "p")
+    with pytest.raises(ConfigError, match=r"LoRA settings(.|\n)*Use another model name"):
+        await register_in(tmp_path / "c", request_for(tiny_model, "agent", lora=LoraConfig(rank=2)))
+
+
+async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(art.runtime.runtime, "LOCK_WAIT_S", 0.2)
+    first, second = Runtime(tmp_path, ServerConfig()), Runtime(tmp_path, ServerConfig())
+    await first.start()
+    with pytest.raises(StorageError, match=rf"in use by another art-server \(pid {os.getpid()}\)"):
+        await second.start()
+    await first.close()
+    await second.start()
+    await second.close()
