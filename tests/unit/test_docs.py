@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import art
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -51,3 +54,14 @@ def test_commands_of_the_readme_have_help(command: str) -> None:
     done = subprocess.run([sys.executable, "-m", "art.cli.main", command, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "usage: art" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_blocks_use_names_that_exist(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        tree = compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "art":
+                assert hasattr(art, node.attr), f"{page.name}: art.{node.attr}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "model":
+                assert hasattr(art.TrainableModel, node.attr) or node.attr in art.TrainableModel.model_fields
