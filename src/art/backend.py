@@ -6,7 +6,9 @@ found: they override `_connection`. What is trained, and how, is the same everyw
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,10 +98,11 @@ class Backend:
     async def close(self) -> None:
         """Close all connections of this event loop, those of the registered models too."""
         closers, self._closers = self._closers, {}
-        for close in closers.values():
-            await close()
-        if self._client is not None:
-            await self._client.close()
+        async with contextlib.AsyncExitStack() as stack:  # the failure of one keeps no other open
+            if self._client is not None:
+                stack.push_async_callback(self._client.close)
+            for close in closers.values():
+                stack.push_async_callback(close)
 
     async def _connection(self) -> ArtClient:
         """The client of a server that answers; kinds of backends start or find it here."""
@@ -116,7 +119,7 @@ class Backend:
         if not model.trainable:
             return None
         client = await self._connection()
-        request = _registration_request(cast(TrainableBackendModel, model))
+        request = _registration_request(cast(TrainableBackendModel, model), same_files=client.is_local)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
 
     async def train(
@@ -203,10 +206,17 @@ class Backend:
         return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
 
 
-def _registration_request(model: TrainableBackendModel) -> RegisterRequest:
+def _registration_request(model: TrainableBackendModel, *, same_files: bool) -> RegisterRequest:
+    base_model = _absolute(model.base_model) if same_files else model.base_model
     return RegisterRequest(
-        project=model.project, name=model.name, base_model=model.base_model, settings=model.model_settings()
+        project=model.project, name=model.name, base_model=base_model, settings=model.model_settings()
     )
+
+
+def _absolute(base_model: str) -> str:
+    """A directory by its whole path, so that it is the same model from every working directory."""
+    path = os.path.abspath(os.path.expanduser(base_model))
+    return path if os.path.isdir(path) else base_model
 
 
 def _result(status: JobStatus) -> TrainResult:

@@ -85,7 +85,9 @@ class ArtClient:
         self._transport = transport
         self._unreachable_deadline_s = unreachable_deadline_s
         self._on_retry = on_retry
-        self._trust_env = url.host not in _LOOPBACK  # a proxy cannot reach this machine's loopback
+        self.is_local = url.host in _LOOPBACK
+        """Whether the server is on this machine, so that both see the same files."""
+        self._num_closed = 0
         self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
 
     async def __aenter__(self) -> Self:
@@ -95,6 +97,8 @@ class ArtClient:
         await self.close()
 
     async def close(self) -> None:
+        """Close the connections of this event loop. Calls under way fail instead of looking for the server again."""
+        self._num_closed += 1
         await self._http.close()
 
     # --- endpoints ---
@@ -104,10 +108,9 @@ class ArtClient:
 
     async def register(self, request: RegisterRequest) -> ModelStatus:
         what = f"the server to register {request.project}/{request.name} ({request.base_model})"
-        with announce_wait(what):
-            return await self._typed(
-                ModelStatus, "POST", "/api/models", body=request, read_timeout_s=REGISTER_TIMEOUT_S
-            )
+        return await self._typed(
+            ModelStatus, "POST", "/api/models", body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
+        )
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return await self._typed(ModelStatus, "GET", _model_path(project, name))
@@ -202,13 +205,18 @@ class ArtClient:
         body: BaseModel | None = None,
         params: Mapping[str, str] | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
+        what: str | None = None,
     ) -> bytes:
-        """The body of a successful answer. Every call is safe to repeat, so lost ones are repeated."""
+        """The body of a successful answer. Every call is safe to repeat, so lost ones are repeated.
+
+        Args:
+            what: is waited for, when it takes long.
+        """
         content = None if body is None else body.model_dump_json().encode()
         timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
         lost_since: float | None = None
-        attempt = 0
-        with announce_wait(f"an answer to {method} {self.base_url}{path}"):
+        attempt, num_closed = 0, self._num_closed
+        with announce_wait(what or f"an answer to {method} {self.base_url}{path}"):
             while True:
                 sent = time.monotonic()
                 try:
@@ -220,9 +228,13 @@ class ArtClient:
                     if response.is_success:
                         return response.content
                     error: Exception = _error_of(response)
-                    if response.status_code not in _TRY_AGAIN and not isinstance(error, OverloadedError):
+                    if not _may_try_again(response, error):
                         raise error
-                except httpx2.TransportError as lost:
+                except (httpx2.TransportError, RuntimeError) as lost:
+                    if self._num_closed != num_closed:
+                        raise ProcessError(f"{method} {path} got no answer: the connection was closed") from lost
+                    if isinstance(lost, RuntimeError):
+                        raise
                     error = lost
                 lost_since = sent if lost_since is None else lost_since
                 await self._before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
@@ -245,7 +257,7 @@ class ArtClient:
     def _open(self) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx2.AsyncClient(
-            base_url=self.base_url, headers=headers, transport=self._transport, trust_env=self._trust_env
+            base_url=self.base_url, headers=headers, transport=self._transport, trust_env=not self.is_local
         )
 
 
@@ -261,6 +273,12 @@ _BY_STATUS: dict[int, type[ArtError]] = {
     413: PayloadTooLargeError,
     429: OverloadedError,
 }
+
+
+def _may_try_again(response: httpx2.Response, error: Exception) -> bool:
+    if response.headers.get("x-should-retry") == "false":
+        return False  # a server that knows better: a model that cannot be loaded is no matter of time
+    return response.status_code in _TRY_AGAIN or isinstance(error, OverloadedError)
 
 
 def _error_of(response: httpx2.Response) -> ArtError:

@@ -150,6 +150,15 @@ async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runt
             await stranger.model_status("p", "m")
 
 
+async def test_a_model_that_cannot_be_loaded_is_not_waited_for(client: ArtClient, runtime: Runtime) -> None:
+    final = ProcessError("the engine did not start, three times")
+    final.transient = False
+    runtime.errors = [final]
+    with pytest.raises(ProcessError, match="three times"):
+        await client.model_status("p", "m")
+    assert len(runtime.asked) == 1
+
+
 async def test_an_engine_that_restarts_is_waited_for(client: ArtClient, runtime: Runtime) -> None:
     runtime.errors = [ProcessError("the engine is starting"), OverloadedError("full")]
     OverloadedError.retry_after_s, before = 0.01, OverloadedError.retry_after_s

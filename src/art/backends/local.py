@@ -17,12 +17,14 @@ import sys
 import time
 from pathlib import Path
 from typing import Self
+from weakref import WeakKeyDictionary
 
 from art.backend import Backend
 from art.client import ArtClient
 from art.config import ServerConfig
 from art.errors import ConfigError, ProcessError
 from art.storage.layout import DataDir
+from art.storage.logs import log_tail, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ class LocalBackend(Backend):
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._client: ArtClient | None = None
-        self._lock = asyncio.Lock()
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._failure: ProcessError | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._restarts: list[float] = []
 
@@ -73,25 +76,36 @@ class LocalBackend(Backend):
         return self._process.pid if self._process and self._process.poll() is None else None
 
     async def _connection(self) -> ArtClient:
-        """The client of a server that answers; starts the server when there is none."""
-        async with self._lock:
+        """The client of a server that answers; starts the server when there is none.
+
+        Raises:
+            ProcessError: it does not start, or died again and again.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._locks.setdefault(loop, asyncio.Lock()):
+            if self._failure is not None:
+                raise self._failure
             if self._client is None:
                 self._socket = _listen()
                 port = self._socket.getsockname()[1]
                 self._client = ArtClient(f"http://127.0.0.1:{port}", self._api_key)
-                self._spawn()
-                self._watcher = asyncio.get_running_loop().create_task(self._keep_alive(), name="local-backend")
                 try:
+                    self._spawn()
                     await self._until_healthy()
                 except BaseException:
                     await self._stop()
                     raise
+            # The loop that watched may have ended: notebooks and scripts call `asyncio.run` several times.
+            if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
+                self._watcher = loop.create_task(self._keep_alive(), name="local-backend")
             return self._client
 
     async def close(self) -> None:
         """Stop the server and its processes; waits for them."""
-        await super().close()
-        await self._stop()
+        try:
+            await super().close()
+        finally:
+            await self._stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,9 +113,8 @@ class LocalBackend(Backend):
     def _spawn(self) -> None:
         assert self._socket is not None
         _require_local_extra()
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         config_json = self._config.model_dump_json()
-        with self.log_path.open("ab") as log:
+        with open_log(self.log_path) as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
@@ -130,10 +143,12 @@ class LocalBackend(Backend):
                     return
                 if self._process.poll() is not None:
                     raise ProcessError(
-                        f"art-server ended with status {self._process.returncode} at start{self._log_tail()}"
+                        f"art-server ended with status {self._process.returncode} at start{log_tail(self.log_path)}"
                     )
                 if time.monotonic() > deadline:
-                    raise ProcessError(f"art-server did not answer within {START_TIMEOUT_S:.0f} s{self._log_tail()}")
+                    raise ProcessError(
+                        f"art-server did not answer within {START_TIMEOUT_S:.0f} s{log_tail(self.log_path)}"
+                    )
         finally:
             health.cancel()
 
@@ -146,19 +161,29 @@ class LocalBackend(Backend):
             now = time.monotonic()
             self._restarts = [at for at in self._restarts if now - at < 60] + [now]
             if len(self._restarts) > MAX_RESTARTS_PER_MINUTE:
-                logger.error("art-server died %d times in a minute: giving up%s", len(self._restarts), self._log_tail())
-                if self._socket is not None:
-                    self._socket.close()  # refuse connections from now on, rather than let them wait for ever
+                await self._give_up()
                 return
             logger.warning("art-server died (status %s): restarting it; nothing is lost", self._process.returncode)
             self._spawn()
 
+    async def _give_up(self) -> None:
+        """Fail what waits for the server, and all that comes until `close`."""
+        self._failure = ProcessError(
+            f"art-server died {len(self._restarts)} times in a minute and is not restarted{log_tail(self.log_path)}"
+        )
+        logger.error("%s", self._failure)
+        if self._socket is not None:
+            self._socket.close()  # refuse connections from now on, rather than let them wait for ever
+        if self._client is not None:
+            await self._client.close()
+
     async def _stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher.get_loop() is asyncio.get_running_loop():
+            watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
-            self._watcher = None
+                await watcher
+        self._failure, self._restarts = None, []
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -168,12 +193,6 @@ class LocalBackend(Backend):
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def _log_tail(self) -> str:
-        with contextlib.suppress(OSError):
-            lines = self.log_path.read_text(errors="replace").strip().splitlines()[-15:]
-            return f"\nLast lines of {self.log_path}:\n  " + "\n  ".join(lines)
-        return ""
 
 
 def _listen() -> socket.socket:

@@ -13,8 +13,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Coroutine, Generator
 from pathlib import Path
+from typing import Any
 
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
@@ -28,6 +30,9 @@ KEEP_ALIVE_S = 75
 """Clients keep their connections over a training step."""
 GRACEFUL_SHUTDOWN_S = 5
 """Given to requests that run when the server is asked to stop."""
+
+ORPHAN_DEADLINE_S = 15.0
+"""From the end of the parent to the end of this process, whatever it is doing."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,16 +63,20 @@ def main(argv: list[str] | None = None) -> int:
             _die_with_parent()
         sock = _open_socket(config, args.fd)
         run = _serve(config, args.data_dir.resolve(), sock, _api_key(config, announce=args.fd is None))
-        with contextlib.suppress(ImportError):
-            import uvloop
-
-            uvloop.run(run)
-            return 0
-        asyncio.run(run)
+        _run(run)
         return 0
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
@@ -135,13 +144,16 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
 def _die_with_parent() -> None:
     """Stop when the parent is gone: standard input is a pipe that only the parent holds open. On Linux a signal comes
-    too, in case somebody else inherited the pipe."""
+    too, in case somebody else inherited the pipe. Nobody is left to end a server that hangs on the way out, so it does
+    that itself."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1024):
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_DEADLINE_S)
+        os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
     if sys.platform == "linux":

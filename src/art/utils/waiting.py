@@ -11,19 +11,24 @@ from collections.abc import Iterator
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
+LONGEST_SILENCE_S = 600.0
 
 
 @contextlib.contextmanager
 def announce_wait(what: str, *, every_s: float = SILENCE_S) -> Iterator[None]:
-    """Log a line every `every_s` seconds that the body takes, saying what is waited for."""
+    """Say what is waited for once the body has taken `every_s` seconds, and again, twice as long apart each time.
+
+    A warning, since nothing less is shown by a program that has not set up logging.
+    """
     loop = asyncio.get_running_loop()
     start = time.monotonic()
     timer: asyncio.TimerHandle
 
     def announce() -> None:
         nonlocal timer
-        logger.info("still waiting for %s (%.0f s)", what, time.monotonic() - start)
-        timer = loop.call_later(every_s, announce)
+        waited_s = time.monotonic() - start
+        logger.warning("still waiting for %s (%.0f s)", what, waited_s)
+        timer = loop.call_later(min(waited_s, LONGEST_SILENCE_S), announce)
 
     timer = loop.call_later(every_s, announce)
     try:
