@@ -165,8 +165,8 @@ class ServerConfig(Config):
     port: int = Field(default=5000, ge=0, le=65535)
     """0 takes a free port."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    child_start_timeout_s: float = Field(default=180.0, gt=0)
-    """How long an engine or trainer may take to load its model."""
+    child_start_timeout_s: float = Field(default=600.0, gt=0)
+    """How long an engine or trainer may take to load its model, the first time with its download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
     """A child whose heartbeat stops for so long is killed and restarted."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)

@@ -41,7 +41,7 @@ class Runtime:
             raise self.error
 
     async def health(self) -> dict[str, Any]:
-        return {"status": "ok"}
+        return {"status": "ok", "base_models": [{"base_model": "/home/me/secret-project"}]}
 
     async def list_models(self) -> list[ModelStatus]:
         return [self.model]
@@ -224,6 +224,7 @@ async def test_wrong_key(server: Server) -> None:
         assert (await plain.get(f"{server.url}/v1/models")).status_code == 401
         assert (await plain.get(f"{server.url}/nothing")).status_code == 401
         assert (await plain.get(f"{server.url}/health")).json() == {"status": "ok"}
+    assert "base_models" in (await server.http.get("/health")).json()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The HTTP skin of a server: check the key, find the route, call the runtime, answer.
 
-    GET  /health                                          no key needed
+    GET  /health                                          details with the key only
     GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
     POST /v1/chat/completions                             records them under that rollout
     GET  /api/rollouts/{rollout_id}
@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from art.errors import NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
-from art.server.auth import check_key
+from art.server.auth import check_key, has_key
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.routes import chat, health, models, rollouts, training
@@ -80,7 +80,8 @@ class App:
         if route is None:
             await self._refuse(scope, send)
             return
-        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path)
+        trusted = not route.open or has_key(scope, self._api_key)
+        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path, trusted)
         result = await route.handler(call)
         if result is not None:
             body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)

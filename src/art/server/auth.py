@@ -8,15 +8,23 @@ from art.errors import AuthenticationError
 from art.server.asgi import Scope
 
 
-def check_key(scope: Scope, expected: bytes) -> None:
-    """Compare in constant time.
+def has_key(scope: Scope, expected: bytes) -> bool:
+    """Whether the request brings the key; compares in constant time."""
+    scheme, _, key = _authorization(scope).partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), expected)
 
+
+def check_key(scope: Scope, expected: bytes) -> None:
+    """
     Raises:
         AuthenticationError: no key, or another one.
     """
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    scheme, _, key = given.partition(b" ")
-    if scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), expected):
+    if has_key(scope, expected):
         return
-    problem = "the API key is wrong" if given else "the API key is missing"
+    problem = "the API key is wrong" if _authorization(scope) else "the API key is missing"
     raise AuthenticationError(f"{problem}; send the server's key as `Authorization: Bearer <key>`")
+
+
+def _authorization(scope: Scope) -> bytes:
+    value: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    return value

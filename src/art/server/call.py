@@ -68,6 +68,8 @@ class Call:
     max_body_bytes: int
     path: dict[str, str]
     """Parameters in the path."""
+    trusted: bool
+    """The request came with the server's key; always so where the route asks for it."""
 
     async def json(self) -> Any:
         return await read_json(self.scope, self.receive, self.max_body_bytes)
