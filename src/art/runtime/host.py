@@ -67,6 +67,7 @@ class BaseModelHost:
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._load_lock = asyncio.Lock()
+        self._unloading: set[asyncio.Task[None]] = set()
         self._tolerance = config.handshake_tolerance
         self._renderer: Renderer | None = None
         self._engine_info: EngineInfo | None = None
@@ -118,12 +119,23 @@ class BaseModelHost:
             self._loaded[adapter_id] = wanted
             while len(self._loaded) > MAX_LOADED_ADAPTERS:
                 oldest, _ = self._loaded.popitem(last=False)
-                await self.engine.unload_adapter(oldest)
+                # Not awaited: its last request may take long, and loading must not stand still so long.
+                task = asyncio.create_task(self._unload(oldest), name=f"unload-{oldest}")
+                self._unloading.add(task)
+                task.add_done_callback(self._unloading.discard)
             return metrics
 
     async def forget_adapter(self, adapter_id: str) -> None:
+        """Take no more requests for it; returns when its last one has ended."""
         if self._loaded.pop(adapter_id, None) is not None:
-            await self.engine.unload_adapter(adapter_id)
+            await self._unload(adapter_id)
+
+    async def _unload(self, adapter_id: str) -> None:
+        try:
+            await (await self.engine_process.connect()).call("unload_adapter", name=adapter_id)
+        except ProcessError:
+            # The engine died, and its adapters with it. To repeat the call could hit one that was loaded again since.
+            logger.info("%s went with its engine", adapter_id)
 
     async def init_checkpoint(self, path: Path, lora: LoraConfig) -> None:
         await self._train_call("init_checkpoint", path=str(path), lora=lora.model_dump())

@@ -1,0 +1,92 @@
+"""The books that a host keeps of the adapters in its engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art.runtime.host
+from art.config import ModelSettings, ServerConfig
+from art.errors import ProcessError
+from art.runtime.host import BaseModelHost
+from art.storage.layout import DataDir
+
+
+class Connection:
+    """An engine that answers `unload_adapter` when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer = asyncio.Event()
+        self.dead = False
+
+    async def call(self, method: str, *, name: str) -> None:
+        self.asked.append(name)
+        await self.answer.wait()
+        if self.dead:
+            raise ProcessError("the engine died")
+
+
+@pytest.fixture
+def engine() -> Connection:
+    return Connection()
+
+
+@pytest.fixture
+def host(tmp_path: Path, engine: Connection, monkeypatch: pytest.MonkeyPatch) -> BaseModelHost:
+    """Room for one adapter. The content of a checkpoint is its file `content`."""
+    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), ServerConfig())
+    published: list[str] = []
+
+    async def publish(_: Any, adapter_id: str, checkpoint: Path, tolerance: float | None) -> dict[str, float]:
+        published.append(adapter_id)
+        return {"publish/number": len(published)}
+
+    async def connect() -> Connection:
+        return engine
+
+    monkeypatch.setattr(art.runtime.host, "MAX_LOADED_ADAPTERS", 1)
+    monkeypatch.setattr(art.runtime.host, "publish", publish)
+    monkeypatch.setattr(art.runtime.host.checkpoints, "identify", lambda path: (path / "content").read_text())
+    monkeypatch.setattr(host.engine_process, "connect", connect)
+    return host
+
+
+def checkpoint(tmp_path: Path, name: str, content: str) -> Path:
+    (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / name / "content").write_text(content)
+    return tmp_path / name
+
+
+async def test_a_long_request_of_an_old_adapter_does_not_keep_new_ones_out(
+    host: BaseModelHost, engine: Connection, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(5):
+        for name in ("a", "b", "c"):
+            assert await host.load(name, checkpoint(tmp_path, name, name))
+        await asyncio.sleep(0)
+    assert engine.asked == ["a", "b"]
+    assert [host.is_loaded(name) for name in ("a", "b", "c")] == [False, False, True]
+
+
+async def test_other_weights_under_the_same_name_are_published_again(host: BaseModelHost, tmp_path: Path) -> None:
+    assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
+    assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
+    assert await host.load("a", checkpoint(tmp_path, "0001", "of the next try"))
+
+
+async def test_forgetting_waits_for_the_last_request_and_survives_the_engine(
+    host: BaseModelHost, engine: Connection, tmp_path: Path
+) -> None:
+    await host.load("a", checkpoint(tmp_path, "a", "a"))
+    forgetting = asyncio.ensure_future(host.forget_adapter("a"))
+    await asyncio.sleep(0.01)
+    assert not forgetting.done()
+    assert not host.is_loaded("a")
+    engine.dead = True
+    engine.answer.set()
+    await forgetting
+    assert engine.asked == ["a"], "not repeated: the name may have been loaded again"
