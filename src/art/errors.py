@@ -79,7 +79,8 @@ class PayloadTooLargeError(RequestError):
 class OverloadedError(RequestError):
     code = "overloaded"
     transient = True
-    retry_after_s = 1.0
+    retry_after_s = 7.0
+    """The OpenAI client waits just as long each time; its 30 tries then outlast a queue of minutes, not of seconds."""
 
 
 class TrajectoryError(ArtError):

@@ -334,7 +334,7 @@ async def test_unknown_routes_and_methods(local: Server) -> None:
 async def test_overload_says_when_to_come_back(local: Server) -> None:
     local.bench.engine.error = errors.OverloadedError("the queue is full")
     response = await local.http.post("/v1/chat/completions", json=_chat())
-    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert (response.status_code, response.headers["retry-after"]) == (429, "7")
     response = await local.http.post("/v1/chat/completions", json=_chat(stream=True))
     assert response.status_code == 429
 
