@@ -8,31 +8,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
-import pytest_asyncio
 
 import art
 from art.errors import NothingTrainableError, TrajectoryError, TrajectoryMismatchError
 
 MESSAGES = [{"role": "user", "content": "say yes, no or maybe"}]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.LocalBackend]:
-    async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
-        yield backend
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def model(backend: art.LocalBackend, tiny_model: Path) -> art.TrainableModel:
-    model = art.TrainableModel(name="agent", project="bad-input", base_model=str(tiny_model))
-    await model.register(backend)
-    return model
 
 
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
@@ -60,7 +46,7 @@ async def post(model: art.TrainableModel, content: bytes, key: str | None = None
 
 @in_module_loop
 async def test_unknown_model_names_the_known_ones(model: art.TrainableModel) -> None:
-    with pytest.raises(openai.NotFoundError, match="bad-input/agent"):
+    with pytest.raises(openai.NotFoundError, match="tests/agent"):
         await model.openai_client().chat.completions.create(model="nobody", messages=MESSAGES)
 
 
@@ -152,7 +138,7 @@ async def test_everything_still_works_afterwards(model: art.TrainableModel, back
 
 @in_module_loop
 async def test_base_model_that_does_not_exist(backend: art.LocalBackend) -> None:
-    missing = art.TrainableModel(name="other", project="bad-input", base_model="./no/such/model")
+    missing = art.TrainableModel(name="other", project="tests", base_model="./no/such/model")
     with pytest.raises(art.ArtError, match="no/such/model"):
         await missing.register(backend)
 

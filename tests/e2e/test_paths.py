@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import openai
 import pytest
-import pytest_asyncio
 
 import art
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.LocalBackend]:
-    async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
-        yield backend
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def model(backend: art.LocalBackend, tiny_model: Path) -> art.TrainableModel:
-    model = art.TrainableModel(name="agent", project="paths", base_model=str(tiny_model))
-    await model.register(backend)
-    return model
 
 
 async def share_of(model: art.TrainableModel, word: str, *, step: int | None = None, count: int = 60) -> float:
