@@ -298,8 +298,8 @@ def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:
     if known.base_model != request.base_model:
         raise ConfigError(
             f"model {known.key} was trained from base model {known.base_model!r}; got {request.base_model!r}. "
-            "Use another model name, or the same base model; if its directory has moved, leave a symbolic link at the old "
-            "path and register with that",
+            "Use another model name, or the same base model; if its directory has moved, leave a symbolic link at the "
+            "old path and register with that",
             param="base_model",
         )
     if known.settings.lora != request.settings.lora:
