@@ -6,7 +6,6 @@ tiny model (warm start by SFT) --> evaluate --> train step after step --> evalua
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import tempfile
 import time
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from art.backends.local import LocalBackend
+from art.cli.event_loop import run_coroutine
 from art.cli.loop import Evaluation, StepReport, evaluate, train_task
 from art.cli.picture import draw_learning_curve
 from art.cli.tiny_model import build_with_progress
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     out = (args.out or Path("demo") / f"{task.name}-seed{args.seed}").resolve()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        asyncio.run(_demo(console, task, args, out))
+        run_coroutine(_demo(console, task, args, out))
     except KeyboardInterrupt:
         console.print("\nStopped. Every finished step is kept in", str(out))
         return 130

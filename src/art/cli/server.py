@@ -14,10 +14,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
+from art.cli.event_loop import run_coroutine
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
 
@@ -63,20 +63,11 @@ def main(argv: list[str] | None = None) -> int:
             _die_with_parent()
         sock = _open_socket(config, args.fd)
         run = _serve(config, args.data_dir.resolve(), sock, _api_key(config, announce=args.fd is None))
-        _run(run)
+        run_coroutine(run)
         return 0
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:

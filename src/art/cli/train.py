@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import time
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from art.backends.local import LocalBackend
+from art.cli.event_loop import run_coroutine
 from art.cli.loop import StepReport, evaluate, train_task
 from art.cli.tiny_model import build_with_progress
 from art.config import EngineConfig, LoraConfig, ModelSettings
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             build_with_progress(console, path, task=task.name, seed=args.seed)
         args.base_model = str(path)
     try:
-        asyncio.run(_train(console, task, args, data_dir))
+        run_coroutine(_train(console, task, args, data_dir))
     except KeyboardInterrupt:
         console.print("Stopped. Every finished step is kept; the same command continues")
         return 130

@@ -60,7 +60,7 @@ class TicTacToe(Task):
     description: ClassVar[str] = "tic-tac-toe against an opponent that plays at random"
     headline_metric: ClassVar[str] = "win"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=5e-3, schedule="linear", num_steps=50, num_minibatches=4, warm_start_steps=1000
+        learning_rate=5e-3, schedule="linear", num_steps=40, num_minibatches=4, warm_start_steps=700
     )
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
