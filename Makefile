@@ -24,8 +24,8 @@ demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it
 	$(BIN)/art demo $(ARGS)
 
 test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k tree")
-	@echo "== Running the tests"
-	$(BIN)/python -m pytest $(ARGS)
+	@echo "== Running the tests in two processes"
+	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
 
 test-slow: $(INSTALLED) ## the slow tests: learning over several seeds
 	@echo "== Running the slow tests"
