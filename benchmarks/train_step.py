@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from art.config import DppoConfig, TrainerConfig
 from art.trainer.lora import LoraPolicy
-from art.trainer.losses import rl_loss
+from art.trainer.losses import LossInputs, term_loss
 from art.trainer.metrics import StepRecord
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
@@ -115,7 +115,7 @@ def tree_gradient(policy: LoraPolicy, samples: Samples, max_tokens: int) -> tupl
     """Tokens computed, and the gradient [P]: all that the trainer does between samples and its optimiser."""
     checked = (check_sample(sample, vocab_size=policy.base.vocab_size) for sample in samples)
     paths = [path for path in checked if path is not None]
-    update, record = Update(paths=paths, learning_rate=1.0, loss=LOSS, mismatch=None), StepRecord()
+    update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
     micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens)
     compute_gradient(policy, update, micro_batches, record, lambda: None)
     return record.num_tree_tokens, policy.grads.clone()
@@ -135,9 +135,21 @@ def plain_gradient(model: Any, samples: Samples, rows: int, names: dict[str, Ten
             torch.tensor(_learnt(batch, values), device=logprobs.device)
             for values in ("sampling_logprobs", "advantages")
         )
-        (rl_loss(logprobs, sampling, advantages, LOSS).values.sum() / total).backward()
+        (_plain_loss(logprobs, sampling, advantages) / total).backward()
     parameters = {name.replace(".default.", "."): p for name, p in model.named_parameters() if p.requires_grad}
     return num_tokens, torch.cat([parameters[name].grad.flatten().float() for name in names])
+
+
+def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tensor:
+    inputs = LossInputs(
+        policy_logprobs=logprobs,
+        anchor_logprobs=sampling,
+        sampling_logprobs=sampling,
+        advantages=advantages,
+        samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
+        num_samples=1,
+    )
+    return term_loss(inputs, LOSS).values.sum()
 
 
 def _plain_logprobs(model: Any, batch: Samples) -> tuple[Tensor, int]:

@@ -7,9 +7,9 @@ fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -60,7 +60,13 @@ class TrainerConfig(Config):
     num_threads: int | None = Field(default=None, ge=1)
 
 
-class DppoConfig(Config):
+class LossTerm(Config):
+    """Base of what `TrainConfig.loss` may name. Terms are summed, each times its weight."""
+
+    weight: float = Field(default=1.0, ge=0)
+
+
+class DppoConfig(LossTerm):
     """Importance-weighted policy gradient with the binary total-variation mask; the default."""
 
     type: Literal["dppo"] = "dppo"
@@ -74,15 +80,25 @@ class DppoConfig(Config):
     """Weight of (log ratio)^2, which holds the trained policy near the sampler."""
 
 
-class PpoConfig(Config):
-    """PPO's clipped surrogate on the sampler's log-probs."""
+class PpoConfig(LossTerm):
+    """PPO's clipped surrogate: the loss of GRPO, Dr.GRPO and DAPO."""
 
     type: Literal["ppo"] = "ppo"
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of a token with negative advantage, as a multiple of it; 3 is usual."""
 
 
-class CispoConfig(Config):
+class GspoConfig(LossTerm):
+    """PPO's surrogate on the geometric mean of a sample's importance ratios (sequence-level clipping)."""
+
+    type: Literal["gspo"] = "gspo"
+    clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    clip_high: float = Field(default=4e-4, gt=0)
+
+
+class CispoConfig(LossTerm):
     """Clipped importance weights, gradient through the log-prob (MiniMax-M1)."""
 
     type: Literal["cispo"] = "cispo"
@@ -90,17 +106,72 @@ class CispoConfig(Config):
     clip_high: float = Field(default=4.0, gt=0)
 
 
-LossConfig = Annotated[DppoConfig | PpoConfig | CispoConfig, Field(discriminator="type")]
+class ReinforceConfig(LossTerm):
+    """REINFORCE with importance weights, unbiased off-policy unless `max_ratio` truncates them."""
+
+    type: Literal["reinforce"] = "reinforce"
+    max_ratio: float | None = Field(default=None, gt=1)
+
+
+class SftConfig(LossTerm):
+    """Cross-entropy on the sampled tokens of the rollouts with positive advantage: rejection fine-tuning."""
+
+    type: Literal["sft"] = "sft"
+
+
+class DpoConfig(LossTerm):
+    """Direct preference optimisation on pairs of rollouts of a group that differ in reward."""
+
+    type: Literal["dpo"] = "dpo"
+    beta: float = Field(default=0.1, gt=0)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    reference: int | Literal["base", "sampler"] = "base"
+    """The frozen policy: the base model, the sampler's recorded log-probs, or a checkpoint by its step."""
+
+
+class DistillConfig(LossTerm):
+    """On-policy distillation: the reverse KL from the policy to a teacher, on the policy's own samples."""
+
+    type: Literal["distill"] = "distill"
+    teacher: str
+    """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`."""
+    max_advantage: float | None = Field(default=None, gt=0)
+    """Clamps a token's |log teacher - log sampler|."""
+
+
+class KlConfig(LossTerm):
+    """Keeps the policy near a frozen reference. `weight` is what other code calls beta."""
+
+    type: Literal["kl"] = "kl"
+    weight: float = Field(default=1e-3, ge=0)
+    reference: int | Literal["base"] = "base"
+    """The base model (adapter off), or a checkpoint by its step."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    where: Literal["loss", "reward"] = "loss"
+    """`reward` takes it off the advantages, centred, so that it moves credit between tokens and adds none."""
+
+
+Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig
+"""What learns from rewards; a step has at most one."""
+LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(discriminator="type")]
 
 
 class MismatchConfig(Config):
-    """Gate on the gap between sampler and trainer, by the geometric mean of a sample's importance ratios."""
+    """What is done about the gap between sampler and trainer, by r = policy / sampler at the step's start."""
 
     low: float = Field(default=0.99, gt=0, le=1)
     high: float = Field(default=1.01, ge=1)
+    """A sample whose geometric mean of r is outside [low, high] is masked."""
     token_low: float = Field(default=1e-4, gt=0)
     token_high: float = Field(default=1e2, gt=0)
-    """A sample with any token ratio outside [token_low, token_high] is masked."""
+    """A sample with any r outside [token_low, token_high] is masked."""
+    mask_token_low: float | None = Field(default=None, gt=0, lt=1)
+    mask_token_high: float | None = Field(default=None, gt=1)
+    """A single token with r outside is masked; the rest of its sample stays."""
+    truncate: float | None = Field(default=None, ge=1)
+    """Truncated importance sampling: each token's loss is multiplied by min(r, truncate). Needs `anchor="step_start"`;
+    with the sampler as the anchor the ratio is in the loss already."""
     alarm: float = Field(default=0.05, ge=0, le=1)
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
@@ -114,20 +185,98 @@ class OptimizerConfig(Config):
     max_grad_norm: float = Field(default=1.0, gt=0)
 
 
+class OverlongConfig(Config):
+    """DAPO's soft punishment: the reward falls linearly by 1 over the last `buffer` of `max_tokens` sampled tokens."""
+
+    max_tokens: int = Field(ge=1)
+    buffer: int = Field(ge=1)
+
+
+class LengthPenaltyConfig(Config):
+    """Takes mean(R) * (sum of weight * share of the group's largest) off each reward; nothing where nothing passes."""
+
+    sampled_tokens: float = Field(default=0.0, ge=0)
+    prompt_tokens: float = Field(default=0.0, ge=0)
+    turns: float = Field(default=0.0, ge=0)
+
+
 class TrainConfig(Config):
     """One reinforcement-learning step."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    loss: LossConfig = DppoConfig()
-    scale_rewards: Literal["none", "group"] = "none"
-    """`group` divides advantages by the group's standard deviation (plus 1e-6)."""
+    loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
+    """One term or several, which are summed."""
+    anchor: Literal["sampler", "step_start"] = "sampler"
+    """What importance ratios compare the policy with: the recorded log-probs, or the trainer's own before the first
+    update of the step (one more forward pass if there are several updates)."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale_rewards: Literal["none", "group", "batch", "mean"] = "none"
+    """Divide advantages by the standard deviation of the group or of the batch (plus 1e-6), or by the mean reward of
+    the group: maximum-likelihood weighting, for rewards of 0 and 1 only."""
     spread_tolerance: float = Field(default=1e-6, ge=0)
     """A group whose rewards all lie within this of their mean carries no signal; it is left out and counted."""
+    overlong: OverlongConfig | None = None
+    length_penalty: LengthPenaltyConfig | None = None
+    normalize: Literal["token", "rollout", "group", "constant"] = "token"
+    """Every token counts the same; or every rollout, branches together; or every group; or `constant`: sums over
+    tokens divided by `constant_tokens` per rollout, so that length has no influence at all (Dr.GRPO)."""
+    constant_tokens: int | None = Field(default=None, ge=1)
     num_minibatches: int = Field(default=1, ge=1)
     """Optimiser updates made from one batch of groups; more than 1 is slightly off-policy."""
     mismatch: MismatchConfig | None = MismatchConfig()
     """`None` switches the gate off. It looks at the first mini-batch only, where sampler and trainer should agree."""
     optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def terms(self) -> tuple[LossConfig, ...]:
+        """`loss` as a tuple."""
+        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        """Refuse settings that would do nothing together."""
+        objectives = [term.type for term in self.terms if isinstance(term, Objective)]
+        if not self.terms or all(isinstance(term, KlConfig) for term in self.terms):
+            raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
+        if len(objectives) > 1:
+            raise ValueError(
+                f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}; keep one"
+            )
+        if len({term.type for term in self.terms}) < len(self.terms):
+            raise ValueError("`loss` has two terms of the same type; keep one of them")
+        if self.normalize == "constant" and self.constant_tokens is None:
+            raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")
+        if self.constant_tokens is not None and self.normalize != "constant":
+            raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
+        if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
+            raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
+        if self.scale_rewards == "mean" and self.baseline != "mean":
+            raise ValueError("scale_rewards='mean' (maximum likelihood) is defined for baseline='mean' only")
+        if "dpo" in objectives and (self.scale_rewards != "none" or self.baseline != "mean"):
+            raise ValueError("dpo compares rewards and has no advantages: `scale_rewards` and `baseline` do not apply")
+        if "dpo" in objectives and self.normalize != "token":
+            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
+        if "dpo" in objectives and (len(self.terms) > 1 or self.num_minibatches > 1):
+            raise ValueError("dpo stands alone, in one update: other terms and `num_minibatches` above 1 do not apply")
+        if "dpo" in objectives and self.anchor != "sampler":
+            raise ValueError("dpo has no importance ratio: `anchor` does not apply")
+        return self
+
+    @classmethod
+    def grpo(cls, **settings: Any) -> Self:
+        """DeepSeekMath (arXiv 2402.03300): rewards over the group's deviation, PPO clipping, a mean per rollout."""
+        return cls(**{"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"} | settings)
+
+    @classmethod
+    def dr_grpo(cls, *, constant_tokens: int, **settings: Any) -> Self:
+        """ "Understanding R1-Zero-like training" (arXiv 2503.20783): no scaling, no mean over length."""
+        defaults = {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": constant_tokens}
+        return cls(**defaults | settings)
+
+    @classmethod
+    def dapo(cls, *, overlong: OverlongConfig | None = None, **settings: Any) -> Self:
+        """DAPO (arXiv 2503.14476): a wider upper clip, a mean over all tokens, soft punishment of overlong answers."""
+        return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
 
 
 class TrainSFTConfig(Config):

@@ -16,7 +16,7 @@ from art.config import DppoConfig, EngineConfig, LoraConfig, TrainerConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.torch.engine import Output, TorchEngine
 from art.trainer.lora import LoraPolicy
-from art.trainer.losses import rl_loss
+from art.trainer.losses import LossInputs, term_loss
 from art.trainer.metrics import StepRecord
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
@@ -90,9 +90,21 @@ def plain_gradient(model: Any, samples: list[TrainingSample], names: dict[str, T
         mask = torch.tensor(sample.loss_mask)
         logprobs = plain_logprobs(model, sample.token_ids)[mask[1:].to(model.device)].cpu()
         sampling, advantages = (torch.tensor(x)[mask] for x in (sample.sampling_logprobs, sample.advantages))
-        (rl_loss(logprobs, sampling, advantages, LOSS).values.sum() / total).backward()
+        (_plain_loss(logprobs, sampling, advantages) / total).backward()
     parameters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
     return torch.cat([parameters[name].grad.flatten().float() for name in names]).cpu()
+
+
+def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tensor:
+    inputs = LossInputs(
+        policy_logprobs=logprobs,
+        anchor_logprobs=sampling,
+        sampling_logprobs=sampling,
+        advantages=advantages,
+        samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
+        num_samples=1,
+    )
+    return term_loss(inputs, LOSS).values.sum()
 
 
 # -- the trainer --
@@ -110,7 +122,7 @@ def tree_gradient(
 ) -> tuple[Tensor, StepRecord]:
     """[P] on the CPU, and what the passes saw."""
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB))]
-    update, record = Update(paths=paths, learning_rate=1.0, loss=LOSS, mismatch=None), StepRecord()
+    update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
     compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=max_tokens), record, lambda: None)
     return policy.grads.cpu().clone(), record
 

@@ -175,8 +175,7 @@ class JobRunner:
         source, target = paths.checkpoint(from_step), paths.checkpoint(from_step + 1)
         await asyncio.to_thread(_make_way, target, job.job_id)
         result = await host.train(
-            job.kind, samples=job.payload["samples"], config=job.payload["config"], from_checkpoint=str(source),
-            to_checkpoint=str(target), job_id=job.job_id,
+            job.kind, **job.payload["call"], from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
         )  # fmt: skip
         step = from_step + 1
         ledger = job.payload["ledger"]

@@ -65,7 +65,8 @@ class Job:
     project: str
     name: str
     payload: dict[str, Any]
-    """Resolved samples, config and ledger: all that the trainer needs to run the job again."""
+    """`call`: the trainer's arguments, resolved samples among them; `metrics` and `ledger` of the plan. All that is
+    needed to run the job again."""
     from_step: int | None
     """Checkpoint that the job starts from, fixed when it first runs."""
 

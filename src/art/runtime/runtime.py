@@ -26,6 +26,7 @@ from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, Train
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.jobs import JobRunner
+from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import Job, RegisteredModel, Registry
 from art.runtime.samples import StepPlan, exchange_ids, plan_step, resolve
 from art.runtime.sft import sft_samples
@@ -192,13 +193,18 @@ class Runtime:
             groups = resolve(request.groups, exchanges, project=project, name=name)
             return plan_step(groups, request.config, step=model.step)
 
+        references = reference_checkpoints(request.config, self.data_dir.model(project, name))
         plan = await asyncio.to_thread(plan_request)
-        payload = {
-            "samples": plan.samples,
+        samples = plan.samples
+        if (teacher := teacher_name(request.config)) is not None:
+            samples = await ask_teacher(await self.resolve(teacher), self._hosts.of(model).engine, samples)
+        call = {
+            "samples": samples,
             "config": request.config.model_dump(),
-            "metrics": plan.metrics,
-            "ledger": plan.ledger,
+            "pairs": plan.pairs,
+            "references": references,
         }
+        payload = {"call": call, "metrics": plan.metrics, "ledger": plan.ledger}
         job = Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
 
@@ -208,7 +214,8 @@ class Runtime:
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
-        payload = {"samples": samples, "config": request.config.model_dump(), "metrics": counts, "ledger": None}
+        call = {"samples": samples, "config": request.config.model_dump()}
+        payload = {"call": call, "metrics": counts, "ledger": None}
         job = Job(job_id=request.job_id, kind="train_sft", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
 

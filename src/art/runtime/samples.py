@@ -59,6 +59,8 @@ class StepPlan:
     samples: list[TrainingSample]
     ledger: dict[str, float]
     metrics: dict[str, float]
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """(chosen, rejected) rollout ids, for the loss dpo."""
 
 
 def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:

@@ -2,8 +2,9 @@
 
     start            {model, config}                                              -> {}
     init_checkpoint  {path, lora}                                                 -> {step, metrics}
-    train            {samples, config, from_checkpoint, to_checkpoint, job_id}    -> {progress: {done, total}} ...,
-    train_sft        the same                                                        then {step, metrics}
+    train            {samples, config, from_checkpoint, to_checkpoint, job_id,    -> {progress: {done, total}} ...,
+                      pairs, references}                                             then {step, metrics}
+    train_sft        the same without pairs and references
 
 One call at a time, in order. A failed call leaves the process alive. A cancelled call that waits is dropped; one that
 runs goes on, because its job is durable and somebody may ask for its result again.
@@ -87,7 +88,14 @@ class TrainerServer:
 
     def _train(self, call_id: int, params: Params) -> Params:
         config = _validated(TrainConfig, params["config"])
-        return asdict(self._started().train(config=config, **self._job(call_id, "train", params)))
+        return asdict(
+            self._started().train(
+                config=config,
+                pairs=[(chosen, rejected) for chosen, rejected in params.get("pairs", ())],
+                references={int(step): Path(path) for step, path in params.get("references", {}).items()},
+                **self._job(call_id, "train", params),
+            )
+        )
 
     def _train_sft(self, call_id: int, params: Params) -> Params:
         config = _validated(TrainSFTConfig, params["config"])

@@ -86,6 +86,16 @@ class LoraPolicy:
         """
         copy_named(data, self.tensors, "adapter")
 
+    @contextlib.contextmanager
+    def using(self, data: bytes) -> Iterator[None]:
+        """The matrices of another checkpoint's `adapter_model.safetensors` inside the block; errors as of `load`."""
+        own = self.values.clone()
+        try:
+            self.load(data)
+            yield
+        finally:
+            self.values.copy_(own)
+
     def adapter_config(self) -> bytes:
         """`adapter_config.json`."""
         values = self._peft_model.peft_config[_ADAPTER].to_dict()

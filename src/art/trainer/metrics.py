@@ -18,11 +18,16 @@ METRICS = {
     "loss/kl_to_sampler": "mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats",
     "loss/kl_to_sampler_k1": "mean of log sampler - log policy (the k1 estimate), in nats",
     "loss/masked_share": "share of targets that the loss dropped or clipped",
+    "loss/clipped_low_share": "share of those that the policy had made less likely than the anchor",
+    "loss/clipped_high_share": "share of those that it had made more likely",
+    "loss/preference_accuracy": "dpo: share of pairs that the policy orders right, before the update",
+    "loss/preference_margin": "dpo: mean margin of the pairs, beta times the difference of the log-ratios",
     "offpolicy/ratio_mean": "mean of policy / sampler over the targets",
     "offpolicy/ratio_p01": "its 1st percentile",
     "offpolicy/ratio_p99": "its 99th percentile",
     "offpolicy/mismatch_masked_share": "share of samples that the gate between sampler and trainer left out",
-    "offpolicy/mismatch_masked_tokens": "targets of those samples",
+    "offpolicy/mismatch_masked_tokens": "targets that it left out, single ones included",
+    "offpolicy/truncated_share": "share of targets whose importance weight was truncated",
     "offpolicy/mean_staleness": "mean over samples of the trained step minus the step that sampled",
     "data/step_trainer_tokens": "tokens that the trainer computed, shared prefixes once",
     "data/step_tokens_unshared": "tokens that the samples have together, each counted alone",
@@ -41,11 +46,12 @@ class MicroBatchRecord:
 
     policy_logprobs: NDArray[np.float32]
     sampling_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
     entropy: NDArray[np.float32]
-    masked: NDArray[np.bool_]
+    clipped_low: NDArray[np.bool_]
+    clipped_high: NDArray[np.bool_]
     is_rl: NDArray[np.bool_]
-    loss: float
-    """Its share of the update's loss."""
+    streams: dict[str, NDArray[np.float32]]
 
 
 @dataclass(slots=True)
@@ -60,16 +66,27 @@ class StepRecord:
     """Reinforcement-learning samples that the gate looked at."""
     num_mismatched: int = 0
     num_mismatched_targets: int = 0
+    num_truncated_targets: int = 0
 
 
 def record_targets(
     targets: Targets,
     logprobs: NDArray[np.float32],
     entropy: NDArray[np.float32],
-    masked: NDArray[np.bool_],
-    loss: float,
+    *,
+    clipped_low: NDArray[np.bool_],
+    clipped_high: NDArray[np.bool_],
 ) -> MicroBatchRecord:
-    return MicroBatchRecord(logprobs, targets.sampling_logprobs, entropy, masked, ~targets.is_sft, loss)
+    return MicroBatchRecord(
+        policy_logprobs=logprobs,
+        sampling_logprobs=targets.sampling_logprobs,
+        advantages=targets.advantages,
+        entropy=entropy,
+        clipped_low=clipped_low,
+        clipped_high=clipped_high,
+        is_rl=~targets.is_sft,
+        streams=targets.streams,
+    )
 
 
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int) -> dict[str, float]:
@@ -89,20 +106,24 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int) -> dict
         return metrics
     policy = np.concatenate([part.policy_logprobs for part in record.micro_batches])[is_rl].astype(np.float64)
     sampler = np.concatenate([part.sampling_logprobs for part in record.micro_batches])[is_rl].astype(np.float64)
-    masked = np.concatenate([part.masked for part in record.micro_batches])[is_rl]
+    low = np.concatenate([part.clipped_low for part in record.micro_batches])[is_rl]
+    high = np.concatenate([part.clipped_high for part in record.micro_batches])[is_rl]
     log_ratio = np.clip(policy - sampler, -50.0, 50.0)  # exp stays finite, whatever a broken sampler reports
     ratio = np.exp(log_ratio)
-    low, high = np.quantile(ratio, [0.01, 0.99])
+    p01, p99 = np.quantile(ratio, [0.01, 0.99])
     staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
     return metrics | {
         "loss/kl_to_sampler": _mean(ratio - 1 - log_ratio),
         "loss/kl_to_sampler_k1": _mean(-log_ratio),
-        "loss/masked_share": _mean(masked),
+        "loss/masked_share": _mean(low | high),
+        "loss/clipped_low_share": _mean(low),
+        "loss/clipped_high_share": _mean(high),
         "offpolicy/ratio_mean": _mean(ratio),
-        "offpolicy/ratio_p01": float(low),
-        "offpolicy/ratio_p99": float(high),
+        "offpolicy/ratio_p01": float(p01),
+        "offpolicy/ratio_p99": float(p99),
         "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
         "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
+        "offpolicy/truncated_share": record.num_truncated_targets / max(int(is_rl.sum()), 1),
         "offpolicy/mean_staleness": _mean(staleness),
     }
 

@@ -10,6 +10,7 @@ The bounds are those that SkyRL recommends for dense models.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,33 @@ from art.config import MismatchConfig
 from art.errors import TrainingError
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    factors: Tensor  # [N] what each target's loss is multiplied with
+    masked_samples: Tensor  # [S] booleans
+    num_truncated: int
+
+
+def correct_mismatch(log_ratio: Tensor, samples: Tensor, num_samples: int, config: MismatchConfig) -> Correction:
+    """Masks and truncated importance weights of N targets.
+
+    `log_ratio` [N] is the log-prob of each target under the policy at the step's start minus that of its sampler,
+    `samples` [N] the index of its sample.
+    """
+    masked = find_mismatched(log_ratio, samples, num_samples, config)
+    factors = (~masked[samples]).float()
+    ratio = log_ratio.exp()
+    if config.mask_token_low is not None:
+        factors = factors * (ratio >= config.mask_token_low)
+    if config.mask_token_high is not None:
+        factors = factors * (ratio <= config.mask_token_high)
+    if config.truncate is None:
+        return Correction(factors, masked, 0)
+    return Correction(
+        factors * ratio.clamp(max=config.truncate), masked, int(((ratio > config.truncate) & (factors > 0)).sum())
+    )
 
 
 def find_mismatched(log_ratio: Tensor, samples: Tensor, num_samples: int, config: MismatchConfig) -> Tensor:

@@ -1,7 +1,7 @@
 """The trainer: the one object with state in this package.
 
-    samples -> check -> updates (mini-batches) -> micro-batches (pack) -> prefix trees -> log-probs -> losses
-       -> gradient -> optimiser update, for each update;  then probe -> checkpoint
+    samples -> check -> measure (references, anchor) -> updates (mini-batches) -> micro-batches (pack) -> prefix trees
+       -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
 
 What it holds between calls is exactly one checkpoint: base model, adapter, moments, generator. Each call names the
 checkpoint that it continues from, and whatever is in memory is replaced by it unless it *is* that checkpoint. So a
@@ -11,26 +11,29 @@ trainer that died, or failed half-way through a step, needs no repair: the next 
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.config import KlConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, ConflictError, NothingTrainableError, TrajectoryError
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
+from art.trainer.measure import add_stream
 from art.trainer.metrics import StepRecord, summarise
 from art.trainer.model import load_base_model
 from art.trainer.optimizer import Optimizer
 from art.trainer.pack import split_batches, split_minibatches
+from art.trainer.prepare import Measure, prepare_paths
 from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
 from art.trainer.tree import SamplePath, check_sample
 from art.trainer.types import StepResult, TrainingSample
@@ -56,6 +59,18 @@ class _Loaded:
     step: int
     identity: str | None
     """Of the checkpoint whose bytes these are; `None` while a step changes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a step does, and what is known of it before it runs."""
+
+    updates: list[Update]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Take the place of those that the updates report."""
+
+
+_MakePlan = Callable[[list[SamplePath], _Loaded], _Plan]
 
 
 class Trainer:
@@ -96,11 +111,17 @@ class Trainer:
         from_checkpoint: Path,
         to_checkpoint: Path,
         job_id: str,
+        pairs: Sequence[tuple[str, str]] = (),
+        references: Mapping[int, Path] | None = None,
         on_progress: OnProgress | None = None,
     ) -> StepResult:
         """One reinforcement-learning step: `config.num_minibatches` updates, then a checkpoint.
 
         If `to_checkpoint` exists and is of this job, its recorded result is returned and nothing is trained.
+
+        Args:
+            pairs: (chosen, rejected) rollout ids, for the loss dpo.
+            references: the checkpoints that `config.loss` names, by step.
 
         Raises:
             TrajectoryError, NothingTrainableError: the samples cannot be trained.
@@ -108,15 +129,27 @@ class Trainer:
             DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
         """
 
-        def make_updates(paths: list[SamplePath]) -> list[Update]:
+        def make_plan(paths: list[SamplePath], loaded: _Loaded) -> _Plan:
+            measure = self._measure(loaded, references or {}, on_progress)
+            paths, metrics = prepare_paths(paths, config, pairs, measure)
             parts = split_minibatches(paths, config.num_minibatches)
-            gates = [config.mismatch, *[None] * (len(parts) - 1)]  # later ones differ from the sampler by design
-            return [
-                Update(paths=part, learning_rate=config.learning_rate, loss=config.loss, mismatch=gate)
+            # With the sampler as the anchor, later updates differ from it by design and cannot be judged.
+            later = config.mismatch if config.anchor == "step_start" else None
+            gates = [config.mismatch, *[later] * (len(parts) - 1)]
+            terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
+            updates = [
+                Update(
+                    paths=part,
+                    learning_rate=config.learning_rate,
+                    terms=terms,
+                    anchor=config.anchor,
+                    mismatch=gate,
+                )
                 for part, gate in zip(parts, gates, strict=True)
             ]
+            return _Plan(updates, metrics)
 
-        return self._step(samples, config, make_updates, from_checkpoint, to_checkpoint, job_id, on_progress)
+        return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
     def train_sft(
         self,
@@ -135,7 +168,7 @@ class Trainer:
             TrajectoryError: a sample is not of component "sft".
         """
 
-        def make_updates(paths: list[SamplePath]) -> list[Update]:
+        def make_plan(paths: list[SamplePath], loaded: _Loaded) -> _Plan:
             if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
                 raise TrajectoryError(
                     f"sample {other[0]!r} has component 'rl'; supervised fine-tuning takes 'sft' only"
@@ -151,12 +184,9 @@ class Trainer:
                     f"{size}; give one rate per batch, or a single number",
                     param="learning_rate",
                 )
-            return [
-                Update(paths=batch, learning_rate=rate, loss=None, mismatch=None)
-                for batch, rate in zip(batches, rates, strict=True)
-            ]
+            return _Plan([Update(paths=batch, learning_rate=rate) for batch, rate in zip(batches, rates, strict=True)])
 
-        return self._step(samples, config, make_updates, from_checkpoint, to_checkpoint, job_id, on_progress)
+        return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
     # -- one step --
 
@@ -164,7 +194,7 @@ class Trainer:
         self,
         samples: Sequence[TrainingSample],
         config: TrainConfig | TrainSFTConfig,
-        make_updates: Callable[[list[SamplePath]], list[Update]],
+        make_plan: _MakePlan,
         from_checkpoint: Path,
         to_checkpoint: Path,
         job_id: str,
@@ -179,11 +209,11 @@ class Trainer:
             raise NothingTrainableError(
                 f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
             )
-        updates = make_updates(paths)
         loaded = self._load(from_checkpoint)
-        record = self._run_updates(loaded, updates, config, on_progress)
-        metrics = summarise(record, paths, step=loaded.step)
-        metrics["loss/learning_rate"] = updates[-1].learning_rate
+        plan = make_plan(paths, loaded)
+        record = self._run_updates(loaded, plan.updates, config, on_progress)
+        metrics = summarise(record, paths, step=loaded.step) | plan.metrics
+        metrics["loss/learning_rate"] = plan.updates[-1].learning_rate
         metrics["loss/adapter_norm"] = loaded.policy.norm()
         trained = time.perf_counter()
         loaded.step += 1
@@ -219,6 +249,23 @@ class Trainer:
             loaded.identity = None  # from here on memory is no checkpoint until the next one is written
             record.grad_norms.append(loaded.optimizer.update(update.learning_rate, config.optimizer))
         return record
+
+    def _measure(self, loaded: _Loaded, references: Mapping[int, Path], on_progress: OnProgress | None) -> Measure:
+        """Adds log-probs of "policy", of "base", or of a checkpoint by its step, as a stream."""
+        policy = loaded.policy
+
+        def tick() -> None:
+            if on_progress is not None:
+                on_progress(0, 1)  # nothing is learnt yet, but it moves
+
+        def measure(paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
+            hidden_states = policy.base_hidden_states if source == "base" else policy.hidden_states
+            with contextlib.ExitStack() as stack:
+                if isinstance(source, int):
+                    stack.enter_context(policy.using(_adapter_of(references, source)))
+                return add_stream(paths, name, policy, hidden_states, max_tokens=self._max_tokens, tick=tick)
+
+        return measure
 
     # -- the checkpoint in memory --
 
@@ -284,6 +331,13 @@ class Trainer:
                 checkpoints.PROBE: probe.model_dump_json().encode(),
             },
         )
+
+
+def _adapter_of(references: Mapping[int, Path], step: int) -> bytes:
+    if step not in references:
+        raise ConfigError(f"the loss compares with checkpoint {step}, which was not given to the trainer", param="loss")
+    checkpoints.verify(references[step])
+    return checkpoints.read_file(references[step], checkpoints.ADAPTER_WEIGHTS)
 
 
 def default_num_threads() -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,18 @@ class SamplePath:
     advantages: FloatArray  # [N]
     key: bytes
     """Sorts like `token_ids`, by memcmp."""
+    streams: dict[str, FloatArray] = field(default_factory=dict)
+    """Further log-probs [N] of the targets by name: a teacher's, or what `art.trainer.measure` added."""
+
+    @property
+    def share(self) -> float:
+        """What the sample adds to the normaliser of its component."""
+        if self.sample.share is not None:
+            return self.sample.share
+        return self.sample.weight * len(self.query_positions)
+
+    def with_stream(self, name: str, values: FloatArray) -> SamplePath:
+        return replace(self, streams=self.streams | {name: values})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,7 @@ class Targets:
     temperatures: FloatArray  # [N]
     samples: IntArray  # [N] index into the samples that the tree was built from
     is_sft: NDArray[np.bool_]  # [N] component "sft", else "rl"
+    streams: dict[str, FloatArray]  # [N] each; zeros where a sample lacks one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +116,10 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
         raise TrajectoryError(f"{name} has a token outside the model's vocabulary of {vocab_size}")
-    if not (math.isfinite(sample.weight) and sample.weight >= 0 and sample.temperature >= 0):
-        raise TrajectoryError(
-            f"{name} has weight {sample.weight} and temperature {sample.temperature}; both must be finite and >= 0"
-        )
+    numbers = {"weight": sample.weight, "temperature": sample.temperature, "share": sample.share}
+    for what, value in numbers.items():
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise TrajectoryError(f"{name} has {what} {value}; it must be finite and >= 0")
     positions = np.flatnonzero(np.asarray(sample.loss_mask, dtype=np.bool_))
     if len(positions) == 0 or sample.weight == 0:
         return None
@@ -116,6 +129,9 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
     advantages = np.asarray(sample.advantages, dtype=np.float32)[positions]
     if not (np.isfinite(logprobs).all() and np.isfinite(advantages).all()):
         raise TrajectoryError(f"{name} has a sampling log-prob or an advantage that is not finite")
+    streams: dict[str, FloatArray] = {}
+    if sample.teacher_logprobs is not None:
+        streams["teacher"] = _teacher_logprobs(sample, name)[positions]
     inputs = token_ids[: positions[-1]]
     return SamplePath(
         sample=sample,
@@ -125,7 +141,18 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
         sampling_logprobs=logprobs,
         advantages=advantages,
         key=inputs.astype(">u4").tobytes(),
+        streams=streams,
     )
+
+
+def _teacher_logprobs(sample: TrainingSample, name: str) -> FloatArray:
+    values = np.asarray(sample.teacher_logprobs, dtype=np.float32)
+    if values.shape != (len(sample.token_ids),) or not np.isfinite(values).all():
+        raise TrajectoryError(
+            f"{name} has {values.size} teacher log-probs for {len(sample.token_ids)} tokens; expected as many finite "
+            "numbers as tokens"
+        )
+    return values
 
 
 def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
@@ -197,4 +224,10 @@ def _collect_targets(paths: Sequence[SamplePath], queries: Sequence[IntArray]) -
         temperatures=spread([path.sample.temperature or 1.0 for path in paths]),
         samples=np.repeat(np.arange(len(paths)), counts),
         is_sft=np.repeat(np.asarray([path.sample.component == "sft" for path in paths], dtype=np.bool_), counts),
+        streams={name: _stream(paths, name) for name in sorted({name for path in paths for name in path.streams})},
     )
+
+
+def _stream(paths: Sequence[SamplePath], name: str) -> FloatArray:
+    absent = [np.zeros(len(path.query_positions), dtype=np.float32) for path in paths]
+    return np.concatenate([path.streams.get(name, zeros) for path, zeros in zip(paths, absent, strict=True)])

@@ -31,12 +31,15 @@ class TrainingSample:
     sampling_logprobs: list[float]  # [T] 0.0 where loss_mask is False
     advantages: list[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
     weight: float = 1.0
-    """Multiplies every token of the sample in the sum and in the normaliser."""
+    """Multiplies every target of the sample in the sum."""
+    share: float | None = None
+    """What the sample adds to the sum's normaliser; `None`: its weight for every target, which gives a mean."""
     temperature: float = 1.0
     """Sampling temperature; the trainer scales its logits alike."""
     policy_version: int = 0
     """Oldest weights that sampled any token of this sample."""
     component: Component = "rl"
+    teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

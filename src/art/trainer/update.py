@@ -2,10 +2,10 @@
 
     L = L_rl / N_rl + L_sft / N_sft
 
-where each sum runs over the targets of a component, weighted, and each N is the sum of those weights over the *whole*
-update. The denominator is known before the first micro-batch runs, so the gradient does not depend on how the update
-was cut into micro-batches, and a short sample's token counts as much as a long one's. Targets that a loss or the gate
-masks stay in N: leaving tokens out must not make the others louder.
+where each sum runs over the targets of a component, weighted, and each N is the sum of the samples' shares over the
+*whole* update (by default their weights, target by target). The denominator is known before the first micro-batch runs,
+so the gradient does not depend on how the update was cut into micro-batches. Targets that a loss or the gate masks stay
+in N: leaving tokens out must not make the others louder.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,11 +24,14 @@ from art.errors import TrainingError
 from art.trainer.attention import TreeLayout, make_layout
 from art.trainer.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.lora import LoraPolicy
-from art.trainer.losses import rl_loss, sft_loss
+from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.metrics import StepRecord, record_targets
-from art.trainer.mismatch import find_mismatched, judge_mismatch
+from art.trainer.mismatch import correct_mismatch, judge_mismatch
 from art.trainer.pack import pack
 from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree
+
+ANCHOR = "anchor"
+"""The stream with the policy's log-probs at the step's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +49,18 @@ class Update:
 
     paths: list[SamplePath]
     learning_rate: float
-    loss: LossConfig | None
-    """Of the "rl" samples."""
-    mismatch: MismatchConfig | None
+    terms: tuple[LossConfig, ...] = ()
+    """Of the "rl" samples; their weighted sum is trained."""
+    anchor: Literal["sampler", "step_start"] = "sampler"
+    """`step_start` reads the stream `ANCHOR`; without one this is the only update, and the policy is its own anchor."""
+    mismatch: MismatchConfig | None = None
 
 
 def split_micro_batches(paths: list[SamplePath], policy: LoraPolicy, *, max_tokens: int) -> list[MicroBatch]:
     """The micro-batches of one update, on the policy's device."""
-    totals = {False: 0.0, True: 0.0}  # weight of the targets, by "is SFT"
+    totals = {False: 0.0, True: 0.0}  # by "is SFT"
     for path in paths:
-        totals[path.sample.component == "sft"] += path.sample.weight * len(path.query_positions)
+        totals[path.sample.component == "sft"] += path.share
     micro_batches = []
     for indices in pack(paths, max_tokens=max_tokens):
         tree = build_tree([paths[index] for index in indices])
@@ -97,49 +103,71 @@ def compute_gradient(
 
 def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, record: StepRecord) -> float:
     """Forward and backward of one micro-batch; returns its share of the loss."""
-    targets, rows = micro_batch.targets, micro_batch.rows
+    rows = micro_batch.rows
     hidden = policy.hidden_states(micro_batch.layout)
     by_row, entropy = target_logprobs(hidden, policy.base.head, rows)
     # The few numbers per target are worked on by the CPU, in the targets' own order.
     order = rows.order.cpu()
     logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
+    inputs = _loss_inputs(logprobs, update, micro_batch)
     scales = torch.from_numpy(micro_batch.scales)
     if update.mismatch is not None:
-        scales = scales * _gate(logprobs.detach(), micro_batch, update.mismatch, record)
-    losses, masked = _target_losses(logprobs, targets, update.loss)
-    total = torch.dot(losses, scales)
+        scales = scales * _correct(inputs, micro_batch, update.mismatch, record)
+    losses = _target_losses(inputs, update.terms, torch.from_numpy(micro_batch.targets.is_sft))
+    total = torch.dot(losses.values, scales)
     total.backward()
     target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
     loss = float(total.detach())
     record.micro_batches.append(
-        record_targets(targets, logprobs.detach().numpy(), target_entropy.numpy(), masked.numpy(), loss)
+        record_targets(
+            micro_batch.targets,
+            logprobs.detach().numpy(),
+            target_entropy.numpy(),
+            clipped_low=losses.clipped_low.numpy(),
+            clipped_high=losses.clipped_high.numpy(),
+        )
     )
     record.num_tree_tokens += len(micro_batch.layout.token_ids)
     return loss
 
 
-def _target_losses(logprobs: Tensor, targets: Targets, loss: LossConfig | None) -> tuple[Tensor, Tensor]:
-    """Loss [N] of every target by its component, and which of them were masked [N]."""
-    is_sft = torch.from_numpy(targets.is_sft)
-    plain = sft_loss(logprobs)
-    if loss is None:
-        return plain.values, plain.masked
-    sampling, advantages = torch.from_numpy(targets.sampling_logprobs), torch.from_numpy(targets.advantages)
-    reinforced = rl_loss(logprobs, sampling, advantages, loss)
-    if not targets.is_sft.any():
-        return reinforced.values, reinforced.masked
-    # Both losses are finite everywhere, so the branch not taken sends back zeros.
-    return torch.where(is_sft, plain.values, reinforced.values), ~is_sft & reinforced.masked
-
-
-def _gate(logprobs: Tensor, micro_batch: MicroBatch, config: MismatchConfig, record: StepRecord) -> Tensor:
-    """[N] ones, and zeros for the targets of reinforcement-learning samples that this policy did not produce."""
+def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
     targets = micro_batch.targets
-    is_sft = torch.from_numpy(targets.is_sft)
-    samples = torch.from_numpy(targets.samples)
-    log_ratio = torch.where(is_sft, 0.0, logprobs - torch.from_numpy(targets.sampling_logprobs))
-    mismatched = find_mismatched(log_ratio, samples, micro_batch.num_samples, config)
-    record.num_gated += len(np.unique(targets.samples[~targets.is_sft]))
-    record.num_mismatched += int(mismatched.sum())
-    record.num_mismatched_targets += int(mismatched[samples].sum())
-    return (~mismatched[samples]).float()
+    streams = {name: torch.from_numpy(values) for name, values in targets.streams.items()}
+    sampling = torch.from_numpy(targets.sampling_logprobs)
+    anchor = sampling if update.anchor == "sampler" else streams.get(ANCHOR, logprobs.detach())
+    return LossInputs(
+        policy_logprobs=logprobs,
+        anchor_logprobs=anchor,
+        sampling_logprobs=sampling,
+        advantages=torch.from_numpy(targets.advantages),
+        samples=torch.from_numpy(targets.samples),
+        num_samples=micro_batch.num_samples,
+        streams=streams,
+    )
+
+
+def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> TokenLoss:
+    """Loss of every target by its component: cross-entropy, or the weighted sum of the terms."""
+    plain = sft_loss(inputs.policy_logprobs)
+    if not terms:
+        return plain
+    parts = [(term.weight, term_loss(inputs, term)) for term in terms]
+    values = torch.stack([weight * part.values for weight, part in parts]).sum(0)
+    low = torch.stack([part.clipped_low for _, part in parts]).any(0)
+    high = torch.stack([part.clipped_high for _, part in parts]).any(0)
+    # Every loss is finite everywhere, so the branch not taken sends back zeros.
+    return TokenLoss(torch.where(is_sft, plain.values, values), ~is_sft & low, ~is_sft & high)
+
+
+def _correct(inputs: LossInputs, micro_batch: MicroBatch, config: MismatchConfig, record: StepRecord) -> Tensor:
+    """[N] factors: 0 for what this policy did not produce, the truncated ratio if configured, else 1."""
+    is_sft = torch.from_numpy(micro_batch.targets.is_sft)
+    start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
+    log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
+    correction = correct_mismatch(log_ratio, inputs.samples, micro_batch.num_samples, config)
+    record.num_gated += len(np.unique(micro_batch.targets.samples[~micro_batch.targets.is_sft]))
+    record.num_mismatched += int(correction.masked_samples.sum())
+    record.num_mismatched_targets += int((correction.factors == 0).sum())
+    record.num_truncated_targets += correction.num_truncated
+    return correction.factors

@@ -49,7 +49,7 @@ def tree_gradient(
     policy: LoraPolicy, samples: list[TrainingSample], loss: LossConfig | None = None, *, max_tokens: int = 4096
 ) -> tuple[torch.Tensor, float]:
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
-    update = Update(paths=paths, learning_rate=1.0, loss=loss or DppoConfig(), mismatch=None)
+    update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
     record = StepRecord()
     compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=max_tokens), record, lambda: None)
     return policy.grads.clone(), record.losses[0]
@@ -181,7 +181,7 @@ def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPoli
     samples = with_own_logprobs(policy, random_samples(14))
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     record = StepRecord()
-    update = Update(paths=paths, learning_rate=1.0, loss=DppoConfig(), mismatch=None)
+    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
     compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=50), record, lambda: None)
     record.grad_norms.append(0.0)
     metrics = summarise(record, paths, step=3)

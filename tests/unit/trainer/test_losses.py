@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from art.config import CispoConfig, DppoConfig, LossConfig, PpoConfig
-from art.trainer.losses import rl_loss, sft_loss
+from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 
 CONFIGS: list[LossConfig] = [
     DppoConfig(),
@@ -19,6 +19,19 @@ CONFIGS: list[LossConfig] = [
     CispoConfig(),
     CispoConfig(clip_low=0.5, clip_high=0.2),
 ]
+
+
+def rl_loss(pi: torch.Tensor, mu: torch.Tensor, advantages: torch.Tensor, config: LossConfig) -> TokenLoss:
+    """One sample whose sampler is the anchor."""
+    inputs = LossInputs(
+        policy_logprobs=pi,
+        anchor_logprobs=mu,
+        sampling_logprobs=mu,
+        advantages=advantages,
+        samples=torch.zeros(len(pi), dtype=torch.int64),
+        num_samples=1,
+    )
+    return term_loss(inputs, config)
 
 
 def plain(pi: float, mu: float, advantage: float, config: LossConfig) -> tuple[float, bool]:

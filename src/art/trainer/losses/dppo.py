@@ -1,6 +1,6 @@
 """Importance-weighted policy gradient with the binary total-variation mask. The default.
 
-    r = pi / mu,  d = pi - mu        pi: the policy's probability of the token, mu: the sampler's
+    r = pi / mu,  d = pi - mu        pi: the policy's probability of the token, mu: the anchor's
     dropped      A > 0 and d > mask_high,   or   A < 0 and d < -mask_low
     loss         -A * min(r, max_ratio) + log_ratio_penalty * (log r)^2       of the tokens that are not dropped
 
@@ -16,19 +16,19 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from art.config import DppoConfig
-from art.trainer.losses.base import TokenLoss
+from art.trainer.losses.base import LossInputs, TokenLoss
 
 
-def dppo_loss(policy_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, config: DppoConfig) -> TokenLoss:
-    """All arguments and results are [N]."""
-    log_ratio = policy_logprobs - sampling_logprobs
+def dppo_loss(inputs: LossInputs, config: DppoConfig) -> TokenLoss:
+    policy, anchor, advantages = inputs.policy_logprobs, inputs.anchor_logprobs, inputs.advantages
+    log_ratio = policy - anchor
     with torch.no_grad():
-        moved = policy_logprobs.exp() - sampling_logprobs.exp()
-        masked = ((advantages > 0) & (moved > config.mask_high)) | ((advantages < 0) & (moved < -config.mask_low))
-        trained = ~masked & (advantages != 0)
+        moved = policy.exp() - anchor.exp()
+        low = (advantages < 0) & (moved < -config.mask_low)
+        high = (advantages > 0) & (moved > config.mask_high)
+        trained = ~(low | high) & (advantages != 0)
     ratio = log_ratio.clamp(max=math.log(config.max_ratio)).exp()  # clamped before exp, which could overflow
     values = -advantages * ratio + config.log_ratio_penalty * log_ratio.square()
-    return TokenLoss(torch.where(trained, values, 0.0), masked)
+    return TokenLoss(torch.where(trained, values, 0.0), low, high)

@@ -1,27 +1,30 @@
-"""PPO's clipped surrogate, with the sampler as the old policy.
+"""PPO's clipped surrogate: the loss of GRPO, Dr.GRPO and DAPO, which differ in advantages and normalisation.
 
-    r = pi / mu
+    r = pi / anchor
     loss   -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+    dual   of tokens with A < 0 at most -dual_clip * A
 
-Source: "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), equation 7; the wider upper bound is that of DAPO
-(arXiv 2503.14476).
+Sources: "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), equation 7; the wider upper bound is that of DAPO
+(arXiv 2503.14476); the dual clip is that of "Mastering Complex Control in MOBA Games" (arXiv 1912.09729), equation 5.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from art.config import PpoConfig
-from art.trainer.losses.base import TokenLoss
-
-_LOG_RATIO_LIMIT = 20.0
-"""exp(20) is far outside any clip range; the clamp only keeps exp from overflowing."""
+from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
 
 
-def ppo_loss(policy_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, config: PpoConfig) -> TokenLoss:
-    """All arguments and results are [N]."""
-    ratio = (policy_logprobs - sampling_logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+def ppo_loss(inputs: LossInputs, config: PpoConfig) -> TokenLoss:
+    ratio, advantages = log_ratio(inputs).exp(), inputs.advantages
     plain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
-    return TokenLoss(-torch.minimum(plain, clipped), (clipped < plain).detach())
+    gain = torch.minimum(plain, clipped)
+    is_clipped = (clipped < plain).detach()
+    low, high = is_clipped & (advantages < 0), is_clipped & (advantages > 0)
+    if config.dual_clip is not None:
+        floor = config.dual_clip * advantages
+        cut = ((advantages < 0) & (gain < floor)).detach()
+        gain, high = torch.where(cut, floor, gain), high | cut
+    return TokenLoss(-gain, low, high)

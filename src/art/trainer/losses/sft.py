@@ -1,13 +1,20 @@
-"""Cross-entropy: the negative log-prob of each target."""
+"""Cross-entropy: the negative log-prob of each target.
+
+As a term of a reinforcement-learning step it learns only from targets with positive advantage: rejection fine-tuning.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from art.trainer.losses.base import TokenLoss
+from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
 
 
 def sft_loss(policy_logprobs: Tensor) -> TokenLoss:
     """[N] to [N]."""
-    return TokenLoss(-policy_logprobs, torch.zeros_like(policy_logprobs, dtype=torch.bool))
+    return unclipped(-policy_logprobs)
+
+
+def rejection_loss(inputs: LossInputs) -> TokenLoss:
+    return unclipped(torch.where(inputs.advantages > 0, -inputs.policy_logprobs, 0.0))

@@ -1,0 +1,97 @@
+"""What a reinforcement-learning step needs to know before its first update.
+
+references (KL, DPO)     log-probs of the base model or another checkpoint, as streams
+anchor at the step's start     the policy's own log-probs, where several updates follow
+KL in the reward         taken off the advantages
+preference pairs (DPO)   turned into one number per rollout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from art.config import DpoConfig, KlConfig, TrainConfig
+from art.errors import NothingTrainableError
+from art.trainer.losses.base import reference_name
+from art.trainer.losses.dpo import judge_preferences
+from art.trainer.losses.kl import kl_estimate
+from art.trainer.tree import SamplePath
+from art.trainer.update import ANCHOR
+
+Measure = Callable[[list[SamplePath], int | str, str], list[SamplePath]]
+"""(paths, source, name) to paths with a stream `name`: log-probs of "policy", of "base", or of a checkpoint's step."""
+
+_POLICY = "policy"
+
+
+def prepare_paths(
+    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measure: Measure
+) -> tuple[list[SamplePath], dict[str, float]]:
+    """The paths as the updates want them, and metrics.
+
+    Raises:
+        NothingTrainableError: the loss is dpo and no pair is left.
+    """
+    for reference in _references(config):
+        paths = measure(paths, reference, reference_name(reference))
+    if config.anchor == "step_start" and config.num_minibatches > 1:
+        paths = measure(paths, _POLICY, ANCHOR)
+    for term in config.terms:
+        if isinstance(term, KlConfig) and term.where == "reward":
+            return _with_kl_reward(paths, term), {}
+        if isinstance(term, DpoConfig):
+            return _with_preferences(measure(paths, _POLICY, _POLICY), term, pairs)
+    return paths, {}
+
+
+def _references(config: TrainConfig) -> list[int | str]:
+    named = [term.reference for term in config.terms if isinstance(term, (KlConfig, DpoConfig))]
+    return [reference for reference in named if reference != "sampler"]
+
+
+def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]:
+    """Advantages less the weighted KL of each token, whose mean over the step is taken out: it moves credit from tokens
+    that stray to those that do not, and makes no token good or bad by itself."""
+    name = reference_name(term.reference)
+    rl = [path for path in paths if path.sample.component == "rl"]
+    differences = [torch.from_numpy(path.sampling_logprobs - path.streams[name]) for path in rl]
+    kls = [kl_estimate(difference, term.estimator).numpy() for difference in differences]
+    mean = float(np.concatenate(kls).mean()) if kls else 0.0
+    taken = {id(path): term.weight * (kl - mean) for path, kl in zip(rl, kls, strict=True)}
+    return [
+        replace(path, advantages=path.advantages - taken[id(path)]) if id(path) in taken else path for path in paths
+    ]
+
+
+def _with_preferences(
+    paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]]
+) -> tuple[list[SamplePath], dict[str, float]]:
+    """Paths of the rollouts in `pairs` with the loss's derivative as (negative) advantages."""
+    gains: dict[str, float] = {}
+    for path in paths:
+        reference = path.sampling_logprobs if term.reference == "sampler" else path.streams[str(term.reference)]
+        gain = float((path.streams[_POLICY].astype(np.float64) - reference).sum())
+        gains[path.sample.rollout_id] = gains.get(path.sample.rollout_id, 0.0) + gain
+    pairs = [pair for pair in pairs if set(pair) <= gains.keys()]
+    if not pairs:
+        raise NothingTrainableError("no pair of rollouts to compare; dpo needs groups whose rewards differ")
+    found = judge_preferences(gains, pairs, term)
+    chosen = [path for path in paths if found.coefficients[path.sample.rollout_id] != 0]
+    # The coefficients are those of the mean over pairs, so the trainer is to sum: the shares add up to 1.
+    prepared = [
+        replace(
+            path,
+            sample=replace(path.sample, weight=1.0, share=1 / len(chosen)),
+            advantages=np.full_like(path.advantages, -found.coefficients[path.sample.rollout_id]),
+        )
+        for path in chosen
+    ]
+    return prepared, {
+        "loss/train": term.weight * found.loss,
+        "loss/preference_accuracy": found.accuracy,
+        "loss/preference_margin": found.margin,
+    }
