@@ -39,6 +39,8 @@ class TrainResult:
     step: int
     """Of the checkpoint that was made; its weights are served now."""
     metrics: dict[str, float] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    """What is worth knowing of the step, in plain words: groups that were left out and why, numbers out of range."""
     checkpoint_path: str | None = None
     """On the server's disk."""
 
@@ -222,7 +224,9 @@ def _absolute(base_model: str) -> str:
 def _result(status: JobStatus) -> TrainResult:
     if status.step is None:
         raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
-    return TrainResult(step=status.step, metrics=status.metrics, checkpoint_path=status.checkpoint_path)
+    return TrainResult(
+        step=status.step, metrics=status.metrics, findings=status.findings, checkpoint_path=status.checkpoint_path
+    )
 
 
 # --- what is sent ---

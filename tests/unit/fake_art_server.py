@@ -99,6 +99,7 @@ class FakeArtServer:
             model.step += 1
             self.trained.append(job_id)
             job.state, job.step, job.metrics = "succeeded", model.step, {"loss/train": 0.5}
+            job.findings = ["groups[0]: all rewards are equal, nothing to learn"]
             job.checkpoint_path = f"/data/{model.step:04d}"
         return self.json(job)
 

@@ -283,6 +283,7 @@ async def test_train_sends_groups_and_config(server: FakeArtServer, backend: Bac
     trajectory = Trajectory(messages_and_choices=items, reward=2, tools=tools, additional_histories=[side, History()])
     result = await backend.train(Named(), [TrajectoryGroup([trajectory]), TrajectoryGroup([ValueError("x")])])
     assert (result.step, result.checkpoint_path) == (1, "/data/0001")
+    assert result.findings == ["groups[0]: all rewards are equal, nothing to learn"]
     body = next(body for _, path, body in server.requests if path.endswith("/train"))
     assert len(body["groups"]) == 1, "a group without trajectories stays here"
     sent = body["groups"][0]["trajectories"][0]

@@ -77,6 +77,8 @@ class JobStatus(Wire):
     step: int | None = None
     """Of the checkpoint that the job made."""
     metrics: dict[str, float] = {}
+    findings: list[str] = []
+    """What a person should know of the step, in plain words."""
     checkpoint_path: str | None = None
     error: WireError | None = None
 

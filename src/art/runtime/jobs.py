@@ -185,7 +185,7 @@ class JobRunner:
         metrics["time/step_job_s"] = time.perf_counter() - started
         status = JobStatus(
             job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="succeeded", step=step,
-            metrics=metrics, checkpoint_path=str(target),
+            metrics=metrics, findings=job.payload["findings"], checkpoint_path=str(target),
         )  # fmt: skip
         await self._registry.finish_job(status)
         self._on_published(model, step)

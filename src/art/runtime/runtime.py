@@ -204,7 +204,7 @@ class Runtime:
             "pairs": plan.pairs,
             "references": references,
         }
-        payload = {"call": call, "metrics": plan.metrics, "ledger": plan.ledger}
+        payload = {"call": call, "metrics": plan.metrics, "findings": plan.findings, "ledger": plan.ledger}
         job = Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
 
@@ -215,7 +215,7 @@ class Runtime:
             return known
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
         call = {"samples": samples, "config": request.config.model_dump()}
-        payload = {"call": call, "metrics": counts, "ledger": None}
+        payload = {"call": call, "metrics": counts, "findings": [], "ledger": None}
         job = Job(job_id=request.job_id, kind="train_sft", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
 

@@ -59,6 +59,8 @@ class StepPlan:
     samples: list[TrainingSample]
     ledger: dict[str, float]
     metrics: dict[str, float]
+    findings: list[str] = field(default_factory=list)
+    """What a person should know, in plain words, e.g. which groups were left out."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """(chosen, rejected) rollout ids, for the loss dpo."""
 
@@ -102,12 +104,12 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
     """
     samples: list[TrainingSample] = []
     dropped: Counter[str] = Counter()
-    groups_without_spread = 0
-    for group in groups:
+    without_spread: list[str] = []
+    for g, group in enumerate(groups):
         rewards = [trajectory.reward for trajectory in group]
         advantages = group_advantages(rewards, config, names=[trajectory.label for trajectory in group])
         if not advantages.has_spread:
-            groups_without_spread += 1
+            without_spread.append(f"groups[{g}]")
             dropped["no_reward_spread"] += sum(trajectory.sampled_tokens for trajectory in group)
             continue
         for trajectory, advantage in zip(group, advantages.values, strict=True):
@@ -126,15 +128,18 @@ def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, st
     }
     assert own + context == trained + context + sum(dropped.values()), f"the ledger does not close: {ledger}"
     if not samples:
-        raise NothingTrainableError(_nothing_trainable(len(groups), groups_without_spread, own, untracked))
+        raise NothingTrainableError(_nothing_trainable(len(groups), len(without_spread), own, untracked))
     versions = [sample.policy_version for sample in samples]
     metrics: dict[str, float] = {
         "data/step_num_groups_submitted": len(groups),
-        "data/step_num_groups_trainable": len(groups) - groups_without_spread,
+        "data/step_num_groups_trainable": len(groups) - len(without_spread),
         "data/step_num_trajectories": len(trajectories),
         "offpolicy/max_staleness": step - min(versions),
     }
-    return StepPlan(samples=samples, ledger=ledger, metrics=metrics)
+    findings = []
+    if without_spread:
+        findings.append(f"{', '.join(without_spread)}: all rewards are equal, nothing to learn")
+    return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings)
 
 
 def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:

@@ -79,6 +79,7 @@ def test_ledger_closes_and_names_what_was_dropped() -> None:
         "ledger/dropped_tokens/no_reward_spread": 12,
     }
     assert plan.metrics["data/step_num_groups_trainable"] == 1
+    assert plan.findings == ["groups[1]: all rewards are equal, nothing to learn"]
 
 
 def test_answers_of_another_model_are_context() -> None:
