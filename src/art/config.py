@@ -58,6 +58,21 @@ class TrainerConfig(Config):
     """Tree tokens in one forward and backward pass; larger trees are split."""
     gradient_checkpointing: bool = False
     num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads, of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
+    num_processes: int = Field(default=1, ge=1, le=64)
+    """Processes of this machine that train together, each with a share of the micro-batches. On CUDA each has its own
+    device; on CPU they share the threads."""
+    shard_base: bool = False
+    """Split the frozen base weights over the processes instead of giving each all of them: slower, for models that do
+    not fit one device."""
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        if self.shard_base and self.num_processes == 1:
+            raise ValueError("`shard_base` splits the weights over several processes: set `num_processes` too")
+        if self.device == "mps" and self.num_processes > 1:
+            raise ValueError('device "mps" is a single device: `num_processes` must be 1')
+        return self
 
 
 class LossTerm(Config):
@@ -91,7 +106,7 @@ class PpoConfig(LossTerm):
 
 
 class GspoConfig(LossTerm):
-    """PPO's surrogate on the geometric mean of a sample's importance ratios (sequence-level clipping)."""
+    """PPO's surrogate on the geometric mean of a sample's importance ratios: a clip is of a whole sample."""
 
     type: Literal["gspo"] = "gspo"
     clip_low: float = Field(default=3e-4, gt=0, lt=1)
@@ -137,7 +152,7 @@ class DistillConfig(LossTerm):
     teacher: str
     """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`."""
     max_advantage: float | None = Field(default=None, gt=0)
-    """Clamps a token's |log teacher - log sampler|."""
+    """Clamps a token's |log teacher - log policy|."""
 
 
 class KlConfig(LossTerm):
@@ -168,10 +183,10 @@ class MismatchConfig(Config):
     """A sample with any r outside [token_low, token_high] is masked."""
     mask_token_low: float | None = Field(default=None, gt=0, lt=1)
     mask_token_high: float | None = Field(default=None, gt=1)
-    """A single token with r outside is masked; the rest of its sample stays."""
+    """A single token with r outside is masked; the rest of its sample stays. 0.5 and 2 are usual."""
     truncate: float | None = Field(default=None, ge=1)
-    """Truncated importance sampling: each token's loss is multiplied by min(r, truncate). Needs `anchor="step_start"`;
-    with the sampler as the anchor the ratio is in the loss already."""
+    """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. Needs
+    `anchor="step_start"`: with the sampler as the anchor the ratio is in the loss already."""
     alarm: float = Field(default=0.05, ge=0, le=1)
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
@@ -232,6 +247,11 @@ class TrainConfig(Config):
         """`loss` as a tuple."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether a group must differ in rewards to be learnt from; distillation alone does not look at them."""
+        return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         """Refuse settings that would do nothing together."""
@@ -252,15 +272,30 @@ class TrainConfig(Config):
             raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
         if self.scale_rewards == "mean" and self.baseline != "mean":
             raise ValueError("scale_rewards='mean' (maximum likelihood) is defined for baseline='mean' only")
-        if "dpo" in objectives and (self.scale_rewards != "none" or self.baseline != "mean"):
-            raise ValueError("dpo compares rewards and has no advantages: `scale_rewards` and `baseline` do not apply")
-        if "dpo" in objectives and self.normalize != "token":
-            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
-        if "dpo" in objectives and (len(self.terms) > 1 or self.num_minibatches > 1):
-            raise ValueError("dpo stands alone, in one update: other terms and `num_minibatches` above 1 do not apply")
-        if "dpo" in objectives and self.anchor != "sampler":
-            raise ValueError("dpo has no importance ratio: `anchor` does not apply")
+        self._check_dpo()
+        weighs_advantages = any(name != "dpo" for name in objectives)
+        if not weighs_advantages and any(isinstance(t, KlConfig) and t.where == "reward" for t in self.terms):
+            raise ValueError("KL in the reward needs an objective that weighs advantages, e.g. DppoConfig()")
+        if not weighs_advantages and self.scale_rewards != "none":
+            raise ValueError("`scale_rewards` needs an objective that weighs advantages, e.g. DppoConfig()")
+        if self.anchor != "sampler" and all(isinstance(term, SftConfig) for term in self.terms):
+            raise ValueError("sft has no importance ratio: `anchor` does not apply")
         return self
+
+    def _check_dpo(self) -> None:
+        if not any(isinstance(term, DpoConfig) for term in self.terms):
+            return
+        if self.baseline != "mean":
+            raise ValueError("dpo compares rewards and has no advantages: `baseline` does not apply")
+        if self.normalize != "token":
+            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
+        if len(self.terms) > 1 or self.num_minibatches > 1:
+            raise ValueError("dpo stands alone, in one update: other terms and `num_minibatches` above 1 do not apply")
+        if self.anchor != "sampler":
+            raise ValueError("dpo has no importance ratio: `anchor` does not apply")
+        gate = self.mismatch
+        if gate is not None and (gate.mask_token_low is not None or gate.mask_token_high is not None):
+            raise ValueError("dpo compares whole rollouts: `mask_token_low` and `mask_token_high` do not apply")
 
     @classmethod
     def grpo(cls, **settings: Any) -> Self:
