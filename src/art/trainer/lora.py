@@ -113,6 +113,25 @@ class LoraPolicy:
                 total += float(((a @ a.T) * (b.T @ b)).sum())
         return self._scale * math.sqrt(max(total, 0.0))
 
+    def change_norm(self, before: Tensor) -> float:
+        """Frobenius norm of what all scale * B A together have changed by since `values` were `before` [P].
+
+        B A - B' A' = (B - B') A + B' (A - A') is the product of [B - B', B'] and [A; A - A'], so no large numbers are
+        subtracted from each other.
+        """
+        total, start = 0.0, 0
+        changes: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, tensor in self.tensors.items():
+            old = before[start : start + tensor.numel()].view(tensor.shape)
+            changes[name] = (tensor - old, old)
+            start += tensor.numel()
+        for name, a in self.tensors.items():
+            if ".lora_A." in name:
+                change_b, old_b = changes[name.replace(".lora_A.", ".lora_B.")]
+                wide, tall = torch.cat([change_b, old_b], dim=1), torch.cat([a, changes[name][0]])
+                total += float(((tall @ tall.T) * (wide.T @ wide)).sum())
+        return self._scale * math.sqrt(max(total, 0.0))
+
     # -- forward and backward --
 
     def hidden_states(self, layout: TreeLayout) -> Tensor:

@@ -1,49 +1,29 @@
-"""What a step reports, and how it is computed from the records of its micro-batches."""
+"""What a step reports, computed from the records of its micro-batches. `art.trainer.catalogue` says what each is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from art.trainer.base_kl import BASE, SAMPLED_BASE
 from art.trainer.tree import SamplePath, Targets
 
-METRICS = {
-    "loss/train": "the trained loss, a mean over targets; the mean of the step's optimiser updates",
-    "loss/entropy": "mean entropy of the policy at the targets, in nats",
-    "loss/grad_norm": "norm of the adapter's gradient before clipping; the mean of the updates",
-    "loss/learning_rate": "learning rate of the last update",
-    "loss/adapter_norm": "Frobenius norm of what the adapter adds to all weights together, after the step",
-    "loss/kl_to_sampler": "mean of r - 1 - log r with r = policy / sampler (the k3 estimate), in nats",
-    "loss/kl_to_sampler_k1": "mean of log sampler - log policy (the k1 estimate), in nats",
-    "loss/masked_share": "share of targets that the loss dropped or clipped",
-    "loss/clipped_low_share": "share of those that the policy had made less likely than the anchor",
-    "loss/clipped_high_share": "share of those that it had made more likely",
-    "loss/preference_accuracy": "dpo: share of pairs that the policy orders right, before the update",
-    "loss/preference_margin": "dpo: mean margin of the pairs, beta times the difference of the log-ratios",
-    "offpolicy/ratio_mean": "mean of policy / sampler over the targets",
-    "offpolicy/ratio_p01": "its 1st percentile",
-    "offpolicy/ratio_p99": "its 99th percentile",
-    "offpolicy/mismatch_masked_share": "share of samples that the gate between sampler and trainer left out",
-    "offpolicy/mismatch_masked_tokens": "targets that it left out, single ones included",
-    "offpolicy/truncated_share": "share of targets whose importance weight was truncated",
-    "offpolicy/mean_staleness": "mean over samples of the trained step minus the step that sampled",
-    "data/step_trainer_tokens": "tokens that the trainer computed, shared prefixes once",
-    "data/step_tokens_unshared": "tokens that the samples have together, each counted alone",
-    "data/step_trainable_tokens": "targets: tokens that were learnt from",
-    "data/step_num_gradient_steps": "optimiser updates",
-    "throughput/train_tokens_per_s": "tokens of the samples (shared ones counted each time) per second of the step",
-    "time/step_trainer_s": "the whole step, checkpoint included",
-    "time/step_checkpoint_s": "probe and checkpoint",
-}
-"""Every metric of a step. `offpolicy/...`, `loss/kl...` and `loss/masked_share` are left out of a step of SFT only."""
+RATIO_LOW, RATIO_HIGH = 0.9, 1.1
+"""Importance ratios outside are counted."""
+
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchRecord:
     """What one forward and backward pass saw. All arrays are [N], one entry per target."""
 
+    update: int
+    """Which of the step's optimiser updates it belongs to, from 0."""
     policy_logprobs: NDArray[np.float32]
     sampling_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
@@ -62,6 +42,10 @@ class StepRecord:
     losses: list[float] = field(default_factory=list)  # per update
     grad_norms: list[float] = field(default_factory=list)  # per update
     num_tree_tokens: int = 0
+    num_visible_keys: int = 0
+    """Over the tree's tokens, how many each attends to."""
+    num_rows: int = 0
+    """Hidden states that went through the language-model head."""
     num_gated: int = 0
     """Reinforcement-learning samples that the gate looked at."""
     num_mismatched: int = 0
@@ -76,8 +60,10 @@ def record_targets(
     *,
     clipped_low: NDArray[np.bool_],
     clipped_high: NDArray[np.bool_],
+    update: int,
 ) -> MicroBatchRecord:
     return MicroBatchRecord(
+        update=update,
         policy_logprobs=logprobs,
         sampling_logprobs=targets.sampling_logprobs,
         advantages=targets.advantages,
@@ -89,43 +75,107 @@ def record_targets(
     )
 
 
-def summarise(record: StepRecord, paths: list[SamplePath], *, step: int) -> dict[str, float]:
-    """Metrics of a step from `step`, but for those that only the caller knows (time, optimiser, adapter)."""
-    entropy = np.concatenate([part.entropy for part in record.micro_batches])
+def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
+    """Metrics of a step from `step`, but for those that only the caller knows (time, optimiser, adapter, device)."""
+    entropy = _concatenate(record, lambda part: part.entropy)
+    unshared = sum(len(path.sample.token_ids) for path in paths)
+    grad_norms = np.asarray(record.grad_norms)
     metrics = {
         "loss/train": _mean(record.losses),
         "loss/entropy": _mean(entropy),
-        "loss/grad_norm": _mean(record.grad_norms),
+        "loss/grad_norm": _mean(grad_norms),
+        "loss/grad_norm_max": float(grad_norms.max()),
+        "loss/grad_clipped_share": _mean(grad_norms > max_grad_norm),
         "data/step_trainer_tokens": float(record.num_tree_tokens),
-        "data/step_tokens_unshared": float(sum(len(path.sample.token_ids) for path in paths)),
+        "data/step_tokens_unshared": float(unshared),
+        "data/step_shared_share": 1 - record.num_tree_tokens / unshared,
         "data/step_trainable_tokens": float(len(entropy)),
+        "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
         "data/step_num_gradient_steps": float(len(record.losses)),
     }
-    is_rl = np.concatenate([part.is_rl for part in record.micro_batches])
+    is_rl = _concatenate(record, lambda part: part.is_rl)
     if not is_rl.any():
         return metrics
-    policy = np.concatenate([part.policy_logprobs for part in record.micro_batches])[is_rl].astype(np.float64)
-    sampler = np.concatenate([part.sampling_logprobs for part in record.micro_batches])[is_rl].astype(np.float64)
-    low = np.concatenate([part.clipped_low for part in record.micro_batches])[is_rl]
-    high = np.concatenate([part.clipped_high for part in record.micro_batches])[is_rl]
-    log_ratio = np.clip(policy - sampler, -50.0, 50.0)  # exp stays finite, whatever a broken sampler reports
-    ratio = np.exp(log_ratio)
-    p01, p99 = np.quantile(ratio, [0.01, 0.99])
     staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
-    return metrics | {
-        "loss/kl_to_sampler": _mean(ratio - 1 - log_ratio),
-        "loss/kl_to_sampler_k1": _mean(-log_ratio),
+    return (
+        metrics
+        | _entropy_by_sign(record, entropy, is_rl)
+        | _clipping(record, is_rl)
+        | _against_sampler(record, is_rl)
+        | _against_base(record, is_rl)
+        | {
+            "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
+            "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
+            "offpolicy/truncated_share": record.num_truncated_targets / int(is_rl.sum()),
+            "offpolicy/mean_staleness": _mean(staleness),
+        }
+    )
+
+
+def _entropy_by_sign(record: StepRecord, entropy: NDArray[np.float64], is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    advantages = _concatenate(record, lambda part: part.advantages)
+    signs = {"loss/entropy_rewarded": advantages > 0, "loss/entropy_punished": advantages < 0}
+    return {name: _mean(entropy[is_rl & sign]) for name, sign in signs.items() if (is_rl & sign).any()}
+
+
+def _clipping(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    low = _concatenate(record, lambda part: part.clipped_low)[is_rl]
+    high = _concatenate(record, lambda part: part.clipped_high)[is_rl]
+    return {
         "loss/masked_share": _mean(low | high),
         "loss/clipped_low_share": _mean(low),
         "loss/clipped_high_share": _mean(high),
-        "offpolicy/ratio_mean": _mean(ratio),
-        "offpolicy/ratio_p01": float(p01),
-        "offpolicy/ratio_p99": float(p99),
-        "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
-        "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
-        "offpolicy/truncated_share": record.num_truncated_targets / max(int(is_rl.sum()), 1),
-        "offpolicy/mean_staleness": _mean(staleness),
     }
+
+
+def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    """Importance ratios r = policy / sampler over all updates, and of the first and the last of them."""
+    log_ratio = _log_ratio(
+        _concatenate(record, lambda part: part.policy_logprobs)[is_rl],
+        _concatenate(record, lambda part: part.sampling_logprobs)[is_rl],
+    )
+    ratio = np.exp(log_ratio)
+    outside = (ratio < RATIO_LOW) | (ratio > RATIO_HIGH)
+    k3 = ratio - 1 - log_ratio
+    update = np.concatenate([np.full(len(part.is_rl), part.update) for part in record.micro_batches])[is_rl]
+    first, last = update == update.min(), update == update.max()
+    names = [f"offpolicy/ratio_p{round(100 * q):02d}" for q in _QUANTILES]
+    return dict(zip(names, map(float, np.quantile(ratio, _QUANTILES)), strict=True)) | {
+        "loss/kl_to_sampler": _mean(k3),
+        "loss/kl_to_sampler_k1": _mean(-log_ratio),
+        "offpolicy/ratio_mean": _mean(ratio),
+        "offpolicy/ratio_max": float(ratio.max()),
+        "offpolicy/ratio_outside_share": _mean(outside),
+        "offpolicy/first_update_kl": _mean(k3[first]),
+        "offpolicy/first_update_outside_share": _mean(outside[first]),
+        "offpolicy/last_update_kl": _mean(k3[last]),
+    }
+
+
+def _against_base(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    """Of the targets whose log-prob under the base is known: all, some or none."""
+    known = [part.streams.get(BASE, part.streams.get(SAMPLED_BASE)) for part in record.micro_batches]
+    missing = [np.full(len(part.is_rl), np.nan) for part in record.micro_batches]
+    base = np.concatenate([b if b is not None else nan for b, nan in zip(known, missing, strict=True)])
+    chosen = is_rl & ~np.isnan(base)
+    if not chosen.any():
+        return {}
+    policy = _concatenate(record, lambda part: part.policy_logprobs)
+    log_ratio = _log_ratio(base[chosen], policy[chosen])
+    return {
+        "loss/kl_to_base": _mean(np.exp(log_ratio) - 1 - log_ratio),
+        "loss/kl_to_base_k1": _mean(-log_ratio),
+        "loss/kl_to_base_targets": float(chosen.sum()),
+    }
+
+
+def _concatenate(record: StepRecord, choose: Callable[[MicroBatchRecord], NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate([choose(part) for part in record.micro_batches])
+
+
+def _log_ratio(above: ArrayLike, below: ArrayLike) -> NDArray[np.float64]:
+    """log(above / below) of log-probs, clipped: its exponential stays finite, whatever a broken sampler reports."""
+    return np.clip(np.subtract(above, below, dtype=np.float64), -50.0, 50.0)
 
 
 def _mean(values: ArrayLike) -> float:

@@ -14,6 +14,7 @@ from art.config import TrainerConfig
 from art.errors import ConfigError
 from art.trainer.attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
 from art.trainer.logprobs import Head, group_by_row, target_logprobs
+from art.trainer.shard import shard_layers
 from art.trainer.tree import build_tree, check_sample
 from art.trainer.types import TrainingSample
 
@@ -32,6 +33,8 @@ class BaseModel:
     """Its decoder without the head; gives final hidden states."""
     head: Head
     device: torch.device
+    is_sharded: bool = False
+    """Its layers' weights are split over processes: all must run it equally often, and none sees a whole weight."""
 
     @property
     def vocab_size(self) -> int:
@@ -47,7 +50,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     from transformers import AutoModelForCausalLM
 
     register_attention()
-    device = _choose_device(config)
+    device = choose_device(config)
     dtype = _choose_dtype(config, device)
     try:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=ATTENTION_NAME)
@@ -57,7 +60,10 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
             "model, or the id of one on the hub",
             param="base_model",
         ) from error
-    model = model.to(device).requires_grad_(False)
+    model.requires_grad_(False)
+    if config.shard_base:
+        shard_layers(model, device)
+    model = model.to(device)
     _set_mode(model, gradient_checkpointing=config.gradient_checkpointing)
     head = model.get_output_embeddings()
     base = BaseModel(
@@ -66,6 +72,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
         backbone=getattr(model, model.base_model_prefix),
         head=Head(head.weight, getattr(head, "bias", None)),
         device=device,
+        is_sharded=config.shard_base,
     )
     check_architecture(base)
     _log.info("loaded %s: %s, %s on %s", name, type(model).__name__, dtype, device)
@@ -140,7 +147,8 @@ def _own_logprobs(base: BaseModel, token_ids: list[int]) -> Tensor:
     return logprobs.gather(1, ids[0, 1:, None])[:, 0].cpu()
 
 
-def _choose_device(config: TrainerConfig) -> torch.device:
+def choose_device(config: TrainerConfig) -> torch.device:
+    """What is configured, else CUDA, else Apple's, else the CPU."""
     if config.device != "auto":
         return torch.device(config.device)
     if torch.cuda.is_available():

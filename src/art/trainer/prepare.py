@@ -14,11 +14,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from art.config import DpoConfig, KlConfig, TrainConfig
+from art.config import DpoConfig, KlConfig, MismatchConfig, TrainConfig
 from art.errors import NothingTrainableError
 from art.trainer.losses.base import reference_name
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
+from art.trainer.mismatch import find_mismatched
 from art.trainer.tree import SamplePath
 from art.trainer.update import ANCHOR
 
@@ -34,7 +35,7 @@ def prepare_paths(
     """The paths as the updates want them, and metrics.
 
     Raises:
-        NothingTrainableError: the loss is dpo and no pair is left.
+        NothingTrainableError: the loss is dpo and no pair can be compared.
     """
     for reference in _references(config):
         paths = measure(paths, reference, reference_name(reference))
@@ -44,7 +45,7 @@ def prepare_paths(
         if isinstance(term, KlConfig) and term.where == "reward":
             return _with_kl_reward(paths, term), {}
         if isinstance(term, DpoConfig):
-            return _with_preferences(measure(paths, _POLICY, _POLICY), term, pairs)
+            return _with_preferences(measure(paths, _POLICY, _POLICY), term, pairs, config.mismatch)
     return paths, {}
 
 
@@ -68,30 +69,45 @@ def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]
 
 
 def _with_preferences(
-    paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]]
+    paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]], gate: MismatchConfig | None
 ) -> tuple[list[SamplePath], dict[str, float]]:
-    """Paths of the rollouts in `pairs` with the loss's derivative as (negative) advantages."""
+    """Paths with the derivative of the pairs' loss as (negative) advantages; rollouts without a pair have 0."""
+    rl = [path for path in paths if path.sample.component == "rl"]
     gains: dict[str, float] = {}
-    for path in paths:
+    for path in rl:
         reference = path.sampling_logprobs if term.reference == "sampler" else path.streams[str(term.reference)]
         gain = float((path.streams[_POLICY].astype(np.float64) - reference).sum())
         gains[path.sample.rollout_id] = gains.get(path.sample.rollout_id, 0.0) + gain
-    pairs = [pair for pair in pairs if set(pair) <= gains.keys()]
-    if not pairs:
-        raise NothingTrainableError("no pair of rollouts to compare; dpo needs groups whose rewards differ")
-    found = judge_preferences(gains, pairs, term)
-    chosen = [path for path in paths if found.coefficients[path.sample.rollout_id] != 0]
-    # The coefficients are those of the mean over pairs, so the trainer is to sum: the shares add up to 1.
-    prepared = [
-        replace(
+    # The gate will mask samples of these rollouts. Half a pair would be pushed up or down without its counterweight.
+    usable = gains.keys() - (_mismatched_rollouts(rl, gate) if gate is not None and rl else set())
+    kept = [pair for pair in pairs if usable.issuperset(pair)]
+    if not kept:
+        raise NothingTrainableError(
+            f"none of the {len(pairs)} pairs of rollouts can be compared; dpo needs groups whose rewards differ, "
+            "sampled by a policy that the trainer reproduces (see `mismatch`)"
+        )
+    found = judge_preferences(gains, kept, term)
+
+    def prepared(path: SamplePath) -> SamplePath:
+        if path.sample.component != "rl":
+            return path
+        # The coefficients are those of the mean over pairs, so the trainer is to sum: the shares add up to 1.
+        return replace(
             path,
-            sample=replace(path.sample, weight=1.0, share=1 / len(chosen)),
+            sample=replace(path.sample, weight=1.0, share=1 / len(rl)),
             advantages=np.full_like(path.advantages, -found.coefficients[path.sample.rollout_id]),
         )
-        for path in chosen
-    ]
-    return prepared, {
+
+    return [prepared(path) for path in paths], {
         "loss/train": term.weight * found.loss,
         "loss/preference_accuracy": found.accuracy,
         "loss/preference_margin": found.margin,
     }
+
+
+def _mismatched_rollouts(paths: list[SamplePath], gate: MismatchConfig) -> set[str]:
+    """Rollouts with a sample that `gate` masks."""
+    gaps = [torch.from_numpy(path.streams[_POLICY] - path.sampling_logprobs) for path in paths]
+    samples = torch.repeat_interleave(torch.tensor([len(gap) for gap in gaps]))
+    masked = find_mismatched(torch.cat(gaps), samples, len(paths), gate).tolist()
+    return {path.sample.rollout_id for path, is_masked in zip(paths, masked, strict=True) if is_masked}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -26,6 +27,9 @@ from art.config import KlConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSF
 from art.errors import ConfigError, ConflictError, NothingTrainableError, TrajectoryError
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
+from art.trainer import usage
+from art.trainer.base_kl import with_sampled_base
+from art.trainer.distributed import ALONE, Team
 from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
 from art.trainer.measure import add_stream
@@ -42,7 +46,7 @@ from art.trainer.update import Update, compute_gradient, split_micro_batches
 _log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
-"""Called with (micro-batches done, of how many)."""
+"""Called with (micro-batches done, of how many), both of this process."""
 
 _CPU_TOKENS = 4096
 """Tokens per micro-batch on CPU: more do not run faster there, they only leave the cache and take memory."""
@@ -76,18 +80,28 @@ _MakePlan = Callable[[list[SamplePath], _Loaded], _Plan]
 class Trainer:
     """Trains one LoRA adapter of one base model. Not for use by several threads."""
 
-    def __init__(self, base_model: str, config: TrainerConfig) -> None:
+    def __init__(self, base_model: str, config: TrainerConfig, team: Team = ALONE) -> None:
         """Load `base_model`.
 
+        Every process of `team` makes one of these, and then the same calls; each returns or raises the same in all.
+
         Raises:
-            ConfigError: it cannot be loaded or trained.
+            ConfigError: it cannot be loaded or trained, or `team` is not of `config.num_processes`.
         """
-        torch.set_num_threads(config.num_threads or default_num_threads())
+        if config.num_processes != team.size:
+            raise ConfigError(
+                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; "
+                "`art.runtime.trainer_team` starts them",
+                param="num_processes",
+            )
+        torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
         self._config = config
+        self._team = team
         self._base = load_base_model(base_model, config)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
         self._kernel_checked = False
+        self._peak_flops = usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing. A valid checkpoint that is there already stays.
@@ -96,9 +110,8 @@ class Trainer:
             ConfigError: `lora` does not fit the model.
             DiskFullError, StorageError, CorruptCheckpointError
         """
-        if path.exists():
-            checkpoints.verify(path)
-            return StepResult(step=checkpoints.read_state(path).step)
+        if (step := self._team.from_first(lambda: _existing_step(path))) is not None:
+            return StepResult(step=step)
         loaded = self._inject(lora)
         self._write(path, loaded, fresh_probe_tokens(self._base.vocab_size), job_id=None, config={}, metrics={})
         return StepResult(step=0)
@@ -132,6 +145,7 @@ class Trainer:
         def make_plan(paths: list[SamplePath], loaded: _Loaded) -> _Plan:
             measure = self._measure(loaded, references or {}, on_progress)
             paths, metrics = prepare_paths(paths, config, pairs, measure)
+            paths = with_sampled_base(paths, measure, step=loaded.step)
             parts = split_minibatches(paths, config.num_minibatches)
             # With the sampler as the anchor, later updates differ from it by design and cannot be judged.
             later = config.mismatch if config.anchor == "step_start" else None
@@ -200,7 +214,7 @@ class Trainer:
         job_id: str,
         on_progress: OnProgress | None,
     ) -> StepResult:
-        if (recorded := _recorded_result(to_checkpoint, job_id)) is not None:
+        if (recorded := self._team.from_first(lambda: _recorded_result(to_checkpoint, job_id))) is not None:
             return recorded
         start = time.perf_counter()
         checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
@@ -211,10 +225,16 @@ class Trainer:
             )
         loaded = self._load(from_checkpoint)
         plan = make_plan(paths, loaded)
+        before = loaded.policy.values.clone()
+        usage.reset_peak_memory(self._base.device)
+        planned = time.perf_counter()
         record = self._run_updates(loaded, plan.updates, config, on_progress)
-        metrics = summarise(record, paths, step=loaded.step) | plan.metrics
+        updates_s = time.perf_counter() - planned
+        metrics = summarise(record, paths, step=loaded.step, max_grad_norm=config.optimizer.max_grad_norm)
+        metrics |= plan.metrics | usage.measure_usage(self._base, record, updates_s, peak_flops=self._peak_flops)
         metrics["loss/learning_rate"] = plan.updates[-1].learning_rate
-        metrics["loss/adapter_norm"] = loaded.policy.norm()
+        metrics["loss/adapter_norm"] = norm = loaded.policy.norm()
+        metrics["loss/adapter_change"] = loaded.policy.change_norm(before) / norm if norm else 0.0
         trained = time.perf_counter()
         loaded.step += 1
         probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
@@ -234,18 +254,21 @@ class Trainer:
         on_progress: OnProgress | None,
     ) -> StepRecord:
         policy, record = loaded.policy, StepRecord()
-        batches = [split_micro_batches(update.paths, policy, max_tokens=self._max_tokens) for update in updates]
+        batches = [
+            split_micro_batches(update.paths, policy, max_tokens=self._max_tokens, team=self._team)
+            for update in updates
+        ]
         if not self._kernel_checked:
             check_kernel(self._base, updates[0].paths)
             self._kernel_checked = True
-        total = sum(map(len, batches))
+        total, done = sum(map(len, batches)), itertools.count(1)
 
         def tick() -> None:
             if on_progress is not None:
-                on_progress(len(record.micro_batches), total)
+                on_progress(next(done), total)
 
         for update, micro_batches in zip(updates, batches, strict=True):
-            compute_gradient(policy, update, micro_batches, record, tick)
+            compute_gradient(policy, update, micro_batches, record, tick, self._team)
             loaded.identity = None  # from here on memory is no checkpoint until the next one is written
             record.grad_norms.append(loaded.optimizer.update(update.learning_rate, config.optimizer))
         return record
@@ -280,7 +303,8 @@ class Trainer:
         if self._loaded is not None:
             self._loaded.policy.remove()
             self._loaded = None
-        policy = LoraPolicy(self._base, lora, may_fold=not self._config.gradient_checkpointing)
+        may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
+        policy = LoraPolicy(self._base, lora, may_fold=may_fold)
         self._loaded = _Loaded(policy, Optimizer(policy), step=0, identity=None)
         return self._loaded
 
@@ -321,16 +345,20 @@ class Trainer:
             metrics=metrics,
         )
         probe = measure_probe(loaded.policy, probe_tokens)
-        loaded.identity = checkpoints.write_checkpoint(
-            path,
-            {
-                checkpoints.ADAPTER_WEIGHTS: loaded.policy.dump(),
-                checkpoints.ADAPTER_CONFIG: loaded.policy.adapter_config(),
-                checkpoints.OPTIMIZER: loaded.optimizer.dump(),
-                checkpoints.STATE: state.model_dump_json().encode(),
-                checkpoints.PROBE: probe.model_dump_json().encode(),
-            },
-        )
+
+        def write() -> str:
+            return checkpoints.write_checkpoint(
+                path,
+                {
+                    checkpoints.ADAPTER_WEIGHTS: loaded.policy.dump(),
+                    checkpoints.ADAPTER_CONFIG: loaded.policy.adapter_config(),
+                    checkpoints.OPTIMIZER: loaded.optimizer.dump(),
+                    checkpoints.STATE: state.model_dump_json().encode(),
+                    checkpoints.PROBE: probe.model_dump_json().encode(),
+                },
+            )
+
+        loaded.identity = self._team.from_first(write)
 
 
 def _adapter_of(references: Mapping[int, Path], step: int) -> bytes:
@@ -344,6 +372,14 @@ def default_num_threads() -> int:
     """Half of the cores that this process may use: the engine has the other half."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return max(1, cores // 2)
+
+
+def _existing_step(path: Path) -> int | None:
+    """The step of the valid checkpoint `path`, if there is one."""
+    if not path.exists():
+        return None
+    checkpoints.verify(path)
+    return checkpoints.read_state(path).step
 
 
 def _recorded_result(path: Path, job_id: str) -> StepResult | None:

@@ -4,15 +4,15 @@
 
 where each sum runs over the targets of a component, weighted, and each N is the sum of the samples' shares over the
 *whole* update (by default their weights, target by target). The denominator is known before the first micro-batch runs,
-so the gradient does not depend on how the update was cut into micro-batches. Targets that a loss or the gate masks stay
-in N: leaving tokens out must not make the others louder.
+so the gradient does not depend on how the update was cut into micro-batches, nor on the processes that run them.
+Targets that a loss or the gate masks stay in N: leaving tokens out must not make the others louder.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -22,12 +22,13 @@ from torch import Tensor
 from art.config import LossConfig, MismatchConfig
 from art.errors import TrainingError
 from art.trainer.attention import TreeLayout, make_layout
+from art.trainer.deal import pack_shares
+from art.trainer.distributed import ALONE, Team
 from art.trainer.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.lora import LoraPolicy
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.metrics import StepRecord, record_targets
 from art.trainer.mismatch import correct_mismatch, judge_mismatch
-from art.trainer.pack import pack
 from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree
 
 ANCHOR = "anchor"
@@ -56,13 +57,15 @@ class Update:
     mismatch: MismatchConfig | None = None
 
 
-def split_micro_batches(paths: list[SamplePath], policy: LoraPolicy, *, max_tokens: int) -> list[MicroBatch]:
-    """The micro-batches of one update, on the policy's device."""
+def split_micro_batches(
+    paths: list[SamplePath], policy: LoraPolicy, *, max_tokens: int, team: Team = ALONE
+) -> list[MicroBatch]:
+    """This process's micro-batches of one update, on the policy's device."""
     totals = {False: 0.0, True: 0.0}  # by "is SFT"
     for path in paths:
         totals[path.sample.component == "sft"] += path.share
     micro_batches = []
-    for indices in pack(paths, max_tokens=max_tokens):
+    for indices in pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)[team.rank]:
         tree = build_tree([paths[index] for index in indices])
         targets = tree.targets
         totals_of = np.where(targets.is_sft, totals[True], totals[False])
@@ -79,29 +82,57 @@ def split_micro_batches(paths: list[SamplePath], policy: LoraPolicy, *, max_toke
 
 
 def compute_gradient(
-    policy: LoraPolicy, update: Update, micro_batches: list[MicroBatch], record: StepRecord, tick: Callable[[], None]
+    policy: LoraPolicy,
+    update: Update,
+    micro_batches: list[MicroBatch],
+    record: StepRecord,
+    tick: Callable[[], None],
+    team: Team = ALONE,
 ) -> None:
     """Leave the gradient of the update's loss in `policy.grads`; fill `record`; `tick` after every micro-batch.
+
+    `micro_batches` are this process's own. What is left behind, or raised, is that of all of them, on every process.
 
     Raises:
         TrainingError: the loss is not finite, or too many samples do not come from this policy.
     """
-    loss = 0.0
+    loss, own = 0.0, StepRecord()
     with policy.accumulate_gradients():
         for micro_batch in micro_batches:
-            loss += _backward(policy, update, micro_batch, record)
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the "
-                    "sampling log-probs of this step"
-                )
+            loss += _backward(policy, update, micro_batch, own, number=len(record.losses))
             tick()
+        if policy.base.is_sharded:
+            for _ in range(max(team.gather(len(micro_batches))) - len(micro_batches)):
+                _run_idle(policy)
+    parts = team.gather((loss, own))
+    loss = math.fsum(loss for loss, _ in parts)
+    if not math.isfinite(loss):
+        raise TrainingError(
+            "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
+            "log-probs of this step"
+        )
+    for _, part in parts:
+        _add(part, record)
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
+    team.sum_gradients(policy.grads)
 
 
-def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, record: StepRecord) -> float:
+def _run_idle(policy: LoraPolicy) -> None:
+    """A pass that adds nothing, beside a process with more to do: sharded weights are gathered by all or none."""
+    token = torch.zeros(1, dtype=torch.int64, device=policy.base.device)
+    layout = TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")
+    (policy.hidden_states(layout) * 0.0).sum().backward()
+
+
+def _add(part: StepRecord, record: StepRecord) -> None:
+    """Counts add up, lists are joined."""
+    for field in fields(StepRecord):
+        setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
+
+
+def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
     """Forward and backward of one micro-batch; returns its share of the loss."""
     rows = micro_batch.rows
     hidden = policy.hidden_states(micro_batch.layout)
@@ -125,9 +156,12 @@ def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, recor
             target_entropy.numpy(),
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
+            update=number,
         )
     )
     record.num_tree_tokens += len(micro_batch.layout.token_ids)
+    record.num_visible_keys += int(micro_batch.layout.positions.sum()) + len(micro_batch.layout.token_ids)
+    record.num_rows += len(rows.starts) - 1
     return loss
 
 

@@ -184,7 +184,7 @@ def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPoli
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
     compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=50), record, lambda: None)
     record.grad_norms.append(0.0)
-    metrics = summarise(record, paths, step=3)
+    metrics = summarise(record, paths, step=3, max_grad_norm=1.0)
     assert metrics["offpolicy/ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert metrics["loss/kl_to_sampler"] == pytest.approx(0, abs=1e-9)
     assert metrics["offpolicy/mean_staleness"] == 3

@@ -43,7 +43,8 @@ def plain(pi: float, mu: float, advantage: float, config: LossConfig) -> tuple[f
             masked = (advantage > 0 and moved > config.mask_high) or (advantage < 0 and moved < -config.mask_low)
             if masked or advantage == 0:
                 return 0.0, masked
-            return -advantage * min(ratio, config.max_ratio) + config.log_ratio_penalty * (pi - mu) ** 2, masked
+            capped = ratio > config.max_ratio
+            return -advantage * min(ratio, config.max_ratio) + config.log_ratio_penalty * (pi - mu) ** 2, capped
         case PpoConfig():
             clipped = min(max(ratio, 1 - config.clip_low), 1 + config.clip_high)
             return -min(ratio * advantage, clipped * advantage), clipped * advantage < ratio * advantage

@@ -27,7 +27,7 @@ from art.errors import (
     TrajectoryError,
 )
 from art.storage import atomic, checkpoints
-from art.trainer.metrics import METRICS
+from art.trainer import catalogue
 from art.trainer.probe import measure_probe
 from art.trainer.trainer import Trainer
 from art.trainer.types import StepResult, TrainingSample, samples_from_wire
@@ -71,9 +71,11 @@ def test_a_step_changes_the_policy_and_reports(trainer: Trainer, tmp_path: Path)
     seen: list[tuple[int, int]] = []
     result = step(trainer, tmp_path, 1, on_progress=lambda done, total: seen.append((done, total)))
     assert result.step == 1
-    assert set(result.metrics) == {name for name in METRICS if not name.startswith("loss/preference")}
+    reported = (catalogue.ALWAYS, catalogue.RL, catalogue.BY_SIGN, catalogue.BASE)
+    assert set(result.metrics) == {name for name, m in catalogue.TRAINER_METRICS.items() if m.when in reported}
     assert all(math.isfinite(value) for value in result.metrics.values())
-    assert seen == [(i + 1, seen[-1][1]) for i in range(seen[-1][1])]
+    trained = [at for at in seen if at[0] > 0]  # before that the base is measured
+    assert trained == [(i + 1, seen[-1][1]) for i in range(seen[-1][1])]
     assert weights(tmp_path / "0001") != weights(tmp_path / "0000")
     state = checkpoints.read_state(tmp_path / "0001")
     assert (state.step, state.job_id, state.num_updates) == (1, "job-00000001", 1)

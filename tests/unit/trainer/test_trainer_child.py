@@ -87,8 +87,9 @@ async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable
         }
 
         results = [result async for result in client.stream("train", **job(tmp_path, 1))]
-        assert [r["progress"]["done"] for r in results[:-1]] == list(range(1, len(results)))
-        assert len(results) > 1
+        done = [r["progress"]["done"] for r in results[:-1] if r["progress"]["done"] > 0]
+        assert done == list(range(1, len(done) + 1))
+        assert done
         assert results[-1]["step"] == 1
         assert results[-1]["metrics"]["data/step_trainable_tokens"] > 0
         checkpoints.verify(tmp_path / "0001")

@@ -51,6 +51,6 @@ def unclipped(values: Tensor) -> TokenLoss:
 def log_ratio(inputs: LossInputs, limit: float = 20.0) -> Tensor:
     """log(policy / anchor), clamped so that neither its exponential nor that one's gradient overflows.
 
-    exp(20) is far outside any clip range, so the clamp changes no loss that is finite without it.
+    Beyond exp(20) = 5e8 the ratio of a token says that something broke, not what to learn: it has no gradient there.
     """
     return (inputs.policy_logprobs - inputs.anchor_logprobs).clamp(-limit, limit)

@@ -1,12 +1,13 @@
-"""On-policy distillation: each token's advantage is what the teacher would have liked better.
+"""On-policy distillation: each token's advantage is how much more the teacher likes it than the policy does.
 
-    a = log teacher - log sampler                      clamped to [-max_advantage, max_advantage]
-    loss   -stop_gradient(min(pi / anchor, 5)) * a * log pi
+    a = log teacher - log pi                           clamped to [-max_advantage, max_advantage]
+    loss   -stop_gradient(min(pi / anchor, 5) * a) * log pi
 
-That is the gradient of the reverse KL(policy || teacher), token by token, on the policy's own samples.
+Without the two limits this is the gradient of the reverse KL(pi || teacher) of every token, also where the policy has
+moved since it sampled. Rewards play no part.
 
-Source: "On-policy distillation" (thinkingmachines.ai/blog/on-policy-distillation) and "On-policy distillation of
-language models" (arXiv 2306.13649).
+Source: "On-policy distillation" (thinkingmachines.ai/blog/on-policy-distillation), which takes the sampler's log-prob
+for the policy's, and "On-policy distillation of language models" (arXiv 2306.13649).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MAX_RATIO = 5.0
 
 def distill_loss(inputs: LossInputs, config: DistillConfig) -> TokenLoss:
     with torch.no_grad():
-        advantages = inputs.streams[TEACHER] - inputs.sampling_logprobs
+        advantages = inputs.streams[TEACHER] - inputs.policy_logprobs
         if config.max_advantage is not None:
             advantages = advantages.clamp(-config.max_advantage, config.max_advantage)
         ratio = log_ratio(inputs).exp()

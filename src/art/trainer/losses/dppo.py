@@ -24,11 +24,13 @@ from art.trainer.losses.base import LossInputs, TokenLoss
 def dppo_loss(inputs: LossInputs, config: DppoConfig) -> TokenLoss:
     policy, anchor, advantages = inputs.policy_logprobs, inputs.anchor_logprobs, inputs.advantages
     log_ratio = policy - anchor
+    limit = math.log(config.max_ratio)
     with torch.no_grad():
         moved = policy.exp() - anchor.exp()
         low = (advantages < 0) & (moved < -config.mask_low)
         high = (advantages > 0) & (moved > config.mask_high)
         trained = ~(low | high) & (advantages != 0)
-    ratio = log_ratio.clamp(max=math.log(config.max_ratio)).exp()  # clamped before exp, which could overflow
+        capped = log_ratio > limit
+    ratio = log_ratio.clamp(max=limit).exp()  # clamped before exp, which could overflow
     values = -advantages * ratio + config.log_ratio_penalty * log_ratio.square()
-    return TokenLoss(torch.where(trained, values, 0.0), low, high)
+    return TokenLoss(torch.where(trained, values, 0.0), low, high | (trained & capped))

@@ -1,12 +1,15 @@
 """GSPO: PPO's surrogate on one ratio per sample, the geometric mean over its tokens.
 
-    s = exp(mean over the sample's targets of log(pi / anchor))
-    loss   -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A)      of every target of the sample
+    s   = exp(mean over the sample's targets of log(pi / anchor))
+    s_t = stop_gradient(s) * pi / stop_gradient(pi)                     the value of s, the gradient of the token
+    loss   -min(s_t * A, clip(s_t, 1 - clip_low, 1 + clip_high) * A)    of every target
 
-A clip cuts a whole sample off, so the bounds are orders of magnitude tighter than PPO's. With `normalize="rollout"` a
-sample's targets sum to the paper's loss of the sequence.
+This is the paper's GSPO-token. Where all tokens of a sample have one advantage, its loss and gradient are those of
+GSPO; where turns or tokens have their own, each learns from its own. A clip cuts a whole sample off, so the bounds are
+orders of magnitude tighter than PPO's. With `normalize="rollout"` a sample's targets sum to the paper's loss of it.
 
-Source: "Group Sequence Policy Optimization" (arXiv 2507.18071), equation 5; the bounds are those of its section 5.1.
+Source: "Group Sequence Policy Optimization" (arXiv 2507.18071), equations 5, 13 and 14; the bounds are those of its
+section 5.1.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
 
 
 def gspo_loss(inputs: LossInputs, config: GspoConfig) -> TokenLoss:
-    logs, advantages = log_ratio(inputs), inputs.advantages
-    zeros = logs.new_zeros(inputs.num_samples)
-    counts = zeros.index_add(0, inputs.samples, torch.ones_like(logs))
-    mean = zeros.index_add(0, inputs.samples, logs) / counts.clamp(min=1)
-    ratio = mean.exp()[inputs.samples]
+    policy, advantages = inputs.policy_logprobs, inputs.advantages
+    with torch.no_grad():
+        logs = log_ratio(inputs)
+        zeros = logs.new_zeros(inputs.num_samples)
+        counts = zeros.index_add(0, inputs.samples, torch.ones_like(logs))
+        mean = zeros.index_add(0, inputs.samples, logs) / counts.clamp(min=1)
+        of_sample = mean.exp()[inputs.samples]
+    ratio = of_sample * (policy - policy.detach()).exp()
     plain = ratio * advantages
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
     is_clipped = (clipped < plain).detach()

@@ -1,0 +1,42 @@
+"""The frozen base weights split over the processes by torch's FSDP2, for models that do not fit one device.
+
+Each decoder layer's weights are gathered when it runs, forward and backward, and dropped again. Nothing of the adapter
+is sharded: it is injected afterwards, and `fully_shard` manages only what it saw. Embedding, final norm and head stay
+whole, since the head is read outside of the model's forward pass. As gathering needs every process, all must run the
+model equally often.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from art.errors import ConfigError
+
+
+def shard_layers(model: Any, device: torch.device) -> None:
+    """Split the decoder layers of a Hugging Face causal LM over all processes, layer by layer, from where they were
+    loaded to `device`.
+
+    Raises:
+        ConfigError: the model does not say which of its modules are its layers.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ConfigError(
+            f"{type(model).__name__} does not name its decoder layers, so it cannot be sharded; leave `shard_base` off",
+            param="shard_base",
+        )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    whole = set(model.parameters())
+    for layer in layers:
+        whole -= set(layer.parameters())
+        fully_shard(layer, mesh=mesh)
+    backbone = getattr(model, model.base_model_prefix)
+    fully_shard(backbone, mesh=mesh, ignored_params=whole)  # the root, which overlaps gathering with computing
