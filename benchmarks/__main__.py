@@ -1,10 +1,12 @@
 """Run benchmarks and show what they measured, as Markdown.
 
-    python -m benchmarks                                      the quick ones
+    python -m benchmarks                                      all but those that run only when named
     python -m benchmarks train_step --repeats 9 --json out.json
-    python -m benchmarks generation train_step --full         larger models too
+    python -m benchmarks grpo_step growth --quick             a first look, in a minute or two
+    python -m benchmarks.train_step --json out.json           the same as `python -m benchmarks train_step ...`
 
-Each benchmark runs in a process of its own, with one thread.
+Each benchmark runs in a process of its own. With `--json out.json` the tables are also written to `out.json` and
+`out.md`, and the plots beside them.
 """
 
 from __future__ import annotations
@@ -15,46 +17,83 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 
-QUICK = ("gateway_overhead", "generation", "train_step")
-SLOW = ("learning",)
-"""Take minutes; run only when named."""
+DEFAULT = ("gateway_overhead", "generation", "train_step", "growth")
+ONLY_NAMED = ("learning",)
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONWARNINGS": "ignore::FutureWarning"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
+    "HF_HUB_OFFLINE": "1",
+    "MPLBACKEND": "agg",
+}
 """Of the processes that measure. Threads that wait actively disturb everything else on the machine; transformers warns
 of what peft calls."""
 
 
-def main() -> None:
-    parser = make_parser()
-    args = parser.parse_args()
-    if unknown := sorted(set(args.names) - {*QUICK, *SLOW}):
-        parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join((*QUICK, *SLOW))}")
+def main(argv: Sequence[str]) -> None:
+    """Run what `argv` (without the program's name) says."""
+    os.environ.update(ENVIRONMENT)
+    named = [word for word in argv if word in (*DEFAULT, *ONLY_NAMED)]
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in named or (*DEFAULT, *ONLY_NAMED)}
+    parser = make_parser(modules)
+    args = parser.parse_args(argv)
+    if unknown := sorted(set(args.names) - {*DEFAULT, *ONLY_NAMED}):
+        parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join((*DEFAULT, *ONLY_NAMED))}")
+    if args.plot and len(args.names) != 1:
+        parser.error("--plot takes the plot of one benchmark: name it")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no CUDA device here; leave it out to measure on the CPU")
-    about = environment(args.device)
+    about = environment(args.device, argv)
     print(environment_markdown(about), flush=True)
-    os.environ.update(ENVIRONMENT)
     results: dict[str, Result] = {}
-    for name in args.names or QUICK:
+    sections = [environment_markdown(about)]
+    for name in args.names or DEFAULT:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            results[name] = pool.submit(importlib.import_module(f"benchmarks.{name}").run, args).result()
-        print(markdown(name, results[name]), flush=True)
+            results[name] = pool.submit(modules[name].run, args).result()
+        section = markdown(name, results[name])
+        print(section, flush=True)
+        if path := plot_path(name, args.plot, args.json):
+            section += draw(modules[name], results[name], path)
+        sections.append(section)
         if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(to_json(about, results), indent=1) + "\n")
+            args.json.with_suffix(".md").write_text("\n".join(sections))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in (*QUICK, *SLOW)}
+def plot_path(name: str, plot: Path | None, json_file: Path | None) -> Path | None:
+    """Where the plot of benchmark `name` goes: `plot`, else beside `json_file`, told apart by its name."""
+    if plot is not None:
+        return plot
+    if json_file is None:
+        return None
+    return json_file.with_name(f"{name}.png" if json_file.stem == name else f"{json_file.stem}.{name}.png")
+
+
+def draw(module: ModuleType, result: Result, path: Path) -> str:
+    """Write the plot of `result`, if the benchmark draws one; the line of Markdown that shows it."""
+    if not hasattr(module, "draw"):
+        return ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    module.draw(result).savefig(path, dpi=110)
+    return f"\n![{path.stem}]({path.name})\n"
+
+
+def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
     listing = [
-        f"  {name:<18}{(module.__doc__ or '').splitlines()[0]}{' (only when named)' if name in SLOW else ''}"
+        f"  {name:<18}{(module.__doc__ or '').splitlines()[0]}{' (only when named)' if name in ONLY_NAMED else ''}"
         for name, module in modules.items()
     ]
     parser = argparse.ArgumentParser(
@@ -62,13 +101,12 @@ def make_parser() -> argparse.ArgumentParser:
         description="\n".join(["Measure ART on this machine.", "", "benchmarks:", *listing]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: the quick ones)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, with date, machine and versions")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all but the last)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, tables and plots beside it")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="of a single benchmark: write its plot here instead")
     parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default: 5)")
-    models = parser.add_argument_group("generation and train_step")
-    models.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    models.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on cpu, bfloat16 on cuda")
-    models.add_argument("--full", action="store_true", help="the larger model too (takes many minutes on a CPU)")
+    parser.add_argument("--quick", action="store_true", help="smaller models and sizes: whether it works at all")
+    models.add_options(parser.add_argument_group("models"))
     for name, module in modules.items():
         if hasattr(module, "add_options"):
             module.add_options(parser.add_argument_group(name))
@@ -76,4 +114,4 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

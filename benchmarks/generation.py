@@ -7,7 +7,7 @@ the engine shares nothing. The last row of a model is what reinforcement learnin
 The engine also returns the log-prob of every token, `generate` does not.
 
     python -m benchmarks generation --repeats 5           the small model
-    python -m benchmarks generation --full                30 M parameters too
+    python -m benchmarks generation --models 30M          another size
     python -m benchmarks generation --device cuda         bfloat16 on a GPU
 """
 
@@ -24,10 +24,11 @@ import transformers
 from art.config import EngineConfig
 from art.engine import GenerateRequest
 from art.engines.torch.engine import Output, TorchEngine
-from benchmarks.models import ModelFiles, choose_dtype, load_peft_model, model_files, model_names
+from benchmarks.models import ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.report import Cell, Result
-from benchmarks.timing import Clock, alternate, median, ratio
+from benchmarks.timing import alternate, main_clock, median, ratio
 
+MODELS = ["1.2 M"]
 PROMPT_TOKENS = 200
 NEW_TOKENS = 64
 LOADS = [(1, 1), (16, 1), (64, 1), (8, 8)]
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> Result:
     dtype = choose_dtype(args)
     rows: list[dict[str, Cell]] = []
     gaps = []
-    for name in model_names(args):
-        with model_files(name) as files:
+    for name in args.models or MODELS:
+        with model_files(name, args.device) as files:
             engine, model = load_engine(files, args.device, dtype), _load_generate(files, args.device, dtype)
             gaps.append(f"{name}: {_largest_gap(engine, model, files):.1e}")
             rows += [_compare(engine, model, files, load, args) for load in LOADS]
@@ -92,9 +93,10 @@ def _compare(
             _run_generate(model, prompts, args.device)
 
     contenders = {"engine": run_engine, "generate": run_generate}
-    timings = alternate(contenders, repeats=args.repeats, device=args.device)
+    label = f"{files.name}, {at_once} requests"
+    timings = alternate(contenders, repeats=args.repeats, device=args.device, label=label)
     tokens = at_once * times * NEW_TOKENS
-    clock: Clock = "wall_s" if args.device == "cuda" else "cpu_s"
+    clock = main_clock(args.device)
     second = "s" if clock == "wall_s" else "CPU s"
     return {
         "model": files.name,

@@ -7,14 +7,13 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "transformers", "peft", "numpy", "tokenizers", "uvicorn")
+_PACKAGES = ("torch", "transformers", "peft", "trl", "numpy", "tokenizers", "uvicorn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,13 @@ def markdown(name: str, result: Result) -> str:
     return "\n".join([f"## {name}", "", result.summary, "", *lines, *([""] if notes else []), *notes, ""])
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     """When, where and with what: date, command, machine, versions, commit."""
     return {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks", *argv]),
         "machine": _machine(device),
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
     }
 
@@ -86,6 +85,11 @@ def environment_markdown(about: dict[str, Any]) -> str:
 
 def to_json(about: dict[str, Any], results: dict[str, Result]) -> dict[str, Any]:
     return {**about, "results": {name: asdict(result) for name, result in results.items()}}
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that are there: not every benchmark needs all."""
+    return {dist.name: dist.version for name in _PACKAGES for dist in metadata.distributions(name=name)}
 
 
 def _machine(device: str) -> dict[str, Any]:
@@ -116,6 +120,17 @@ def _commit() -> str:
 
     changed = git("status", "--porcelain", "--", "src", "benchmarks/*.py")
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with uncommitted changes" if changed else "")
+
+
+def middle(cell: Cell) -> float:
+    """The median of a measured cell, for a plot."""
+    return cell.median if isinstance(cell, Spread) else float(cell)
+
+
+def error_bar(cells: Sequence[Cell]) -> list[list[float]]:
+    """Distances from the medians down to the lowest and up to the highest, as matplotlib wants them."""
+    spreads = [cell if isinstance(cell, Spread) else Spread.of([float(cell)]) for cell in cells]
+    return [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
 
 
 def _text(cell: Cell) -> str:

@@ -7,12 +7,14 @@ what counts on a GPU.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from tqdm import tqdm
 
 from benchmarks.report import Spread
 
@@ -28,21 +30,36 @@ class Timing:
         return self.cpu_s if clock == "cpu_s" else self.wall_s
 
 
+def main_clock(device: str) -> Clock:
+    """The clock that a comparison on `device` goes by."""
+    return "wall_s" if device == "cuda" else "cpu_s"
+
+
 def alternate(
-    contenders: Mapping[str, Callable[[int], object]], *, repeats: int, device: str
+    contenders: Mapping[str, Callable[[int], object]], *, repeats: int, device: str, label: str = ""
 ) -> dict[str, list[Timing]]:
     """Call each contender with the round's number, `repeats` rounds after a round 0 that is not counted.
 
     Every other round runs in reverse order: a contender that profits from the one before it does so half of the time.
+    With a `label`, a bar on the terminal shows how far it is.
     """
     timings: dict[str, list[Timing]] = {name: [] for name in contenders}
-    for number in range(repeats + 1):
-        names = list(contenders) if number % 2 else list(contenders)[::-1]
-        for name in names:
-            timing = _measure(lambda name=name, number=number: contenders[name](number), device)  # type: ignore[misc]
-            if number > 0:
-                timings[name].append(timing)
+    with progress(label, total=(repeats + 1) * len(contenders)) as bar:
+        for number in range(repeats + 1):
+            names = list(contenders) if number % 2 else list(contenders)[::-1]
+            for name in names:
+                bar.set_postfix_str(name, refresh=False)
+                timing = measure(lambda name=name, number=number: contenders[name](number), device)  # type: ignore[misc]
+                if number > 0:
+                    timings[name].append(timing)
+                bar.update()
     return timings
+
+
+def progress(label: str, *, total: int) -> tqdm:
+    """A bar on standard error, named `label`; without a label it stays silent. A log gets a line now and then only."""
+    every_s = 0.1 if sys.stderr.isatty() else 20.0
+    return tqdm(desc=label, total=total, disable=not label, mininterval=every_s, maxinterval=every_s)
 
 
 def ratio(slower: Sequence[Timing], faster: Sequence[Timing], clock: Clock) -> Spread:
@@ -55,7 +72,7 @@ def median(timings: Sequence[Timing], clock: Clock) -> float:
     return statistics.median(timing.seconds(clock) for timing in timings)
 
 
-def _measure(function: Callable[[], object], device: str) -> Timing:
+def measure(function: Callable[[], object], device: str) -> Timing:
     _finish(device)
     wall, cpu = time.perf_counter(), time.process_time()
     function()

@@ -1,189 +1,194 @@
-"""Loss and gradient over the prefix tree against the same sequences padded in batches, and one by one.
+"""Loss and gradient over the prefix tree against the same samples packed, padded and one by one.
 
-All three compute the same numbers, the gradient of the same loss on the same adapter, from the same samples:
+    tree               the trainer's own way: check, pack, lay out, forward, backward
+    block-diagonal     the trainer with nothing merged: samples in one row, attention within each (as packing does)
+    padded             transformers with peft: sorted by length, several rows per forward pass, padding masked
+    one by one         the same with 1 row
+    plain row          the trainer on one sequence with as many tokens and targets as the tree: the arithmetic limit
+    plain row in peft  transformers with peft on that sequence
 
-    tree         the trainer's own way: check, pack, lay out, forward, backward
-    padded       transformers with peft: sorted by length, 8 rows per forward pass, padding masked
-    one by one   the same with 1 row
+All but the plain rows compute the gradient of the same loss on the same adapter. Block-diagonal changes the first token
+of each sample, so that nothing can merge. Padded and one by one compute the head only where something is learnt, as a
+good plain trainer does. An agent has one sample for each of its requests, as recorded.
 
-Both baselines compute the head only where something is learnt, as a good plain trainer does. "By turn" has one sequence
-for each of a rollout's requests, as recorded; "by rollout" has one for its whole history, which only works while
-every turn extends the last one. The tree is the same for both.
-
-    python -m benchmarks train_step --repeats 5           the small model
-    python -m benchmarks train_step --full                30 M parameters too
-    python -m benchmarks train_step --device cuda         bfloat16 on a GPU
+    python -m benchmarks train_step --quick               a small model, a minute
+    python -m benchmarks train_step --models 100M --workloads prompt      some of the workloads
+    python -m benchmarks train_step --device cuda         a 4B-shaped model in bfloat16, trees of 16k tokens
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import sys
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from art.config import DppoConfig, TrainerConfig
-from art.trainer.lora import LoraPolicy
-from art.trainer.losses import LossInputs, term_loss
-from art.trainer.metrics import StepRecord
-from art.trainer.model import load_base_model
-from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
-from benchmarks.models import LORA, ModelFiles, choose_dtype, load_peft_model, model_files, model_names
-from benchmarks.report import Cell, Result
-from benchmarks.timing import Clock, Timing, alternate, median, ratio
-from benchmarks.workloads import Samples, make_workloads
+from benchmarks.gradients import BothModels, Gradient, matmul_rate, open_models, with_sampling_logprobs
+from benchmarks.memory import extra_peak_bytes
+from benchmarks.models import LORA, backbone_weights, choose_dtype
+from benchmarks.report import Cell, Result, error_bar, middle
+from benchmarks.timing import Timing, alternate, main_clock, median, ratio
+from benchmarks.workloads import SIZES, Samples, group, learnt, make_workloads, plain_row, without_sharing
 
-ROWS = 8
-"""Sequences per padded forward pass."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-LOSS = DppoConfig()
+MODELS = {"cpu": ["5 M", "100 M"], "cuda": ["4 B"]}
+QUICK_MODELS = ["1.2 M"]
 
-_MAX_TOKENS = {"cpu": 4096, "cuda": TrainerConfig().max_tokens}
-"""Tree tokens per forward pass, as the trainer has it on each device."""
+_TREE = "tree"
+_PEERS = ("block-diagonal", "padded", "one by one")
+_PLAIN_ROW, _PLAIN_ROW_PEFT = "plain row", "plain row in peft"
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--workloads", default="", metavar="WORD", help="only those with this word in their name")
 
 
 def run(args: argparse.Namespace) -> Result:
     torch.set_num_threads(1)
-    dtype = choose_dtype(args)
     rows: list[dict[str, Cell]] = []
-    for name in model_names(args):
-        with model_files(name) as files:
-            policy = load_policy(files, args.device, dtype)
-            model = load_peft_model(files, device=args.device, dtype=dtype, is_trainable=True)
-            for workload, samples in make_workloads(files.vocab_size).items():
-                rows += _compare(policy, model, (name, workload), samples, args)
+    for name in args.models or (QUICK_MODELS if args.quick else MODELS[args.device]):
+        with open_models(name, args) as both:
+            bench = _Bench(both, args)
+            for workload, samples in make_workloads(both.files.vocab_size, SIZES[args.device]).items():
+                if args.workloads in workload:
+                    rows += bench.compare(workload, samples)
     return Result(
-        summary=f"Loss and gradient of one update in {dtype} on {args.device}, LoRA rank {LORA.rank}.",
+        summary=f"Loss and gradient of one update in {choose_dtype(args)} on {args.device}, LoRA rank {LORA.rank}.",
         rows=rows,
         notes=[
-            "times the tree: time by that of the tree",
+            "time: by that of the tree, round by round; for a plain row it is the share of the arithmetic limit that "
+            "the tree reaches",
+            "tokens ratio: computed tokens by those of the tree, the limit of the time ratio",
+            "effective tokens/s: tokens of the samples, shared ones counted each time, per second",
+            "utilisation: arithmetic of forward pass and input gradients per second, by that of a plain matrix product "
+            "measured in the same run",
             "gradient error: |g - g'| / |g'| where g' is the gradient one by one",
         ],
     )
 
 
-def load_policy(files: ModelFiles, device: str, dtype: str) -> LoraPolicy:
-    config = TrainerConfig.model_validate({"device": device, "dtype": dtype})
-    policy = LoraPolicy(load_base_model(str(files.base), config), LORA, may_fold=not config.gradient_checkpointing)
-    policy.load(Path(files.adapter, "adapter_model.safetensors").read_bytes())
-    return policy
+class _Bench:
+    """One model in both implementations."""
 
+    def __init__(self, both: BothModels, args: argparse.Namespace) -> None:
+        self._both, self._args = both, args
+        # What is set up once, on first use, belongs to no workload.
+        warm_up = group(random.Random(1), both.files.vocab_size, 32, 4, 16)
+        both.tree_gradient(warm_up)
+        both.plain_gradient(warm_up, both.rows)
 
-def _compare(
-    policy: LoraPolicy, model: Any, names: tuple[str, str], samples: Samples, args: argparse.Namespace
-) -> list[dict[str, Cell]]:
-    samples = _with_sampling_logprobs(model, samples)
-    max_tokens = _MAX_TOKENS[args.device]
-    contenders: dict[str, Callable[[], tuple[int, Tensor]]] = {
-        "tree": lambda: tree_gradient(policy, samples, max_tokens),
-        "padded": lambda: plain_gradient(model, samples, ROWS, policy.tensors),
-        "one by one": lambda: plain_gradient(model, samples, 1, policy.tensors),
-    }
-    last: dict[str, tuple[int, Tensor]] = {}
+    def compare(self, workload: str, samples: Samples) -> list[dict[str, Cell]]:
+        samples = with_sampling_logprobs(self._both.peft, samples)
+        contenders = self._contenders(samples)
+        last: dict[str, Gradient] = {}
+        peaks: dict[str, int] = {}
 
-    def keep(name: str) -> Callable[[int], None]:
-        return lambda _: last.__setitem__(name, contenders[name]())
+        def contender(name: str) -> Callable[[int], None]:
+            def call() -> None:
+                last[name] = contenders[name]()
 
-    timings = alternate({name: keep(name) for name in contenders}, repeats=args.repeats, device=args.device)
-    expected = last["one by one"][1]
-    return [
-        {
-            "model": names[0],
-            "workload": names[1],
-            "way": way,
-            "tokens": last[way][0],
-            "CPU s": median(timings[way], "cpu_s"),
-            "times the tree, CPU": _times(timings, way, "cpu_s"),
-            "times the tree, wall": _times(timings, way, "wall_s"),
-            "gradient error": float((last[way][1] - expected).norm() / expected.norm()),
-        }
-        for way in contenders
-    ]
+            def call_round(number: int) -> None:
+                if number > 0:
+                    call()
+                else:  # the round that is not counted, since measuring memory takes time
+                    peaks[name] = extra_peak_bytes(call, self._args.device)
 
+            return call_round
 
-def _times(timings: dict[str, list[Timing]], way: str, clock: Clock) -> Cell:
-    return 1 if way == "tree" else ratio(timings[way], timings["tree"], clock)
-
-
-def tree_gradient(policy: LoraPolicy, samples: Samples, max_tokens: int) -> tuple[int, Tensor]:
-    """Tokens computed, and the gradient [P]: all that the trainer does between samples and its optimiser."""
-    checked = (check_sample(sample, vocab_size=policy.base.vocab_size) for sample in samples)
-    paths = [path for path in checked if path is not None]
-    update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
-    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens)
-    compute_gradient(policy, update, micro_batches, record, lambda: None)
-    return record.num_tree_tokens, policy.grads.clone()
-
-
-def plain_gradient(model: Any, samples: Samples, rows: int, names: dict[str, Tensor]) -> tuple[int, Tensor]:
-    """The same without a tree. `names` gives the order of the adapter's tensors in the gradient."""
-    model.zero_grad()
-    total = sum(sum(sample.loss_mask) for sample in samples)
-    ordered = sorted(samples, key=lambda sample: len(sample.token_ids))
-    num_tokens = 0
-    for start in range(0, len(ordered), rows):
-        batch = ordered[start : start + rows]
-        logprobs, computed = _plain_logprobs(model, batch)
-        num_tokens += computed
-        sampling, advantages = (
-            torch.tensor(_learnt(batch, values), device=logprobs.device)
-            for values in ("sampling_logprobs", "advantages")
+        timings = alternate(
+            {name: contender(name) for name in contenders},
+            repeats=self._args.repeats,
+            device=self._args.device,
+            label=f"{self._both.files.name}, {workload}",
         )
-        (_plain_loss(logprobs, sampling, advantages) / total).backward()
-    parameters = {name.replace(".default.", "."): p for name, p in model.named_parameters() if p.requires_grad}
-    return num_tokens, torch.cat([parameters[name].grad.flatten().float() for name in names])
+        unshared = sum(len(sample.token_ids) for sample in samples)
+        clock = main_clock(self._args.device)
+        return [
+            {"model": self._both.files.name, "workload": workload}
+            | self._row(way, timings, last, samples)
+            | {
+                "effective tokens/s": round(unshared / median(timings[way], clock)) if way in (_TREE, *_PEERS) else "",
+                "extra peak MB": round(peaks[way] / 1e6),
+                "gradient error": _error(last[way], last["one by one"]) if way in (_TREE, "padded") else "",
+            }
+            for way in contenders
+        ]
+
+    def _contenders(self, samples: Samples) -> dict[str, Callable[[], Gradient]]:
+        both = self._both
+        unmerged = without_sharing(samples, both.files.vocab_size)
+        num_tokens = both.tree_gradient(samples).num_tokens
+        row = [plain_row(num_tokens, len(list(learnt(samples, "loss_mask"))), both.files.vocab_size)]
+        row = with_sampling_logprobs(both.peft, row)
+        return {
+            _TREE: lambda: both.tree_gradient(samples),
+            "block-diagonal": lambda: both.tree_gradient(unmerged),
+            "padded": lambda: both.plain_gradient(samples, both.rows),
+            "one by one": lambda: both.plain_gradient(samples, 1),
+            _PLAIN_ROW: lambda: both.tree_gradient(row),
+            _PLAIN_ROW_PEFT: lambda: both.plain_gradient(row, 1),
+        }
+
+    def _row(
+        self, way: str, timings: dict[str, list[Timing]], last: dict[str, Gradient], samples: Samples
+    ) -> dict[str, Cell]:
+        seconds = median(timings[way], main_clock(self._args.device))
+        num_tokens = last[way].num_tokens
+        num_targets = len(list(learnt(samples, "loss_mask")))
+        vocab_size, hidden_size = self._both.policy.base.head.weight.shape
+        # Two operations per weight in the forward pass, and two more for the input gradient.
+        weights = backbone_weights(self._both.files.name)
+        operations = 4 * (weights * num_tokens + vocab_size * hidden_size * num_targets)
+        rate = matmul_rate(self._args.device, choose_dtype(self._args))
+        return {
+            "way": way,
+            "tokens": num_tokens,
+            "tokens ratio": num_tokens / last[_TREE].num_tokens,
+            "seconds": seconds,
+            "time, CPU": 1 if way == _TREE else ratio(timings[way], timings[_TREE], "cpu_s"),
+            "time, wall": 1 if way == _TREE else ratio(timings[way], timings[_TREE], "wall_s"),
+            "tokens/s": round(num_tokens / seconds),
+            "utilisation": operations / seconds / rate,
+        }
 
 
-def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tensor:
-    inputs = LossInputs(
-        policy_logprobs=logprobs,
-        anchor_logprobs=sampling,
-        sampling_logprobs=sampling,
-        advantages=advantages,
-        samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
-        num_samples=1,
-    )
-    return term_loss(inputs, LOSS).values.sum()
+def _error(gradient: Gradient, expected: Gradient) -> float:
+    return float((gradient.values - expected.values).norm() / expected.values.norm())
 
 
-def _plain_logprobs(model: Any, batch: Samples) -> tuple[Tensor, int]:
-    """Log-probs of what `batch` learns, sample after sample, and the tokens computed, padding included."""
-    length = max(len(sample.token_ids) for sample in batch) - 1
-    ids = torch.zeros(len(batch), length, dtype=torch.long)
-    attended, labels = torch.zeros_like(ids), torch.full_like(ids, -100)
-    for row, sample in enumerate(batch):
-        count = len(sample.token_ids) - 1
-        ids[row, :count] = torch.tensor(sample.token_ids[:-1])
-        attended[row, :count] = 1
-        wanted = torch.tensor(sample.loss_mask[1:])
-        labels[row, :count][wanted] = torch.tensor(sample.token_ids[1:])[wanted]
-    columns = (labels >= 0).any(0).nonzero()[:, 0]
-    labels = labels[:, columns].flatten()
-    ids, attended, columns, labels = (x.to(model.device) for x in (ids, attended, columns, labels))
-    mask = {"attention_mask": attended} if len(batch) > 1 else {}
-    logits = model(input_ids=ids, **mask, use_cache=False, logits_to_keep=columns).logits
-    logprobs = -cross_entropy(logits.flatten(0, 1).float(), labels, ignore_index=-100, reduction="none")
-    return logprobs[labels >= 0], ids.numel()
+def draw(result: Result) -> Figure:
+    """Per model, how many times as long as the tree the others take, with the ratio of tokens as the limit."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(str(row["model"]) for row in result.rows))
+    figure = Figure(figsize=(11, 3.6 * len(names)), layout="constrained")
+    for axes, name in zip(figure.subplots(len(names), squeeze=False)[:, 0], names, strict=True):
+        cells = {(row["workload"], row["way"]): row for row in result.rows if row["model"] == name}
+        workloads = list(dict.fromkeys(str(workload) for workload, _ in cells))
+        for offset, way in zip((-0.27, 0.0, 0.27), _PEERS, strict=True):
+            places = [i + offset for i in range(len(workloads))]
+            rows = [cells[workload, way] for workload in workloads]
+            times = [row["time, CPU"] for row in rows]
+            axes.bar(places, [middle(time) for time in times], 0.25, yerr=error_bar(times), capsize=3, label=way)
+            limits = [middle(row["tokens ratio"]) for row in rows]
+            limit = axes.hlines(limits, [p - 0.12 for p in places], [p + 0.12 for p in places], colors="black")
+        limit.set_label("ratio of tokens (the limit)")
+        axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="dotted")
+        shares = [middle(cells[workload, _PLAIN_ROW]["time, CPU"]) for workload in workloads]
+        labels = [f"{w}\n{share:.0%} of the arithmetic limit" for w, share in zip(workloads, shares, strict=True)]
+        axes.set_xticks(range(len(workloads)), labels, fontsize=8)
+        axes.set_ylabel("time by that of the tree")
+        axes.set_title(f"train step, {name} parameters")
+        axes.legend(fontsize=8)
+    return figure
 
 
-def _learnt(batch: Samples, values: str) -> list[float]:
-    """A field of the tokens that are learnt, sample after sample."""
-    return [value for s in batch for value, learnt in zip(getattr(s, values), s.loss_mask, strict=True) if learnt]
+if __name__ == "__main__":
+    from benchmarks.__main__ import main
 
-
-def _with_sampling_logprobs(model: Any, samples: Samples) -> Samples:
-    """As if a slightly older policy had sampled them, so that importance ratios are what they are in training."""
-    generator = torch.Generator().manual_seed(0)
-    filled = []
-    for sample in samples:
-        with torch.no_grad():
-            logprobs = _plain_logprobs(model, [sample])[0].cpu()
-        near = iter((logprobs + 0.1 * torch.randn(logprobs.shape, generator=generator)).tolist())
-        filled.append(replace(sample, sampling_logprobs=[next(near) if m else 0.0 for m in sample.loss_mask]))
-    return filled
+    main(["train_step", *sys.argv[1:]])

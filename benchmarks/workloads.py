@@ -1,62 +1,124 @@
-"""Batches to train on: groups of eight rollouts, of one turn or of six."""
+"""Batches to train on: groups that share a prompt, agents of many turns, and rows that share nothing."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from art.trainer.types import TrainingSample
 
 Samples = list[TrainingSample]
 
-Rollout = Sequence[tuple[list[int], list[int]]]
-"""Turns: what the context gains before an answer, and the answer."""
+
+@dataclass(frozen=True, slots=True)
+class AgentShape:
+    """Token counts of one agent's rollout."""
+
+    prompt: int
+    observation: int
+    answer: int
+    kept: int
+    """The last tokens of an answer that later turns see: all of it, or what the template leaves of it."""
 
 
-def make_workloads(vocab_size: int) -> dict[str, Samples]:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    shared: tuple[tuple[int, int, int], ...]
+    """(prompt tokens, completions, tokens of each)."""
+    extending: AgentShape
+    rewriting: AgentShape
+    unshared: tuple[int, int]
+    """(rows, tokens of each)."""
+
+
+SIZES = {
+    "cpu": Sizes(
+        shared=((512, 8, 64), (64, 8, 256)),
+        extending=AgentShape(prompt=200, observation=16, answer=32, kept=32),
+        rewriting=AgentShape(prompt=200, observation=16, answer=32, kept=8),
+        unshared=(8, 128),
+    ),
+    # Trees of about 16k tokens.
+    "cuda": Sizes(
+        shared=((4096, 8, 1536), (2048, 8, 1792)),
+        extending=AgentShape(prompt=4096, observation=512, answer=512, kept=512),
+        rewriting=AgentShape(prompt=4096, observation=512, answer=450, kept=62),
+        unshared=(8, 2048),
+    ),
+}
+NUM_TURNS = 12
+
+
+def make_workloads(vocab_size: int, sizes: Sizes) -> dict[str, Samples]:
     """By name. Sampling log-probs are zero: they depend on the model."""
     rng = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(vocab_size) for _ in range(count)]
-
     workloads = {}
-    for prompt_length, length in ((512, 64), (64, 256)):
-        prompt = tokens(prompt_length)
-        turns = [[(prompt, tokens(length))] for _ in range(8)]
-        workloads[f"prompt {prompt_length} + 8 x {length}"] = list(_by_turn(turns, rng))
-    prompt = tokens(400)
-    rollouts = [[(prompt if turn == 0 else tokens(36), tokens(72)) for turn in range(6)] for _ in range(8)]
-    state = rng.getstate()
-    workloads["8 rollouts x 6 turns, by turn"] = list(_by_turn(rollouts, rng))
-    rng.setstate(state)
-    workloads["8 rollouts x 6 turns, by rollout"] = list(_by_rollout(rollouts, rng))
+    for prompt, count, length in sizes.shared:
+        workloads[f"prompt {prompt} + {count} x {length}"] = group(rng, vocab_size, prompt, count, length)
+    workloads[f"{NUM_TURNS} turns, extended"] = agent(rng, vocab_size, sizes.extending, NUM_TURNS)
+    workloads[f"{NUM_TURNS} turns, rewritten"] = agent(rng, vocab_size, sizes.rewriting, NUM_TURNS)
+    rows, length = sizes.unshared
+    workloads[f"nothing shared, {rows} x {length}"] = [
+        _sample(str(row), [_draw(rng, vocab_size, length // 2)], _draw(rng, vocab_size, length // 2), rng.gauss(0, 1))
+        for row in range(rows)
+    ]
     return workloads
 
 
-def _by_turn(rollouts: Sequence[Rollout], rng: random.Random) -> Iterator[TrainingSample]:
-    """The last answer of each prefix of each rollout."""
-    for number, rollout in enumerate(rollouts):
-        advantage = rng.gauss(0, 1)
-        for count in range(1, len(rollout) + 1):
-            yield _sample(f"{number}-{count}", rollout[:count], advantage, first_learnt=count - 1)
+def group(rng: random.Random, vocab_size: int, prompt_tokens: int, count: int, length: int) -> Samples:
+    """`count` completions of `length` tokens behind one prompt."""
+    prompt = _draw(rng, vocab_size, prompt_tokens)
+    return [_sample(str(i), [prompt], _draw(rng, vocab_size, length), rng.gauss(0, 1)) for i in range(count)]
 
 
-def _by_rollout(rollouts: Sequence[Rollout], rng: random.Random) -> Iterator[TrainingSample]:
-    for number, rollout in enumerate(rollouts):
-        yield _sample(str(number), rollout, rng.gauss(0, 1), first_learnt=0)
+def agent(rng: random.Random, vocab_size: int, shape: AgentShape, num_turns: int) -> Samples:
+    """One rollout, a sample for each of its requests: the history so far, and the answer, which is learnt."""
+    history = [_draw(rng, vocab_size, shape.prompt)]
+    advantage = rng.gauss(0, 1)
+    samples = []
+    for turn in range(num_turns):
+        history.append(_draw(rng, vocab_size, shape.observation))
+        answer = _draw(rng, vocab_size, shape.answer)
+        samples.append(_sample(f"0-{turn}", history, answer, advantage))
+        history.append(answer[-shape.kept :])
+    return samples
 
 
-def _sample(name: str, turns: Rollout, advantage: float, *, first_learnt: int) -> TrainingSample:
-    token_ids, mask = [], []
-    for number, (context, answer) in enumerate(turns):
-        token_ids += context + answer
-        mask += [False] * len(context) + [number >= first_learnt] * len(answer)
+def without_sharing(samples: Samples, vocab_size: int) -> Samples:
+    """The same with another first token in each, so that no prefix is shared: packing without a tree."""
+    return [
+        replace(sample, token_ids=[(sample.token_ids[0] + number) % vocab_size, *sample.token_ids[1:]])
+        for number, sample in enumerate(samples)
+    ]
+
+
+def plain_row(num_tokens: int, num_targets: int, vocab_size: int) -> TrainingSample:
+    """One sequence of which `num_tokens` are computed: what the arithmetic of a tree of as many tokens would cost."""
+    rng = random.Random(0)
+    context = _draw(rng, vocab_size, num_tokens + 1 - num_targets)
+    return _sample("row", [context], _draw(rng, vocab_size, num_targets), 1.0)
+
+
+def _draw(rng: random.Random, vocab_size: int, count: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(count)]
+
+
+def _sample(name: str, context: Sequence[list[int]], answer: list[int], advantage: float) -> TrainingSample:
+    before = [token for part in context for token in part]
+    mask = [False] * len(before) + [True] * len(answer)
     return TrainingSample(
         sample_id=name,
         rollout_id=name.partition("-")[0],
-        token_ids=token_ids,
+        token_ids=before + answer,
         loss_mask=mask,
         sampling_logprobs=[0.0] * len(mask),
         advantages=[advantage if learnt else 0.0 for learnt in mask],
     )
+
+
+def learnt(samples: Samples, values: str) -> Iterator[Any]:
+    """A field of the tokens that are learnt, sample after sample."""
+    for sample in samples:
+        yield from (value for value, wanted in zip(getattr(sample, values), sample.loss_mask, strict=True) if wanted)
