@@ -7,6 +7,7 @@ found: they override `_connection`. What is trained, and how, is the same everyw
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import uuid
@@ -31,7 +32,7 @@ from art.protocol.training import (
     WireHistory,
     WireTrajectory,
 )
-from art.trajectory import History, Trajectory, TrajectoryGroup
+from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +234,7 @@ def _result(status: JobStatus) -> TrainResult:
 
 
 def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
-    """Groups as they are sent; groups without trajectories are left out.
+    """Groups as they are sent.
 
     Raises:
         NothingTrainableError: there is no trajectory at all.
@@ -243,9 +244,8 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
     wired = [
         WireGroup(trajectories=[wire_trajectory(t, f"trajectory {j} of group {i}") for j, t in enumerate(group)])
         for i, group in enumerate(groups)
-        if len(group) > 0
     ]
-    if not wired:
+    if not any(len(group) > 0 for group in groups):
         num_failed = sum(len(group.exceptions) for group in groups)
         last = next((e for group in reversed(groups) for e in reversed(group.exceptions)), None)
         reason = f"; the last of them: {last.type}: {last.message}" if last else ""
@@ -257,15 +257,33 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
 
 
 def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
+    """A trajectory as it is sent; `what` names it in errors.
+
+    Raises:
+        TrajectoryError: a reward is not a number, turn or token rewards do not fit the choices, or it is empty.
+    """
     reward = float(trajectory.reward)
-    if not math.isfinite(reward):
-        raise TrajectoryError(
-            f"the reward of {what} is {reward}; it must be a finite number. Check the reward function"
-        )
+    turn_rewards = [float(value) for value in to_plain(trajectory.turn_rewards)]
+    token_rewards = [[float(value) for value in values] for values in to_plain(trajectory.token_rewards)]
+    for value in [reward, *turn_rewards, *itertools.chain(*token_rewards)]:
+        if not math.isfinite(value):
+            raise TrajectoryError(f"{what} has reward {value}; it must be a finite number. Check the reward function")
+    num_choices = sum(is_choice(parse_item(item)) for item in trajectory.messages_and_choices)
+    for name, rewards in (("turn_rewards", turn_rewards), ("token_rewards", token_rewards)):
+        if rewards and len(rewards) != num_choices:
+            raise TrajectoryError(
+                f"{what} has {len(rewards)} {name} for {num_choices} choices in `messages_and_choices`; give one per "
+                "choice, or none at all"
+            )
     histories = [history for history in (trajectory, *trajectory.additional_histories) if history.messages_and_choices]
     if not histories:
         raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
-    return WireTrajectory(reward=reward, histories=[_wire_history(history) for history in histories])
+    return WireTrajectory(
+        reward=reward,
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
+        histories=[_wire_history(history) for history in histories],
+    )
 
 
 def _wire_history(history: History) -> WireHistory:

@@ -206,6 +206,12 @@ class OverlongConfig(Config):
     max_tokens: int = Field(ge=1)
     buffer: int = Field(ge=1)
 
+    @model_validator(mode="after")
+    def _check_buffer(self) -> Self:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"`buffer` is a part of `max_tokens`; got {self.buffer} of {self.max_tokens}")
+        return self
+
 
 class LengthPenaltyConfig(Config):
     """Takes mean(R) * (sum of weight * share of the group's largest) off each reward; nothing where nothing passes."""
@@ -248,8 +254,8 @@ class TrainConfig(Config):
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
     @property
-    def needs_rewards(self) -> bool:
-        """Whether a group must differ in rewards to be learnt from; distillation alone does not look at them."""
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards play a part; distillation alone does not look at them."""
         return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
 
     @model_validator(mode="after")
@@ -270,23 +276,33 @@ class TrainConfig(Config):
             raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
         if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
             raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
-        if self.scale_rewards == "mean" and self.baseline != "mean":
-            raise ValueError("scale_rewards='mean' (maximum likelihood) is defined for baseline='mean' only")
         self._check_dpo()
-        weighs_advantages = any(name != "dpo" for name in objectives)
-        if not weighs_advantages and any(isinstance(t, KlConfig) and t.where == "reward" for t in self.terms):
-            raise ValueError("KL in the reward needs an objective that weighs advantages, e.g. DppoConfig()")
-        if not weighs_advantages and self.scale_rewards != "none":
-            raise ValueError("`scale_rewards` needs an objective that weighs advantages, e.g. DppoConfig()")
+        self._check_rewards(weighs_advantages=any(name != "dpo" for name in objectives))
         if self.anchor != "sampler" and all(isinstance(term, SftConfig) for term in self.terms):
             raise ValueError("sft has no importance ratio: `anchor` does not apply")
         return self
 
+    def _check_rewards(self, *, weighs_advantages: bool) -> None:
+        """sft asks for the sign of an advantage, dpo for the order of rewards, distillation for neither."""
+        shapes_rewards = self.overlong is not None or self.length_penalty is not None
+        for name, is_set in (
+            ("scale_rewards", self.scale_rewards != "none"),
+            ("baseline", self.baseline != "mean"),
+            ("KL in the reward", any(isinstance(term, KlConfig) and term.where == "reward" for term in self.terms)),
+        ):
+            if is_set and not weighs_advantages:
+                raise ValueError(f"{name} needs an objective that weighs advantages, e.g. DppoConfig()")
+        if shapes_rewards and not self.learns_from_rewards:
+            raise ValueError("`overlong` and `length_penalty` need a loss that learns from rewards, e.g. DppoConfig()")
+        if self.scale_rewards == "mean" and (self.baseline != "mean" or shapes_rewards):
+            raise ValueError(
+                "scale_rewards='mean' (maximum likelihood) weighs rewards of 0 and 1 against their mean: other "
+                "baselines, `overlong` and `length_penalty` do not apply"
+            )
+
     def _check_dpo(self) -> None:
         if not any(isinstance(term, DpoConfig) for term in self.terms):
             return
-        if self.baseline != "mean":
-            raise ValueError("dpo compares rewards and has no advantages: `baseline` does not apply")
         if self.normalize != "token":
             raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
         if len(self.terms) > 1 or self.num_minibatches > 1:

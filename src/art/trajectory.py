@@ -68,6 +68,10 @@ class Trajectory(History):
     additional_histories: list[History] = Field(default_factory=list)
     """Further conversations of the same rollout (sub-agents, a context that was compacted); they share its reward."""
     reward: float = 0.0
+    turn_rewards: list[float] = Field(default_factory=list)
+    """Further rewards, one per choice of `messages_and_choices`: each counts for its own choice and those before it."""
+    token_rewards: list[list[float]] = Field(default_factory=list)
+    """The same token by token: for each choice of `messages_and_choices`, one reward per sampled token."""
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
@@ -75,10 +79,10 @@ class Trajectory(History):
     logs: list[str] = Field(default_factory=list)
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
-    @field_serializer("reward", "metrics", "metadata")
+    @field_serializer("reward", "turn_rewards", "token_rewards", "metrics", "metadata")
     def _plain(self, value: Any) -> Any:
-        """NumPy and torch scalars, which agents like to assign, as Python numbers."""
-        return {key: _scalar(item) for key, item in value.items()} if isinstance(value, dict) else _scalar(value)
+        """NumPy and torch scalars and arrays, which agents like to assign, as Python numbers and lists."""
+        return to_plain(value)
 
     def log(self, message: str) -> None:
         self.logs.append(message)
@@ -100,6 +104,7 @@ class Trajectory(History):
     def for_logging(self) -> dict[str, Any]:
         """The dump with `messages` in place of choices, each with `trainable` for whether the model sampled it."""
         shown = self.model_dump(mode="json", exclude={"messages_and_choices", "additional_histories"})
+        shown = {key: value for key, value in shown.items() if value or key not in ("turn_rewards", "token_rewards")}
         shown["messages"] = [
             {**to_message(item), "trainable": is_choice(parse_item(item))} for item in self.messages_and_choices
         ]
@@ -109,10 +114,13 @@ class Trajectory(History):
         return f"{type(self).__name__}(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
 
-def _scalar(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return value.item() if hasattr(value, "item") else value
+def to_plain(value: Any) -> Any:
+    """`value` with NumPy and torch scalars and arrays, inside lists and dictionaries too, as Python's own."""
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 class PydanticException(_Record):

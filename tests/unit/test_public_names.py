@@ -75,8 +75,8 @@ PARAMETERS = {
 }
 
 FIELDS = {
-    "Trajectory": "messages_and_choices tools additional_histories reward initial_policy_version final_policy_version "
-    "metrics metadata logs start_time",
+    "Trajectory": "messages_and_choices tools additional_histories reward turn_rewards token_rewards "
+    "initial_policy_version final_policy_version metrics metadata logs start_time",
     "TrajectoryGroup": "trajectories exceptions metadata metrics logs",
     "PydanticException": "type message traceback",
     "TrainableModel": "name project entity id config inference_api_key inference_base_url inference_model_name base_path "

@@ -42,10 +42,16 @@ class WireHistory(Wire):
 
 class WireTrajectory(Wire):
     reward: float = 0.0
+    turn_rewards: list[float] = []
+    """One per choice of the first history; empty for none."""
+    token_rewards: list[list[float]] = []
+    """For each choice of the first history, one per sampled token; empty for none."""
     histories: list[WireHistory]
 
 
 class WireGroup(Wire):
+    """A group without trajectories (every rollout failed) keeps the place of the others, which messages name."""
+
     trajectories: list[WireTrajectory]
 
 

@@ -21,8 +21,8 @@ from art.errors import ArtError, CorruptCheckpointError, TrainingError
 from art.protocol.rpc import error_body
 from art.protocol.training import JobStatus, WireError
 from art.runtime.host import BaseModelHost
+from art.runtime.plan import close_ledger
 from art.runtime.registry import Job, RegisteredModel, Registry
-from art.runtime.samples import close_ledger
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 

@@ -26,9 +26,10 @@ from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, Train
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.jobs import JobRunner
+from art.runtime.plan import StepPlan, plan_step
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import Job, RegisteredModel, Registry
-from art.runtime.samples import StepPlan, exchange_ids, plan_step, resolve
+from art.runtime.samples import exchange_ids, resolve
 from art.runtime.sft import sft_samples
 from art.storage import checkpoints
 from art.storage.database import Database

@@ -1,29 +1,34 @@
-"""From submitted trajectories to training samples: choices are resolved to recorded exchanges, never re-tokenised.
+"""From submitted trajectories to exact tokens: choices are resolved to recorded exchanges, never re-tokenised.
 
-    WireGroup[] --resolve--> ResolvedTrajectory[][] --plan_step--> StepPlan (samples with advantages, and the ledger)
-
-The ledger closes over the tokens that the model sampled for the submitted trajectories:
-
-    sampled = trained + context + dropped(by reason)
-
-where *context* are tokens of the same trajectories that another model sampled: the policy saw them and does not learn
-them.
+WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.runtime.plan)--> StepPlan
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from art.config import TrainConfig
-from art.errors import NothingTrainableError, TrainingError, TrajectoryMismatchError
+from art.errors import TrajectoryError, TrajectoryMismatchError
 from art.gateway.conversations import canonical_message
 from art.gateway.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.trainer.advantages import group_advantages
-from art.trainer.types import TrainingSample
+from art.trainer.advantages import RolloutRewards
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Sampled tokens on a path."""
+
+    start: int
+    """Index of the first of them."""
+    exchange: Exchange
+    choice: int | None
+    """Which choice of the trajectory's first history this is; `None` in a further one."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.exchange.completion_token_ids)
 
 
 @dataclass(slots=True)
@@ -31,8 +36,11 @@ class Path:
     """A token path under construction: the exchanges of one history that extend one another."""
 
     token_ids: list[int]
-    sampled: list[tuple[int, Exchange]]
-    """(index of the first sampled token, exchange) in order."""
+    answers: list[Answer]  # in order
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(answer.end - answer.start for answer in self.answers)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +50,10 @@ class ResolvedTrajectory:
     label: str
     """Where it stands in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
     reward: float
+    turn_rewards: list[float] = field(default_factory=list)
+    token_rewards: list[list[float]] = field(default_factory=list)
+    num_choices: int = 0
+    """Of the first history, whoever sampled them."""
     paths: list[Path] = field(default_factory=list)
     context_tokens: int = 0
     untracked_choices: int = 0
@@ -49,20 +61,27 @@ class ResolvedTrajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(exchange.completion_token_ids) for path in self.paths for _, exchange in path.sampled)
+        return sum(path.sampled_tokens for path in self.paths)
+
+    def rewards(self) -> RolloutRewards:
+        """What its advantages depend on."""
+        return RolloutRewards(
+            name=self.label,
+            reward=self.reward,
+            turn_rewards=self.turn_rewards,
+            token_rewards=self.token_rewards,
+            choices=self.num_choices,
+            sampled_tokens=self.sampled_tokens,
+            prompt_tokens=sum(len(path.token_ids) for path in self.paths) - self.sampled_tokens,
+            turns=sum(len(path.answers) for path in self.paths),
+        )
 
 
-@dataclass(slots=True, kw_only=True)
-class StepPlan:
-    """What goes to the trainer, and the account of what does not."""
-
-    samples: list[TrainingSample]
-    ledger: dict[str, float]
-    metrics: dict[str, float]
-    findings: list[str] = field(default_factory=list)
-    """What a person should know, in plain words, e.g. which groups were left out."""
-    pairs: list[tuple[str, str]] = field(default_factory=list)
-    """(chosen, rejected) rollout ids, for the loss dpo."""
+@dataclass(frozen=True, slots=True)
+class ResolvedGroup:
+    label: str
+    """`groups[2]`, by its place in the request."""
+    trajectories: list[ResolvedTrajectory]
 
 
 def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
@@ -80,114 +99,59 @@ def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
 
 def resolve(
     groups: list[WireGroup], exchanges: Mapping[str, Exchange], *, project: str, name: str
-) -> list[list[ResolvedTrajectory]]:
-    """Exact token paths of every trajectory.
+) -> list[ResolvedGroup]:
+    """Exact token paths of every trajectory; groups without any are left out.
 
     Raises:
         TrajectoryMismatchError: an unknown exchange id, or a text that differs from what was sampled or sent.
+        TrajectoryError: turn or token rewards that do not fit the choices.
     """
     return [
-        [
-            _resolve_trajectory(trajectory, exchanges, f"groups[{g}].trajectories[{t}]", (project, name))
-            for t, trajectory in enumerate(group.trajectories)
-        ]
+        ResolvedGroup(
+            label=f"groups[{g}]",
+            trajectories=[
+                _resolve_trajectory(trajectory, exchanges, f"groups[{g}].trajectories[{t}]", (project, name))
+                for t, trajectory in enumerate(group.trajectories)
+            ],
+        )
         for g, group in enumerate(groups)
+        if group.trajectories
     ]
-
-
-def plan_step(groups: list[list[ResolvedTrajectory]], config: TrainConfig, *, step: int) -> StepPlan:
-    """Advantages and samples of one reinforcement-learning step that starts from checkpoint `step`.
-
-    Raises:
-        TrajectoryError: a reward is not finite.
-        NothingTrainableError: nothing is left to learn from; the message says why.
-    """
-    samples: list[TrainingSample] = []
-    dropped: Counter[str] = Counter()
-    without_spread: list[str] = []
-    for g, group in enumerate(groups):
-        rewards = [trajectory.reward for trajectory in group]
-        advantages = group_advantages(rewards, config, names=[trajectory.label for trajectory in group])
-        if not advantages.has_spread:
-            without_spread.append(f"groups[{g}]")
-            dropped["no_reward_spread"] += sum(trajectory.sampled_tokens for trajectory in group)
-            continue
-        for trajectory, advantage in zip(group, advantages.values, strict=True):
-            samples += _samples(trajectory, advantage)
-    trajectories = [trajectory for group in groups for trajectory in group]
-    trained = sum(sum(sample.loss_mask) for sample in samples)
-    own = sum(trajectory.sampled_tokens for trajectory in trajectories)
-    context = sum(trajectory.context_tokens for trajectory in trajectories)
-    untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
-    ledger: dict[str, float] = {
-        "ledger/sampled_tokens": own + context,
-        "ledger/trained_tokens": trained,
-        "ledger/context_tokens": context,
-        "ledger/untracked_choices": untracked,
-        **{f"ledger/dropped_tokens/{reason}": count for reason, count in dropped.items()},
-    }
-    assert own + context == trained + context + sum(dropped.values()), f"the ledger does not close: {ledger}"
-    if not samples:
-        raise NothingTrainableError(_nothing_trainable(len(groups), len(without_spread), own, untracked))
-    versions = [sample.policy_version for sample in samples]
-    metrics: dict[str, float] = {
-        "data/step_num_groups_submitted": len(groups),
-        "data/step_num_groups_trainable": len(groups) - len(without_spread),
-        "data/step_num_trajectories": len(trajectories),
-        "offpolicy/max_staleness": step - min(versions),
-    }
-    findings = []
-    if without_spread:
-        findings.append(f"{', '.join(without_spread)}: all rewards are equal, nothing to learn")
-    return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings)
-
-
-def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
-    """The ledger of a step with what the trainer itself left out, checked against the trainer's own count.
-
-    Args:
-        ledger: of the step's plan.
-        trained: metrics of the step.
-
-    Raises:
-        TrainingError: plan and trainer count different numbers of tokens.
-    """
-    planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
-    if planned != counted:
-        raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
-    left_out = trained.get("offpolicy/mismatch_masked_tokens", 0.0)
-    if left_out == 0:
-        return ledger
-    return ledger | {
-        "ledger/trained_tokens": planned - left_out,
-        "ledger/dropped_tokens/sampler_mismatch": left_out,
-    }
 
 
 def _resolve_trajectory(
     trajectory: WireTrajectory, exchanges: Mapping[str, Exchange], label: str, model: tuple[str, str]
 ) -> ResolvedTrajectory:
-    resolved = ResolvedTrajectory(label=label, reward=trajectory.reward)
+    resolved = ResolvedTrajectory(
+        label=label,
+        reward=trajectory.reward,
+        turn_rewards=trajectory.turn_rewards,
+        token_rewards=trajectory.token_rewards,
+    )
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
-        for exchange in _checked_exchanges(history, exchanges, where, resolved):
-            if exchange.id in seen:
+        found = _checked_exchanges(history, exchanges, where)
+        resolved.untracked_choices += found.count(None)
+        if h == 0:
+            resolved.num_choices = len(found)
+            _check_lengths(trajectory, found, label)
+        for c, exchange in enumerate(found):
+            if exchange is None or exchange.id in seen:
                 continue
             seen.add(exchange.id)
             if (exchange.project, exchange.name) != model:
                 resolved.context_tokens += len(exchange.completion_token_ids)
                 continue
             _check_trainable(exchange, where)
-            _extend(resolved.paths, exchange)
+            _extend(resolved.paths, exchange, choice=c if h == 0 else None)
     return resolved
 
 
-def _checked_exchanges(
-    history: WireHistory, exchanges: Mapping[str, Exchange], where: str, resolved: ResolvedTrajectory
-) -> list[Exchange]:
-    """The exchanges of a history, each compared with the messages that stand around it."""
-    found: list[Exchange] = []
+def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], where: str) -> list[Exchange | None]:
+    """The exchange of each choice of a history, compared with the messages that stand around it; `None` if the choice
+    was made elsewhere."""
+    found: list[Exchange | None] = []
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(history.items):
         choice = item.get("choice")
@@ -196,7 +160,7 @@ def _checked_exchanges(
             continue
         exchange_id = _exchange_id(item)
         if exchange_id is None:
-            resolved.untracked_choices += 1
+            found.append(None)
         elif (exchange := exchanges.get(exchange_id)) is None:
             raise TrajectoryMismatchError(
                 f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} is not recorded on this server. "
@@ -207,6 +171,23 @@ def _checked_exchanges(
             found.append(exchange)
         messages.append(choice["message"])
     return found
+
+
+def _check_lengths(trajectory: WireTrajectory, choices: list[Exchange | None], label: str) -> None:
+    """Turn and token rewards must fit the choices of the first history."""
+    for name, given in (("turn_rewards", trajectory.turn_rewards), ("token_rewards", trajectory.token_rewards)):
+        if given and len(given) != len(choices):
+            raise TrajectoryError(
+                f"{label} has {len(given)} {name} for {len(choices)} choices; give one per choice, or none at all"
+            )
+    for c, (rewards, exchange) in enumerate(zip(trajectory.token_rewards, choices, strict=False)):
+        num_tokens = len(exchange.completion_token_ids) if exchange is not None else 0
+        if len(rewards) != num_tokens:
+            sampled = f"{num_tokens} sampled tokens" if exchange is not None else "no recorded tokens"
+            raise TrajectoryError(
+                f"{label}.token_rewards[{c}] has {len(rewards)} rewards, but that choice has {sampled}; give one per "
+                "token"
+            )
 
 
 def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[dict[str, Any]], where: str) -> None:
@@ -246,43 +227,18 @@ def _check_trainable(exchange: Exchange, where: str) -> None:
         )
 
 
-def _extend(paths: list[Path], exchange: Exchange) -> None:
+def _extend(paths: list[Path], exchange: Exchange, *, choice: int | None) -> None:
     """Add the exchange to the path that it continues, else begin a new one."""
     prompt = exchange.prompt_token_ids
+    answer = Answer(start=len(prompt), exchange=exchange, choice=choice)
     for path in reversed(paths):
         length = len(path.token_ids)
-        same_temperature = path.sampled[0][1].temperature == exchange.temperature
+        same_temperature = path.answers[0].exchange.temperature == exchange.temperature
         if same_temperature and len(prompt) >= length and prompt[:length] == path.token_ids:
-            path.sampled.append((len(prompt), exchange))
+            path.answers.append(answer)
             path.token_ids = prompt + exchange.completion_token_ids
             return
-    paths.append(Path(token_ids=prompt + exchange.completion_token_ids, sampled=[(len(prompt), exchange)]))
-
-
-def _samples(trajectory: ResolvedTrajectory, advantage: float) -> list[TrainingSample]:
-    samples = []
-    for p, path in enumerate(trajectory.paths):
-        size = len(path.token_ids)
-        loss_mask, logprobs, advantages = [False] * size, [0.0] * size, [0.0] * size
-        for start, exchange in path.sampled:
-            end = start + len(exchange.completion_token_ids)
-            loss_mask[start:end] = [True] * (end - start)
-            logprobs[start:end] = exchange.sampling_logprobs
-            advantages[start:end] = [advantage] * (end - start)
-        exchanges = [exchange for _, exchange in path.sampled]
-        samples.append(
-            TrainingSample(
-                sample_id=f"{trajectory.label}.paths[{p}]",
-                rollout_id=trajectory.label,
-                token_ids=path.token_ids,
-                loss_mask=loss_mask,
-                sampling_logprobs=logprobs,
-                advantages=advantages,
-                temperature=exchanges[0].temperature,
-                policy_version=min(exchange.policy_version for exchange in exchanges),
-            )
-        )
-    return samples
+    paths.append(Path(token_ids=prompt + exchange.completion_token_ids, answers=[answer]))
 
 
 def _exchange_id(item: dict[str, Any]) -> str | None:
@@ -293,18 +249,3 @@ def _exchange_id(item: dict[str, Any]) -> str | None:
 def _short(message: Mapping[str, Any], limit: int = 120) -> str:
     text = repr({key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)})
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _nothing_trainable(num_groups: int, without_spread: int, own_tokens: int, untracked: int) -> str:
-    if own_tokens == 0:
-        found = f"{untracked} choices without an exchange id" if untracked else "no choices"
-        return (
-            f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the "
-            "`Choice` objects "
-            "of `model.openai_client()` to `messages_and_choices`, not copies of their text"
-        )
-    return (
-        f"all {without_spread} groups have equal rewards, so there is nothing to learn from. Give rewards that "
-        "differ within a "
-        "group, use more rollouts per group, or harder or easier scenarios"
-    )

@@ -9,7 +9,8 @@ from art.config import TrainConfig
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError, TrajectoryMismatchError
 from art.gateway.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.samples import close_ledger, exchange_ids, plan_step, resolve
+from art.runtime.plan import close_ledger, plan_step
+from art.runtime.samples import exchange_ids, resolve
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}

@@ -1,0 +1,260 @@
+"""What a reinforcement-learning step trains, and the account of what it does not.
+
+    ResolvedGroup[] --select (advantages, or preference pairs)--> --weigh--> StepPlan (samples, pairs, ledger)
+
+The ledger closes over the tokens that the model sampled for the submitted trajectories:
+
+    sampled = trained + context + dropped(by reason)
+
+where *context* are tokens of the same trajectories that another model sampled: the policy saw them and does not learn
+them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from art.config import DistillConfig, DpoConfig, TrainConfig
+from art.errors import NothingTrainableError, TrainingError
+from art.runtime.samples import Path, ResolvedGroup, ResolvedTrajectory
+from art.trainer.advantages import (
+    RolloutAdvantages,
+    compute_advantages,
+    overlong_punishment,
+    preference_pairs,
+)
+from art.trainer.types import TrainingSample
+
+_MAX_NAMES = 12
+"""As many groups or trajectories a finding names."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """What goes to the trainer, and the account of what does not."""
+
+    samples: list[TrainingSample]
+    ledger: dict[str, float]
+    metrics: dict[str, float]
+    findings: list[str] = field(default_factory=list)
+    """What a person should know, in plain words, e.g. which groups were left out."""
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """(chosen, rejected) rollout ids, for the loss dpo."""
+
+
+def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) -> StepPlan:
+    """Advantages, weights and samples of one reinforcement-learning step that starts from checkpoint `step`.
+
+    Raises:
+        TrajectoryError: rewards that are not finite, or that `config` cannot use.
+        NothingTrainableError: nothing is left to learn from; the message says why.
+    """
+    dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
+    selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
+    samples = [sample for group in selection.trained for sample in _group_samples(group, config)]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    own = sum(trajectory.sampled_tokens for trajectory in trajectories)
+    context = sum(trajectory.context_tokens for trajectory in trajectories)
+    untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
+    ledger: dict[str, float] = {
+        "ledger/sampled_tokens": own + context,
+        "ledger/trained_tokens": trained,
+        "ledger/context_tokens": context,
+        "ledger/untracked_choices": untracked,
+        **{f"ledger/dropped_tokens/{reason}": count for reason, count in selection.dropped.items()},
+    }
+    assert own + context == trained + context + selection.dropped.total(), f"the ledger does not close: {ledger}"
+    if not samples:
+        raise NothingTrainableError(_nothing_trainable(len(groups), own, untracked))
+    metrics: dict[str, float] = {
+        "data/step_num_groups_submitted": len(groups),
+        "data/step_num_groups_trainable": len(groups) - len(selection.without_spread),
+        "data/step_num_trajectories": len(trajectories),
+        "offpolicy/max_staleness": step - min(sample.policy_version for sample in samples),
+    }
+    if config.overlong is not None:
+        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
+        metrics["data/step_num_trajectories_overlong"] = len(punished)
+    if selection.pairs:
+        metrics["data/step_num_pairs"] = len(selection.pairs)
+    findings = _findings(selection, trajectories, config)
+    return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings, pairs=selection.pairs)
+
+
+def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
+    """The ledger of a step with what the trainer itself left out, checked against the trainer's own count.
+
+    Args:
+        ledger: of the step's plan.
+        trained: metrics of the step.
+
+    Raises:
+        TrainingError: plan and trainer count different numbers of tokens.
+    """
+    planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
+    if planned != counted:
+        raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
+    left_out = trained.get("offpolicy/mismatch_masked_tokens", 0.0)
+    if left_out == 0:
+        return ledger
+    return ledger | {
+        "ledger/trained_tokens": planned - left_out,
+        "ledger/dropped_tokens/sampler_mismatch": left_out,
+    }
+
+
+# -- selection --
+
+
+@dataclass(slots=True)
+class _Selection:
+    trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]] = field(default_factory=list)
+    """By group."""
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    without_spread: list[ResolvedGroup] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Tokens by reason."""
+
+    def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
+        tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
+        if tokens:
+            self.dropped[reason] += tokens
+
+
+def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
+    """Groups whose rewards differ. Distillation learns from all trajectories, and alone it does not look at rewards."""
+    selection = _Selection()
+    if not config.learns_from_rewards:
+        selection.trained = [
+            [(trajectory, RolloutAdvantages()) for trajectory in group.trajectories] for group in groups
+        ]
+        return selection
+    advantages = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
+    for group, found in zip(groups, advantages, strict=True):
+        if not found.has_spread:
+            selection.without_spread.append(group)
+        if found.has_spread or _distills(config):
+            selection.trained.append(list(zip(group.trajectories, found.rollouts, strict=True)))
+        else:
+            selection.drop(group.trajectories, "no_reward_spread")
+    return selection
+
+
+def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConfig) -> _Selection:
+    """Rollouts that are better or worse than another of their group."""
+    selection = _Selection()
+    for group in groups:
+        able = [trajectory for trajectory in group.trajectories if trajectory.sampled_tokens > 0]
+        pairs = preference_pairs([trajectory.rewards() for trajectory in able], config, kind=dpo.pairs)
+        selection.pairs += [(able[chosen].label, able[rejected].label) for chosen, rejected in pairs]
+        if not pairs:
+            selection.without_spread.append(group)
+            selection.drop(able, "no_reward_spread")
+            continue
+        paired = {index for pair in pairs for index in pair}
+        # What each rollout is worth depends on the policy's log-probs, so the trainer computes it.
+        selection.trained.append([(able[index], RolloutAdvantages()) for index in sorted(paired)])
+        selection.drop([t for i, t in enumerate(able) if i not in paired], "no_preference_pair")
+    return selection
+
+
+def _distills(config: TrainConfig) -> bool:
+    return any(isinstance(term, DistillConfig) for term in config.terms)
+
+
+# -- samples --
+
+
+def _group_samples(
+    group: list[tuple[ResolvedTrajectory, RolloutAdvantages]], config: TrainConfig
+) -> list[TrainingSample]:
+    group_tokens = sum(trajectory.sampled_tokens for trajectory, _ in group)
+    samples = []
+    for trajectory, advantages in group:
+        for p, path in enumerate(trajectory.paths):
+            if path.sampled_tokens == 0:
+                continue  # the model answered with nothing at all
+            weight, share = _weigh(path, trajectory, group_tokens, config)
+            samples.append(_sample(path, trajectory.label, p, advantages, weight, share))
+    return samples
+
+
+def _weigh(
+    path: Path, trajectory: ResolvedTrajectory, group_tokens: int, config: TrainConfig
+) -> tuple[float, float | None]:
+    """(weight of each token of the path, what the path adds to the normaliser).
+
+    The trainer computes sum(weight * loss) / sum(share), where a share of `None` is weight times tokens. So a weight
+    of 1 / n over the n tokens of a rollout, its branches together, gives the mean of the rollouts' means.
+    """
+    match config.normalize:
+        case "token":
+            return 1.0, None
+        case "rollout":
+            return 1 / trajectory.sampled_tokens, None
+        case "group":
+            return 1 / group_tokens, None
+        case "constant":
+            assert config.constant_tokens is not None  # the config sees to that
+            return 1.0, config.constant_tokens * path.sampled_tokens / trajectory.sampled_tokens
+
+
+def _sample(
+    path: Path, rollout_id: str, number: int, advantages: RolloutAdvantages, weight: float, share: float | None
+) -> TrainingSample:
+    size = len(path.token_ids)
+    loss_mask, logprobs, credits = [False] * size, [0.0] * size, [0.0] * size
+    for answer in path.answers:
+        num_tokens = answer.end - answer.start
+        loss_mask[answer.start : answer.end] = [True] * num_tokens
+        logprobs[answer.start : answer.end] = answer.exchange.sampling_logprobs
+        credits[answer.start : answer.end] = advantages.of_tokens(answer.choice, num_tokens)
+    return TrainingSample(
+        sample_id=f"{rollout_id}.paths[{number}]",
+        rollout_id=rollout_id,
+        token_ids=path.token_ids,
+        loss_mask=loss_mask,
+        sampling_logprobs=logprobs,
+        advantages=credits,
+        weight=weight,
+        share=share,
+        temperature=path.answers[0].exchange.temperature,
+        policy_version=min(answer.exchange.policy_version for answer in path.answers),
+    )
+
+
+# -- words --
+
+
+def _findings(selection: _Selection, trajectories: list[ResolvedTrajectory], config: TrainConfig) -> list[str]:
+    consequence = "only distillation learns from it" if _distills(config) else "nothing to learn"
+    single = [group.label for group in selection.without_spread if len(group.trajectories) == 1]
+    equal = [group.label for group in selection.without_spread if len(group.trajectories) > 1]
+    silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
+    found = (
+        (equal, f"all rewards are equal, {consequence}"),
+        (single, f"a single trajectory has no other to be compared with, {consequence}"),
+        (silent, "no tokens that this model sampled; the reward only counts in the group's mean"),
+    )
+    return [f"{_names(labels)}: {text}" for labels, text in found if labels]
+
+
+def _names(labels: list[str]) -> str:
+    more = len(labels) - _MAX_NAMES
+    return ", ".join(labels[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _nothing_trainable(num_groups: int, own_tokens: int, untracked: int) -> str:
+    if own_tokens == 0:
+        found = f"{untracked} choices without an exchange id" if untracked else "no choices"
+        return (
+            f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the "
+            "`Choice` objects of `model.openai_client()` to `messages_and_choices`, not copies of their text"
+        )
+    return (
+        f"all {num_groups} groups have equal rewards, so there is nothing to learn from. Give rewards that differ "
+        "within a group, use more rollouts per group, or harder or easier scenarios"
+    )
