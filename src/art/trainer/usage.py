@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import resource
 import sys
 import time
@@ -27,7 +28,7 @@ _GPU_PEAKS = {
     "RTX 4090": 1.65e14,
     "RTX 3090": 7.1e13,
 }
-"""Dense bfloat16 operations per second with float32 sums, by data sheet; the first name that occurs in the device's."""
+"""Dense bfloat16 operations per second with float32 sums, by data sheet."""
 
 _PRODUCT_SIZE = 1024
 _NUM_PRODUCTS = 3
@@ -94,10 +95,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 @functools.cache
 def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
     if device.type == "cuda" and dtype == torch.bfloat16:
-        name = torch.cuda.get_device_name(device)
-        for known, peak in _GPU_PEAKS.items():
-            if known in name:
-                return peak
+        known = known_peak(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known
     size = _PRODUCT_SIZE if device.type == "cpu" else 8 * _PRODUCT_SIZE
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []
@@ -106,6 +106,11 @@ def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> f
         float((a @ b)[0, 0])  # reading a number waits for the device
         times.append(time.perf_counter() - started)
     return float(2 * size**3 / min(times))
+
+
+def known_peak(gpu: str) -> float | None:
+    """By data sheet; the first entry whose words are among those of the GPU's name."""
+    return next((peak for name, peak in _GPU_PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)
 
 
 def reset_peak_memory(device: torch.device) -> None:
