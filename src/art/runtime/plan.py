@@ -12,6 +12,7 @@ them.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,7 +54,8 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     """
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
-    samples = [sample for group in selection.trained for sample in _group_samples(group, config)]
+    by_group = [_group_samples(group, config) for group in selection.trained]
+    samples = list(itertools.chain(*by_group))
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     trained = sum(sum(sample.loss_mask) for sample in samples)
     own = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -71,7 +73,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         raise NothingTrainableError(_nothing_trainable(len(groups), own, untracked))
     metrics: dict[str, float] = {
         "data/step_num_groups_submitted": len(groups),
-        "data/step_num_groups_trainable": len(groups) - len(selection.without_spread),
+        "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
         "data/step_num_trajectories": len(trajectories),
         "offpolicy/max_staleness": step - min(sample.policy_version for sample in samples),
     }
@@ -114,9 +116,16 @@ class _Selection:
     trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]] = field(default_factory=list)
     """By group."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    without_spread: list[ResolvedGroup] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    """Groups whose rewards are the same."""
+    single: list[str] = field(default_factory=list)
+    """Groups of one."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Tokens by reason."""
+
+    def note_no_spread(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
+        if compared:
+            (self.single if len(compared) == 1 else self.equal).append(label)
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
         tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -135,7 +144,7 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
     advantages = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
     for group, found in zip(groups, advantages, strict=True):
         if not found.has_spread:
-            selection.without_spread.append(group)
+            selection.note_no_spread(group.label, group.trajectories)
         if found.has_spread or _distills(config):
             selection.trained.append(list(zip(group.trajectories, found.rollouts, strict=True)))
         else:
@@ -151,7 +160,7 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
         pairs = preference_pairs([trajectory.rewards() for trajectory in able], config, kind=dpo.pairs)
         selection.pairs += [(able[chosen].label, able[rejected].label) for chosen, rejected in pairs]
         if not pairs:
-            selection.without_spread.append(group)
+            selection.note_no_spread(group.label, able)
             selection.drop(able, "no_reward_spread")
             continue
         paired = {index for pair in pairs for index in pair}
@@ -231,13 +240,11 @@ def _sample(
 
 def _findings(selection: _Selection, trajectories: list[ResolvedTrajectory], config: TrainConfig) -> list[str]:
     consequence = "only distillation learns from it" if _distills(config) else "nothing to learn"
-    single = [group.label for group in selection.without_spread if len(group.trajectories) == 1]
-    equal = [group.label for group in selection.without_spread if len(group.trajectories) > 1]
     silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
     found = (
-        (equal, f"all rewards are equal, {consequence}"),
-        (single, f"a single trajectory has no other to be compared with, {consequence}"),
-        (silent, "no tokens that this model sampled; the reward only counts in the group's mean"),
+        (selection.equal, f"all rewards are equal, {consequence}"),
+        (selection.single, f"a single trajectory has no other to be compared with, {consequence}"),
+        (silent, "no tokens that this model sampled, so there is nothing of it to train"),
     )
     return [f"{_names(labels)}: {text}" for labels, text in found if labels]
 
@@ -255,6 +262,6 @@ def _nothing_trainable(num_groups: int, own_tokens: int, untracked: int) -> str:
             "`Choice` objects of `model.openai_client()` to `messages_and_choices`, not copies of their text"
         )
     return (
-        f"all {num_groups} groups have equal rewards, so there is nothing to learn from. Give rewards that differ "
+        f"every group ({num_groups}) has equal rewards, so there is nothing to learn from. Give rewards that differ "
         "within a group, use more rollouts per group, or harder or easier scenarios"
     )

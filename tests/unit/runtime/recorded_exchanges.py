@@ -1,0 +1,60 @@
+"""A recorded conversation of two turns, one of its branches, and groups of trajectories that name them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from art.gateway.recorder import Exchange
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.runtime.samples import ResolvedGroup, resolve
+
+USER = {"role": "user", "content": "hi"}
+AGAIN = {"role": "user", "content": "again"}
+
+
+def exchange(
+    id: str, prompt: list[int], completion: list[int], *, messages: list[dict], text: str, **changes: object
+) -> Exchange:
+    base = Exchange(
+        id=id, rollout_id=None, project="p", name="m", policy_version=3, parent_id=None, branch_reason=None,
+        prompt_token_ids=prompt, completion_token_ids=completion, sampling_logprobs=[-0.5] * len(completion), temperature=1.0,
+        top_p=1.0, seed=1, finish_reason="stop", message={"role": "assistant", "content": text}, request_messages=messages,
+        tools=None, created_at=0.0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def choice(exchange_id: str | None, text: str) -> dict:
+    item = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": text}}
+    return {"choice": item | ({"exchange_id": exchange_id} if exchange_id else {})}
+
+
+def answer(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+FIRST = exchange("e1", [1, 2, 3], [4, 5], messages=[USER], text="a")
+SECOND = exchange("e2", [1, 2, 3, 4, 5, 6], [7, 8], messages=[USER, answer("a"), AGAIN], text="b", policy_version=2)
+BRANCH = exchange("e3", [1, 9, 6], [7], messages=[USER, answer("a"), AGAIN], text="b")
+LONG = exchange("e4", [1, 2, 3], [4] * 6, messages=[USER], text="aaa")
+ONE_TURN = WireHistory(items=[USER, choice("e1", "a")])
+TWO_TURNS = WireHistory(items=[USER, choice("e1", "a"), AGAIN, choice("e2", "b")])
+BRANCHING = WireHistory(items=[USER, choice("e1", "a"), AGAIN, choice("e3", "b")])
+LONG_TURN = WireHistory(items=[USER, choice("e4", "aaa")])
+UNTRACKED = WireHistory(items=[USER, choice(None, "a")])
+
+
+def trajectory(reward: float, *histories: WireHistory, **further: Any) -> WireTrajectory:
+    return WireTrajectory(reward=reward, histories=list(histories or [TWO_TURNS]), **further)
+
+
+def group(*rewards: float, history: WireHistory = TWO_TURNS) -> WireGroup:
+    return WireGroup(trajectories=[trajectory(reward, history) for reward in rewards])
+
+
+def resolved(
+    *groups: WireGroup | list[WireTrajectory], exchanges: tuple[Exchange, ...] = (FIRST, SECOND, BRANCH, LONG)
+) -> list[ResolvedGroup]:
+    wired = [g if isinstance(g, WireGroup) else WireGroup(trajectories=g) for g in groups]
+    return resolve(wired, {e.id: e for e in exchanges}, project="p", name="m")

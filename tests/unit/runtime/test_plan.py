@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recorded_exchanges import (
+    BRANCH,
+    BRANCHING,
+    FIRST,
+    LONG,
+    LONG_TURN,
+    ONE_TURN,
+    SECOND,
+    UNTRACKED,
+    choice,
+    exchange,
+    group,
+    resolved,
+    trajectory,
+)
+
+from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
+from art.errors import NothingTrainableError, TrainingError, TrajectoryError
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.runtime.plan import StepPlan, close_ledger, plan_step
+from art.runtime.samples import ResolvedGroup
+
+DISTILL = DistillConfig(teacher="p/teacher")
+
+
+def plan(*groups: WireGroup | list[WireTrajectory], step: int = 3, **config: Any) -> StepPlan:
+    return plan_step(resolved(*groups), TrainConfig(**config), step=step)
+
+
+def token_scales(found: StepPlan) -> dict[str, dict[str, float]]:
+    """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
+    total = sum(s.weight * sum(s.loss_mask) if s.share is None else s.share for s in found.samples)
+    scales: dict[str, dict[str, float]] = {}
+    for sample in found.samples:
+        rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
+        rollout[sample.sample_id.rsplit(".", 1)[1]] = sample.weight / total
+    return scales
+
+
+# -- samples --
+
+
+def test_a_sample_is_a_token_path() -> None:
+    found = plan(group(1.0, 0.0), step=4)
+    assert len(found.samples) == 2
+    sample = found.samples[0]
+    assert (sample.sample_id, sample.rollout_id) == ("groups[0].trajectories[0].paths[0]", "groups[0].trajectories[0]")
+    assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sample.loss_mask == [False, False, False, True, True, False, True, True]
+    assert sample.sampling_logprobs == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+    assert sample.advantages == [0, 0, 0, 0.5, 0.5, 0, 0.5, 0.5]
+    assert sample.policy_version == 2
+    assert found.metrics["offpolicy/max_staleness"] == 2
+
+
+def test_turn_rewards_reach_the_tokens_of_their_turn() -> None:
+    """Turn rewards 0, 2 and 1, 1: mean 1, centred -1, 1 and 0, 0."""
+    found = plan([trajectory(1.0, turn_rewards=[0, 2]), trajectory(0.0, turn_rewards=[1, 1])])
+    assert found.samples[0].advantages == [0, 0, 0, 0.5, 0.5, 0, 1.5, 1.5]
+    assert found.samples[1].advantages == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+
+
+def test_token_rewards_reach_their_tokens() -> None:
+    """Mean 1; centred 3, -1 | -1, -1 and 0, 0 | 0, 0; each token has its own and those behind it."""
+    rewards = [[[4, 0], [0, 0]], [[1, 1], [1, 1]]]
+    found = plan([trajectory(1.0, token_rewards=value) for value in rewards])
+    assert found.samples[0].advantages == [0, 0, 0, 0, -3, 0, -2, -1]
+    assert found.samples[1].advantages == [0.0] * 8
+
+
+def test_a_further_history_has_the_advantage_of_its_trajectory() -> None:
+    both = [trajectory(r, ONE_TURN, LONG_TURN, turn_rewards=[t]) for r, t in ((1.0, 4), (0.0, 0))]
+    found = plan(both)
+    assert [sorted(set(s.advantages)) for s in found.samples[:2]] == [[0, 2.5], [0, 0.5]]
+
+
+def test_samples_keep_their_temperature() -> None:
+    groups = resolved(group(1.0, 0.0), exchanges=(FIRST, replace(SECOND, temperature=0.7)))
+    assert [s.temperature for s in plan_step(groups, TrainConfig(), step=3).samples] == [1.0, 0.7, 1.0, 0.7]
+
+
+# -- weights: rollouts of 2 + 1 tokens in two branches, of 6 tokens, and a group of 2 + 2 tokens --
+
+UNEVEN = (
+    [trajectory(1.0, BRANCHING), trajectory(0.0, LONG_TURN)],
+    [trajectory(1.0, ONE_TURN), trajectory(0.0, ONE_TURN)],
+)
+
+
+def test_every_token_counts_the_same() -> None:
+    scales = [scale for rollout in token_scales(plan(*UNEVEN)).values() for scale in rollout.values()]
+    assert scales == pytest.approx([1 / 13] * 5)
+
+
+def test_every_rollout_counts_the_same_with_all_its_branches() -> None:
+    assert token_scales(plan(*UNEVEN, normalize="rollout")) == {
+        "[0].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 3, "paths[1]": 1 / 4 / 3}),
+        "[0].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 6}),
+        "[1].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 2}),
+        "[1].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 2}),
+    }
+
+
+@pytest.mark.parametrize("normalize", ["rollout", "constant"])
+def test_branches_do_not_make_a_rollout_louder(normalize: Any) -> None:
+    """One rollout asks eight sub-agents, another none; the influence of a third stays as it is."""
+    answers = [exchange(f"s{i}", [9, i], [4, 5], messages=[], text="") for i in range(8)]
+    subs = [WireHistory(items=[choice(e.id, "")]) for e in answers]
+    config = TrainConfig(normalize=normalize, constant_tokens=10 if normalize == "constant" else None)
+
+    def third(further: list[Any]) -> float:
+        members = [trajectory(1.0, ONE_TURN, *further), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)]
+        groups = resolved(members, exchanges=(*answers, FIRST, LONG))
+        scales = token_scales(plan_step(groups, config, step=3))
+        assert len(scales["[0].trajectories[0]"]) == 1 + len(further)
+        return scales["[0].trajectories[2]"]["paths[0]"]
+
+    assert third(subs) == pytest.approx(third([]))
+
+
+def test_every_group_counts_the_same() -> None:
+    scales = token_scales(plan(*UNEVEN, normalize="group"))
+    first, second = [
+        [scale for key, rollout in scales.items() if key[1] == g for scale in rollout.values()] for g in "01"
+    ]
+    assert first == pytest.approx([1 / 2 / 9] * 3)
+    assert second == pytest.approx([1 / 2 / 4] * 2)
+
+
+def test_length_has_no_influence_with_a_constant() -> None:
+    """Sums over tokens by 100 per rollout, of which there are four."""
+    scales = token_scales(plan(*UNEVEN, normalize="constant", constant_tokens=100))
+    found = [scale for rollout in scales.values() for scale in rollout.values()]
+    assert found == pytest.approx([1 / 4 / 100] * 5)
+
+
+# -- the ledger --
+
+
+def test_ledger_closes_and_names_what_was_dropped() -> None:
+    found = plan(group(1.0, 0.0), group(0.3, 0.3, 0.3))
+    assert found.ledger == {
+        "ledger/sampled_tokens": 20,
+        "ledger/trained_tokens": 8,
+        "ledger/context_tokens": 0,
+        "ledger/untracked_choices": 0,
+        "ledger/dropped_tokens/no_reward_spread": 12,
+    }
+    assert found.metrics["data/step_num_groups_submitted"] == 2
+    assert found.metrics["data/step_num_groups_trainable"] == 1
+    assert found.metrics["data/step_num_trajectories"] == 5
+
+
+def every_kind() -> list[ResolvedGroup]:
+    """Branches, an opponent's answers, choices made elsewhere, silence, equal rewards, a group of one."""
+    return resolved(
+        [trajectory(r, BRANCHING, LONG_TURN) for r in (1.0, 0.0)],
+        [trajectory(r) for r in (1.0, 0.5, 0.0)],
+        [trajectory(1.0, UNTRACKED), trajectory(0.0, ONE_TURN), trajectory(0.0, ONE_TURN)],
+        group(0.5, 0.5),
+        group(1.0),
+        exchanges=(FIRST, replace(SECOND, name="opponent"), BRANCH, LONG),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "trained", "dropped"),
+    [
+        (DppoConfig(), 18 + 6 + 4, {"no_reward_spread": 4 + 2}),
+        (SftConfig(), 18 + 6 + 4, {"no_reward_spread": 4 + 2}),
+        (DISTILL, 18 + 6 + 4 + 4 + 2, {}),
+        ((DppoConfig(), DISTILL), 18 + 6 + 4 + 4 + 2, {}),
+        (DpoConfig(), 18 + 4, {"no_reward_spread": 4 + 4 + 2, "no_preference_pair": 2}),
+        (DpoConfig(pairs="all"), 18 + 6, {"no_reward_spread": 4 + 4 + 2}),
+    ],
+)
+def test_ledger_closes_for_every_loss(loss: Any, trained: int, dropped: dict[str, int]) -> None:
+    ledger = plan_step(every_kind(), TrainConfig(loss=loss), step=3).ledger
+    assert ledger["ledger/trained_tokens"] == trained
+    assert ledger["ledger/context_tokens"] == 3 * 2 + 2 * 2 + 2
+    assert ledger["ledger/untracked_choices"] == 1
+    assert {k.rsplit("/", 1)[1]: v for k, v in ledger.items() if "dropped" in k} == dropped
+    assert ledger["ledger/sampled_tokens"] == trained + ledger["ledger/context_tokens"] + sum(dropped.values())
+
+
+def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
+    ledger = plan(group(1.0, 0.0)).ledger
+    trained = {"data/step_trainable_tokens": 8.0, "offpolicy/mismatch_masked_tokens": 4.0}
+    closed = close_ledger(ledger, trained)
+    assert closed["ledger/trained_tokens"] == 4
+    assert closed["ledger/dropped_tokens/sampler_mismatch"] == 4
+    assert close_ledger(ledger, trained | {"offpolicy/mismatch_masked_tokens": 0.0}) == ledger
+    with pytest.raises(TrainingError, match="8 tokens were planned, 7 were trained"):
+        close_ledger(ledger, {"data/step_trainable_tokens": 7.0})
+
+
+# -- distillation and preferences --
+
+
+def test_distillation_alone_looks_at_no_rewards() -> None:
+    found = plan(group(1.0, 1.0), loss=DISTILL)
+    assert len(found.samples) == 2
+    assert found.findings == []
+    beside = plan(group(1.0, 0.0), group(1.0, 1.0), loss=(DppoConfig(), DISTILL))
+    assert [max(sample.advantages) for sample in beside.samples] == [0.5, 0, 0, 0]
+    assert beside.findings == ["groups[1]: all rewards are equal, only distillation learns from it"]
+
+
+def test_preference_pairs_name_rollouts() -> None:
+    found = plan(group(0.5, 1.0, 0.0), loss=DpoConfig())
+    assert found.pairs == [("groups[0].trajectories[1]", "groups[0].trajectories[2]")]
+    assert [sample.rollout_id for sample in found.samples] == [name for pair in found.pairs for name in pair]
+    assert all(set(sample.advantages) == {0.0} for sample in found.samples), "the trainer knows them"
+    assert found.metrics["data/step_num_pairs"] == 1
+    assert len(plan(group(0.5, 1.0, 0.0), loss=DpoConfig(pairs="all")).pairs) == 3
+
+
+def test_a_silent_trajectory_is_in_no_pair() -> None:
+    members = [trajectory(1.0), trajectory(0.5), trajectory(0.0, UNTRACKED)]
+    assert plan(members, loss=DpoConfig()).pairs == [("groups[0].trajectories[0]", "groups[0].trajectories[1]")]
+
+
+# -- findings and metrics --
+
+
+def test_findings_name_what_was_left_out() -> None:
+    silent = [trajectory(1.0, UNTRACKED), trajectory(0.0)]
+    found = plan(group(1.0, 0.0), group(0.1, 0.1), group(1.0), group(2.0, 2.0), silent)
+    assert found.findings == [
+        "groups[1], groups[3]: all rewards are equal, nothing to learn",
+        "groups[2]: a single trajectory has no other to be compared with, nothing to learn",
+        "groups[4].trajectories[0]: no tokens that this model sampled, so there is nothing of it to train",
+    ]
+    many = plan(group(1.0, 0.0), *[group(0.1, 0.1)] * 14)
+    assert many.findings[0].startswith("groups[1], groups[2], ")
+    assert "groups[12] and 2 more: all rewards" in many.findings[0]
+
+
+def test_overlong_rollouts_are_counted() -> None:
+    found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
+    assert found.metrics["data/step_num_trajectories_overlong"] == 1
+    assert [max(s.advantages, key=abs) for s in found.samples] == [0.25, -0.25]
+
+
+# -- errors --
+
+
+def test_no_spread_and_no_choices_are_told_apart() -> None:
+    with pytest.raises(NothingTrainableError, match=r"every group \(1\) has equal rewards"):
+        plan(group(1.0, 1.0))
+    with pytest.raises(NothingTrainableError, match="2 choices without an exchange id"):
+        plan(group(1.0, 0.0, history=UNTRACKED))
+
+
+@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
+def test_rewards_must_be_finite(loss: Any) -> None:
+    with pytest.raises(TrajectoryError, match=r"groups\[0\].trajectories\[1\]"):
+        plan(group(1.0, math.nan), loss=loss)
