@@ -29,6 +29,9 @@ class Timing:
     def seconds(self, clock: Clock) -> float:
         return self.cpu_s if clock == "cpu_s" else self.wall_s
 
+    def __sub__(self, other: Timing) -> Timing:
+        return Timing(self.cpu_s - other.cpu_s, self.wall_s - other.wall_s)
+
 
 def main_clock(device: str) -> Clock:
     """The clock that a comparison on `device` goes by."""
@@ -73,11 +76,32 @@ def median(timings: Sequence[Timing], clock: Clock) -> float:
 
 
 def measure(function: Callable[[], object], device: str) -> Timing:
-    _finish(device)
-    wall, cpu = time.perf_counter(), time.process_time()
+    watch = Stopwatch(device)
     function()
-    _finish(device)
-    return Timing(cpu_s=time.process_time() - cpu, wall_s=time.perf_counter() - wall)
+    return watch.total()
+
+
+class Stopwatch:
+    """Measures this process, all its threads, from when it is made or restarted."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        self._start = self._last = self._now()
+
+    def total(self) -> Timing:
+        return self._now() - self._start
+
+    def lap(self) -> Timing:
+        """Since the last lap ended."""
+        last, self._last = self._last, self._now()
+        return self._last - last
+
+    def _now(self) -> Timing:
+        _finish(self._device)
+        return Timing(cpu_s=time.process_time(), wall_s=time.perf_counter())
 
 
 def _finish(device: str) -> None:

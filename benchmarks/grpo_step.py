@@ -1,0 +1,170 @@
+"""One whole GRPO step (generate, train) of ART against TRL's `GRPOTrainer`.
+
+Both sample 8 completions of 64 tokens for each prompt and make one LoRA update from them, starting from the same model
+directory, with the same batch, prompts, reward and threads. Ours is the embedded engine, the trainer, and the publish
+between them with its handshake, in one process; TRL generates with transformers, as it does without vLLM. Each side has
+a process of its own, and they take turns.
+
+    python -m benchmarks grpo_step --quick
+    python -m benchmarks grpo_step --models 30M --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.grpo_loops import (
+    COMPLETIONS,
+    GENERATE,
+    NEW_TOKENS,
+    PUBLISH,
+    SCORE,
+    TOTAL,
+    TRAIN,
+    StepTimes,
+    Work,
+    Worker,
+    run_ours,
+    run_trl,
+    write_tokenizer,
+)
+from benchmarks.models import LORA, choose_dtype, model_files
+from benchmarks.report import Cell, Result, error_bar, middle
+from benchmarks.timing import Clock, Timing, median, progress, ratio
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODELS = ["1.2 M", "5 M"]
+QUICK_MODELS = ["1.2 M"]
+
+_SIZES = ((4, 512), (8, 64))
+"""(prompts in a step, tokens of each)."""
+_QUICK_SIZES = ((1, 64),)
+_PARTS = (GENERATE, SCORE, TRAIN, PUBLISH)
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each side (default: all)")
+
+
+def run(args: argparse.Namespace) -> Result:
+    rows: list[dict[str, Cell]] = []
+    for name in args.models or (QUICK_MODELS if args.quick else MODELS):
+        with model_files(name, args.device) as files:
+            write_tokenizer(files.base, files.vocab_size)
+            for num_prompts, prompt_tokens in _QUICK_SIZES if args.quick else _SIZES:
+                work = Work(
+                    model=files.base,
+                    device=args.device,
+                    dtype=choose_dtype(args),
+                    num_threads=args.threads,
+                    num_prompts=num_prompts,
+                    prompt_tokens=prompt_tokens,
+                    vocab_size=files.vocab_size,
+                    num_rounds=args.repeats + 1,
+                )
+                rows += _compare(name, work)
+    return Result(
+        summary=f"A step of {COMPLETIONS} completions of {NEW_TOKENS} tokens per prompt in {choose_dtype(args)} on "
+        f"{args.device}, {args.threads} threads, LoRA rank {LORA.rank}.",
+        rows=rows,
+        notes=[
+            "ratio: TRL's time by ours, round by round",
+            "tokens ratio: tokens that TRL computes by those that ART does, sampling and training together; that the "
+            "time ratio is above it is due to other savings",
+            "train of ART: rewards to checkpoint on disk; publish: checkpoint to engine, with the handshake",
+            "score of TRL: from completions to advantages, without generation",
+            "parts are medians of wall time in seconds",
+        ],
+    )
+
+
+def _compare(name: str, work: Work) -> list[dict[str, Cell]]:
+    """One row for each side."""
+    workers = {"ART": Worker(run_ours, work), "TRL": Worker(run_trl, work)}
+    try:
+        times = _alternate(workers, work, f"{name}, {work.num_prompts} x {work.prompt_tokens}")
+    finally:
+        for worker in workers.values():
+            worker.close()
+    ours, theirs = _computed_tokens(work)
+    return [
+        {
+            "model": name,
+            "prompts": f"{work.num_prompts} x {work.prompt_tokens} tokens",
+            "side": side,
+            "seconds": median(_part(times[side], TOTAL), "wall_s"),
+            "CPU s": median(_part(times[side], TOTAL), "cpu_s"),
+            "ratio, wall": _ratio(times, "wall_s") if side == "TRL" else 1,
+            "ratio, CPU": _ratio(times, "cpu_s") if side == "TRL" else 1,
+            "tokens ratio": theirs / ours if side == "TRL" else 1,
+            **{part: _cell(times[side], part) for part in _PARTS},
+        }
+        for side in workers
+    ]
+
+
+def _alternate(workers: dict[str, Worker], work: Work, label: str) -> dict[str, list[StepTimes]]:
+    """As `timing.alternate`, but in processes that measure themselves."""
+    times: dict[str, list[StepTimes]] = {side: [] for side in workers}
+    with progress(label, total=work.num_rounds * len(workers)) as bar:
+        for number in range(work.num_rounds):
+            for side in list(workers) if number % 2 else list(workers)[::-1]:
+                step = workers[side].step(number)
+                if number > 0:
+                    times[side].append(step)
+                bar.update()
+    return times
+
+
+def _part(steps: list[StepTimes], part: str) -> list[Timing]:
+    return [step[part] for step in steps]
+
+
+def _cell(steps: list[StepTimes], part: str) -> Cell:
+    return median(_part(steps, part), "wall_s") if part in steps[0] else ""
+
+
+def _ratio(times: dict[str, list[StepTimes]], clock: Clock) -> Cell:
+    return ratio(_part(times["TRL"], TOTAL), _part(times["ART"], TOTAL), clock)
+
+
+def _computed_tokens(work: Work) -> tuple[int, int]:
+    """(ART, TRL): prompts, completions while sampling, and training. A last token is never computed."""
+    sampled = COMPLETIONS * (NEW_TOKENS - 1)
+    ours = work.num_prompts * 2 * (work.prompt_tokens + sampled)
+    theirs = work.num_prompts * (2 * (COMPLETIONS * work.prompt_tokens + sampled) + COMPLETIONS)
+    return ours, theirs
+
+
+def draw(result: Result) -> Figure:
+    """Per workload, the time of a step of each side, by part."""
+    from matplotlib.figure import Figure
+
+    works = list(dict.fromkeys((row["model"], row["prompts"]) for row in result.rows))
+    figure = Figure(figsize=(2.6 + 2.4 * len(works), 4), layout="constrained")
+    for axes, work in zip(figure.subplots(1, len(works), squeeze=False)[0], works, strict=True):
+        rows = {row["side"]: row for row in result.rows if (row["model"], row["prompts"]) == work}
+        bottoms = [0.0, 0.0]
+        for part in _PARTS:
+            heights = [middle(row[part] or 0.0) for row in rows.values()]
+            axes.bar(list(rows), heights, 0.6, bottom=bottoms, label=part)
+            bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+        times = rows["TRL"]["ratio, wall"]
+        (low,), (high,) = error_bar([times])
+        axes.set_title(f"{work[0]}, {work[1]}\n{middle(times):.1f}x ({middle(times) - low:.1f} to "
+                       f"{middle(times) + high:.1f})", fontsize=10)  # fmt: skip
+        axes.margins(y=0.08)
+    figure.axes[0].set_ylabel("wall seconds of a step")
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    from benchmarks.__main__ import main
+
+    main(["grpo_step", *sys.argv[1:]])
