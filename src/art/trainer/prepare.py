@@ -8,6 +8,7 @@ preference pairs (DPO)   turned into one number per rollout
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,7 +46,8 @@ def prepare_paths(
         if isinstance(term, KlConfig) and term.where == "reward":
             return _with_kl_reward(paths, term), {}
         if isinstance(term, DpoConfig):
-            return _with_preferences(measure(paths, _POLICY, _POLICY), term, pairs, config.mismatch)
+            # As the anchor, so that the gate judges by these very numbers again.
+            return _with_preferences(measure(paths, _POLICY, ANCHOR), term, pairs, config.mismatch)
     return paths, {}
 
 
@@ -56,12 +58,17 @@ def _references(config: TrainConfig) -> list[int | str]:
 
 def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]:
     """Advantages less the weighted KL of each token, whose mean over the step is taken out: it moves credit from tokens
-    that stray to those that do not, and makes no token good or bad by itself."""
+    that stray to those that do not, and makes no token good or bad by itself.
+
+    The mean counts tokens as the loss does, so that the sum of the weighted advantages stays what it was.
+    """
     name = reference_name(term.reference)
     rl = [path for path in paths if path.sample.component == "rl"]
     differences = [torch.from_numpy(path.sampling_logprobs - path.streams[name]) for path in rl]
     kls = [kl_estimate(difference, term.estimator).numpy() for difference in differences]
-    mean = float(np.concatenate(kls).mean()) if kls else 0.0
+    weight = math.fsum(path.sample.weight * len(kl) for path, kl in zip(rl, kls, strict=True))
+    total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in zip(rl, kls, strict=True))
+    mean = total / weight if rl else 0.0
     taken = {id(path): term.weight * (kl - mean) for path, kl in zip(rl, kls, strict=True)}
     return [
         replace(path, advantages=path.advantages - taken[id(path)]) if id(path) in taken else path for path in paths
@@ -76,7 +83,7 @@ def _with_preferences(
     gains: dict[str, float] = {}
     for path in rl:
         reference = path.sampling_logprobs if term.reference == "sampler" else path.streams[str(term.reference)]
-        gain = float((path.streams[_POLICY].astype(np.float64) - reference).sum())
+        gain = float((path.streams[ANCHOR].astype(np.float64) - reference).sum())
         gains[path.sample.rollout_id] = gains.get(path.sample.rollout_id, 0.0) + gain
     # The gate will mask samples of these rollouts. Half a pair would be pushed up or down without its counterweight.
     usable = gains.keys() - (_mismatched_rollouts(rl, gate) if gate is not None and rl else set())
@@ -107,7 +114,7 @@ def _with_preferences(
 
 def _mismatched_rollouts(paths: list[SamplePath], gate: MismatchConfig) -> set[str]:
     """Rollouts with a sample that `gate` masks."""
-    gaps = [torch.from_numpy(path.streams[_POLICY] - path.sampling_logprobs) for path in paths]
+    gaps = [torch.from_numpy(path.streams[ANCHOR] - path.sampling_logprobs) for path in paths]
     samples = torch.repeat_interleave(torch.tensor([len(gap) for gap in gaps]))
     masked = find_mismatched(torch.cat(gaps), samples, len(paths), gate).tolist()
     return {path.sample.rollout_id for path, is_masked in zip(paths, masked, strict=True) if is_masked}

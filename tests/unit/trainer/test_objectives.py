@@ -1,0 +1,337 @@
+"""Loss and gradient of every objective, from rewards to what the optimiser is given, against `objective_reference`.
+
+The whole path of a step runs: plan (advantages, weights, pairs), references, anchors and the gate, packing, the prefix
+tree, the loss. It computes in float32, the reference in float64. The largest relative error of a gradient seen here is
+1.5e-6, which is what float32 leaves of these sums; a wrong weight of a few tokens shows as 1e-3 and more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from objective_reference import Adapter, PlainModel, Policies, Result, Rollout, objective
+from objective_rollouts import plan, random_rollouts
+from torch import Tensor
+
+from art.config import (
+    CispoConfig,
+    DistillConfig,
+    DpoConfig,
+    DppoConfig,
+    GspoConfig,
+    KlConfig,
+    LoraConfig,
+    LossConfig,
+    MismatchConfig,
+    OptimizerConfig,
+    PpoConfig,
+    ReinforceConfig,
+    SftConfig,
+    TrainConfig,
+    TrainerConfig,
+    TrainSFTConfig,
+)
+from art.trainer.optimizer import Optimizer
+from art.trainer.trainer import Trainer
+from art.trainer.types import StepResult, TrainingSample
+
+TOLERANCE = 1e-5
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an optimiser update was given."""
+
+    adapter: dict[str, Tensor]
+    gradient: Tensor  # [P] before clipping
+
+
+class Bench:
+    """A trainer with checkpoints 0 (fresh), 1 (a reference) and 2 (the policy), and the reference's model of them."""
+
+    def __init__(self, model_path: str, root: Path) -> None:
+        self.trainer = Trainer(model_path, TrainerConfig(device="cpu", num_threads=1))
+        self.model = PlainModel(model_path, scale=LORA.alpha / LORA.rank)
+        self.root = root
+        self.adapters: list[dict[str, Tensor]] = []
+        self._numbers = itertools.count()
+        self.trainer.init_checkpoint(root / "0", LORA)
+        self.adapters.append(self._adapter())
+        for step in (1, 2):  # a large rate moves every matrix
+            self.trainer.train_sft(
+                [_text(step)],
+                TrainSFTConfig(learning_rate=0.1),
+                from_checkpoint=root / str(step - 1),
+                to_checkpoint=root / str(step),
+                job_id=f"sft-{step}",
+            )
+            self.adapters.append(self._adapter())
+
+    def rollouts(self, seed: int) -> list[Rollout]:
+        return random_rollouts(seed, lambda branch: self.model.logprobs(branch, self.adapters[2]))
+
+    def train(
+        self, rollouts: Sequence[Rollout], config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> tuple[StepResult, list[Seen]]:
+        """One step from checkpoint 2, and what its updates were given."""
+        seen: list[Seen] = []
+        update = Optimizer.update
+
+        def spy(optimizer: Optimizer, learning_rate: float, settings: OptimizerConfig) -> float:
+            seen.append(Seen(self._adapter(), self._policy.grads.clone()))
+            return update(optimizer, learning_rate, settings)
+
+        samples, pairs = plan(rollouts, config)
+        with monkeypatch.context() as patch:
+            patch.setattr(Optimizer, "update", spy)
+            number = next(self._numbers)
+            result = self.trainer.train(
+                samples,
+                config,
+                from_checkpoint=self.root / "2",
+                to_checkpoint=self.root / f"3-{number}",
+                job_id=f"rl-{number}",
+                pairs=pairs,
+                references={step: self.root / str(step) for step in (0, 1)},
+            )
+        return result, seen
+
+    def expect(self, rollouts: Sequence[Rollout], config: TrainConfig, policy: Adapter) -> tuple[Result, Tensor]:
+        """The reference's loss and gradient."""
+        leaves = {name: tensor.double().requires_grad_() for name, tensor in policy.items()}
+        references = {
+            name: None if name == "base" else {n: t.double() for n, t in self.adapters[int(name)].items()}
+            for term in config.terms
+            if isinstance(term, (KlConfig, DpoConfig)) and (name := str(term.reference)) != "sampler"
+        }
+        start = {name: tensor.double() for name, tensor in self.adapters[2].items()}
+        result = objective(rollouts, config, Policies(self.model, leaves, start, references))
+        result.loss.backward()
+        return result, torch.cat([leaf.grad.flatten() for leaf in leaves.values()])
+
+    @property
+    def _policy(self):  # type: ignore[no-untyped-def]
+        return self.trainer._loaded.policy
+
+    def _adapter(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self._policy.tensors.items()}
+
+
+def _text(step: int) -> TrainingSample:
+    ids = [(7 * step + 11 * i * i) % 61 for i in range(24)]
+    return TrainingSample(
+        sample_id="text",
+        rollout_id="text",
+        token_ids=ids,
+        loss_mask=[i > 0 for i in range(24)],
+        sampling_logprobs=[0.0] * 24,
+        advantages=[0.0] * 24,
+        component="sft",
+    )
+
+
+@pytest.fixture(scope="module")
+def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def check(bench: Bench, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, *, seed: int = 0) -> list[Result]:
+    """Every update of a step against the reference; a step of two updates has a group in each."""
+    rollouts = bench.rollouts(seed)
+    step, seen = bench.train(rollouts, config, monkeypatch)
+    parts = [rollouts] if len(seen) == 1 else [[r for r in rollouts if r.group == group] for group in (0, 1)]
+    results = []
+    for number, (update, part) in enumerate(zip(seen, parts, strict=True)):
+        # The gate looks at later updates only with the anchor at the step's start.
+        gated = number == 0 or config.anchor == "step_start"
+        judged = config if gated else config.model_copy(update={"mismatch": None})
+        result, gradient = bench.expect(part, judged, update.adapter)
+        assert relative_error(update.gradient, gradient) < TOLERANCE
+        results.append(result)
+    losses = [result.loss.item() for result in results]
+    assert step.metrics["loss/train"] == pytest.approx(sum(losses) / len(losses), rel=1e-5, abs=1e-6)
+    total = sum(result.num_tokens for result in results)
+    for side in ("low", "high"):
+        clipped = sum(len(getattr(result.clips, side)) for result in results)
+        assert step.metrics[f"loss/clipped_{side}_share"] == pytest.approx(clipped / total)
+    clips = [result.clips for result in results]
+    assert step.metrics["offpolicy/mismatch_masked_tokens"] == sum(found.masked_tokens for found in clips)
+    assert step.metrics["offpolicy/truncated_share"] == pytest.approx(sum(found.truncated for found in clips) / total)
+    return results
+
+
+def settings(*terms: LossConfig, **fields: object) -> TrainConfig:
+    return TrainConfig(**{"loss": terms, "mismatch": None, "learning_rate": 1e-3} | fields)
+
+
+CLIPPING_BOTH_SIDES = [
+    PpoConfig(),
+    # A likely token of this small model has a few per cent, so the mask must be narrower than its default to bite.
+    DppoConfig(mask_low=0.004, mask_high=0.004, log_ratio_penalty=0.1),
+    GspoConfig(),
+    GspoConfig(clip_low=0.05, clip_high=0.1),
+    CispoConfig(clip_low=0.3, clip_high=0.3),
+]
+
+
+@pytest.mark.parametrize("term", CLIPPING_BOTH_SIDES, ids=str)
+def test_clipped_objectives(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = check(bench, settings(term), monkeypatch)
+    assert result.clips.low
+    assert result.clips.high
+    assert len(result.clips.low | result.clips.high) < result.num_tokens
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        ReinforceConfig(),
+        SftConfig(),
+        DistillConfig(teacher="p/t"),
+        DistillConfig(teacher="p/t", max_advantage=0.5),
+        DppoConfig(),
+        CispoConfig(),
+    ],
+    ids=str,
+)
+def test_objectives_that_clip_little_or_nothing(
+    term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(bench, settings(term), monkeypatch)
+
+
+@pytest.mark.parametrize("term", [ReinforceConfig(max_ratio=1.2), DppoConfig(max_ratio=1.3)], ids=str)
+def test_objectives_with_an_upper_bound(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = check(bench, settings(term), monkeypatch)
+    assert result.clips.high
+    assert not result.clips.low
+
+
+def test_dual_clip_bites(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = check(bench, settings(PpoConfig(dual_clip=1.2)), monkeypatch)
+    assert 0 < result.clips.dual < len(result.clips.high)
+
+
+@pytest.mark.parametrize("where", ["loss", "reward"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("reference", ["base", 1])
+def test_kl(reference: str | int, estimator: str, where: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    kl = KlConfig(weight=0.3, reference=reference, estimator=estimator, where=where)
+    check(bench, settings(PpoConfig(), kl, normalize="rollout"), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("reference", "label_smoothing", "pairs"),
+    [("base", 0.0, "best_worst"), ("base", 0.2, "all"), ("sampler", 0.0, "all"), (1, 0.2, "best_worst")],
+)
+def test_dpo(
+    reference: str | int, label_smoothing: float, pairs: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    term = DpoConfig(weight=0.7, beta=0.3, label_smoothing=label_smoothing, pairs=pairs, reference=reference)
+    step, (seen,) = bench.train(bench.rollouts(3), settings(term), monkeypatch)
+    result, gradient = bench.expect(bench.rollouts(3), settings(term), seen.adapter)
+    assert relative_error(seen.gradient, gradient) < TOLERANCE
+    assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["token", "rollout", "group", "constant"])
+@pytest.mark.parametrize("term", [PpoConfig(), GspoConfig(clip_low=0.05, clip_high=0.1)], ids=lambda term: term.type)
+def test_normalisation(term: LossConfig, normalize: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    constant = {"constant_tokens": 20} if normalize == "constant" else {}
+    check(bench, settings(term, normalize=normalize, **constant), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        (PpoConfig(weight=0.5), SftConfig(weight=0.2), KlConfig(weight=0.1)),
+        (DppoConfig(), DistillConfig(teacher="p/t", weight=0.3), KlConfig(weight=0.1, where="reward", reference=1)),
+        (GspoConfig(weight=2.0), DistillConfig(teacher="p/t", weight=0.3), SftConfig(weight=0.1)),
+    ],
+    ids=lambda terms: "+".join(term.type for term in terms),
+)
+def test_sums_of_terms(terms: tuple[LossConfig, ...], bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(bench, settings(*terms), monkeypatch)
+
+
+GATE = MismatchConfig(low=0.85, high=1.2, token_low=0.2, token_high=5.0, abort=1.0)
+
+
+@pytest.mark.parametrize("term", [PpoConfig(), GspoConfig(clip_low=0.05, clip_high=0.1)], ids=lambda term: term.type)
+def test_gate_masks_samples(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = check(bench, settings(term, mismatch=GATE), monkeypatch)
+    num_branches = sum(len(rollout.branches) for rollout in bench.rollouts(0))
+    assert 0 < result.clips.masked_branches < num_branches
+
+
+def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_gate = {"low": 1e-3, "high": 1e3, "abort": 1.0}
+    gates = [{"mask_token_low": 0.7}, {"mask_token_high": 1.5}, {"mask_token_low": 0.7, "mask_token_high": 1.5}]
+    masked = []
+    for gate in gates:
+        (result,) = check(bench, settings(PpoConfig(), mismatch=MismatchConfig(**open_gate, **gate)), monkeypatch)
+        assert result.clips.masked_branches == 0
+        masked.append(result.clips.masked_tokens)
+    assert masked[0] > 0 < masked[1]
+    assert masked[2] == masked[0] + masked[1]
+
+
+@pytest.mark.parametrize("reference", ["base", "sampler"])
+def test_dpo_behind_the_gate(reference: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair with a masked sample is left out whole: its other rollout is not pushed either."""
+    term = DpoConfig(beta=0.3, pairs="all", reference=reference)
+    config = settings(term, mismatch=GATE)
+    rollouts = bench.rollouts(0)
+    step, (seen,) = bench.train(rollouts, config, monkeypatch)
+    result, gradient = bench.expect(rollouts, config, seen.adapter)
+    assert 0 < step.metrics["offpolicy/mismatch_masked_share"] < 1
+    assert relative_error(seen.gradient, gradient) < TOLERANCE
+    assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        (PpoConfig(clip_low=0.05, clip_high=0.05),),
+        (GspoConfig(clip_low=0.02, clip_high=0.02),),
+        (ReinforceConfig(max_ratio=1.1), KlConfig(weight=0.2, estimator="k1", reference=1)),
+        (DistillConfig(teacher="p/t"),),
+    ],
+    ids=lambda terms: "+".join(term.type for term in terms),
+)
+def test_two_updates_from_the_step_start(
+    terms: tuple[LossConfig, ...], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first update is its own anchor; the second one's policy has moved, and the sampler's gap stays corrected."""
+    is_gspo = isinstance(terms[0], GspoConfig)  # whose reference knows one factor per branch only
+    gate = MismatchConfig(low=0.7, high=1.4, truncate=None if is_gspo else 1.2, abort=1.0)
+    config = settings(*terms, anchor="step_start", num_minibatches=2, mismatch=gate, learning_rate=0.01)
+    first, second = check(bench, config, monkeypatch, seed=1)
+    assert is_gspo or first.clips.truncated > 0 < second.clips.truncated
+    assert not first.clips.low | first.clips.high
+    if terms[0].type != "distill":
+        assert second.clips.low | second.clips.high
+
+
+@pytest.mark.parametrize("term", [DppoConfig(), CispoConfig()], ids=lambda term: term.type)
+def test_two_updates_anchored_on_the_sampler(term: LossConfig, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(term, num_minibatches=2, mismatch=GATE, learning_rate=0.01)
+    first, _ = check(bench, config, monkeypatch, seed=1)
+    assert first.clips.masked_branches > 0
+
+
+def test_a_single_update_is_its_own_anchor(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(PpoConfig(), anchor="step_start", mismatch=GATE.model_copy(update={"truncate": 1.1}))
+    (result,) = check(bench, config, monkeypatch)
+    assert result.clips.truncated > 0
+    assert not result.clips.low | result.clips.high
