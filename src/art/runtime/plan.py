@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from art.config import DistillConfig, DpoConfig, TrainConfig
 from art.errors import NothingTrainableError, TrainingError
+from art.runtime.distributions import describe_advantages, describe_rollouts
 from art.runtime.samples import Path, ResolvedGroup, ResolvedTrajectory
 from art.trainer.advantages import (
     RolloutAdvantages,
@@ -80,8 +81,11 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     if config.overlong is not None:
         punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
         metrics["data/step_num_trajectories_overlong"] = len(punished)
+    metrics |= describe_rollouts(trajectories)
     if selection.pairs:
         metrics["data/step_num_pairs"] = len(selection.pairs)
+    elif config.learns_from_rewards:
+        metrics |= describe_advantages(samples)
     findings = _findings(selection, trajectories, config)
     return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings, pairs=selection.pairs)
 

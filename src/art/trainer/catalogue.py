@@ -18,7 +18,8 @@ RL = "steps with samples of component rl"
 DPO = "the loss dpo"
 BY_SIGN = "steps with such targets"
 BASE = "steps in which the base was measured"
-EARLIER = "steps whose metrics the server adds up from the request"
+WEIGHED = "losses that weigh advantages"
+OVERLONG = "steps with `overlong`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +95,58 @@ TRAINER_METRICS: dict[str, Metric] = {
 """What `Trainer.train` reports. `Trainer.train_sft` reports those of `ALWAYS`."""
 
 
-def _distribution_metrics(name: str, of: str) -> dict[str, Metric]:
-    return {
-        f"{name}_mean": Metric(f"mean of {of}"),
-        f"{name}_std": Metric("its standard deviation"),
-        f"{name}_min": Metric("the smallest"),
-        f"{name}_p25": Metric("the first quartile"),
-        f"{name}_p50": Metric("the median"),
-        f"{name}_p75": Metric("the third quartile"),
-        f"{name}_max": Metric("the largest"),
-        f"{name}_hist/*": Metric(f"counts in {NUM_BINS} bins of equal width from `{name}_min` to `{name}_max`, 0 to 9"),
+def _distribution_metrics(name: str, of: str, when: str = ALWAYS) -> dict[str, Metric]:
+    meanings = {
+        "mean": f"mean of {of}",
+        "std": "their standard deviation",
+        "min": "the smallest",
+        "p25": "the first quartile",
+        "p50": "the median",
+        "p75": "the third quartile",
+        "max": "the largest",
+        "hist/*": f"counts in {NUM_BINS} bins of equal width from `{name}_min` to `{name}_max`, numbered from 0",
     }
+    return {f"{name}_{part}": Metric(meaning, when) for part, meaning in meanings.items()}
 
 
 PLAN_METRICS: dict[str, Metric] = {
     "data/step_num_groups_submitted": Metric("groups of the request"),
-    "data/step_num_groups_trainable": Metric("groups whose rewards differ"),
+    "data/step_num_groups_trainable": Metric("groups with something to learn from"),
     "data/step_num_trajectories": Metric("rollouts of the request"),
+    "data/step_num_trajectories_overlong": Metric("rollouts whose reward was lowered for their length", OVERLONG),
+    "data/step_num_pairs": Metric("pairs of rollouts that were compared", DPO),
     "data/step_truncated_share": Metric("share of rollouts with an answer that the token limit cut off"),
     **_distribution_metrics("data/reward", "the rewards of all rollouts"),
-    **_distribution_metrics("data/advantage", "the advantages of the trained rollouts, each the mean of its tokens"),
+    **_distribution_metrics(
+        "data/advantage", "the advantages of the trained rollouts, each the mean of its tokens", WEIGHED
+    ),
     "offpolicy/max_staleness": Metric("the step minus the oldest step that sampled one of its tokens"),
     "ledger/sampled_tokens": Metric("tokens that were sampled for the submitted rollouts"),
     "ledger/trained_tokens": Metric("those that were learnt from"),
     "ledger/context_tokens": Metric("those that another model sampled"),
     "ledger/untracked_choices": Metric("answers without a record on this server: context only"),
-    "ledger/dropped_tokens/*": Metric("those that were left out, by reason", "steps that left tokens out"),
+    "ledger/dropped_tokens/*": Metric("tokens that were left out, by reason", "steps that left tokens out"),
 }
 """What the server adds of a step of reinforcement learning, from the request alone."""
+
+SFT_METRICS: dict[str, Metric] = {
+    "data/step_num_trajectories": Metric("trajectories of the request"),
+    "ledger/retokenised_messages": Metric("assistant messages that were learnt, rendered from their text"),
+    "ledger/dropped_messages/template_rewrites_history": Metric(
+        "assistant messages that were left out, because the chat template shows the model another text"
+    ),
+}
+"""The same of a step of supervised fine-tuning."""
+
+JOB_METRICS: dict[str, Metric] = {
+    "publish/probe_gap": Metric("largest difference of log-probs between engine and trainer on the probe, in nats"),
+    "publish/probe_effect": Metric("largest difference that the adapter makes there, in nats"),
+    "publish/adapter_norm": Metric("`loss/adapter_norm` as the engine has it"),
+    "time/publish_s": Metric("loading the checkpoint into the engine, with its proof"),
+    "time/step_job_s": Metric("the whole job on the server: training and publishing"),
+    "findings/*": Metric("1 for each finding of the step", "steps with findings"),
+}
+"""What the server adds of every step once it is published."""
 
 
 def describe(name: str, values: Sequence[float]) -> dict[str, float]:
