@@ -68,13 +68,23 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def log_to_stderr(prefix: str = "") -> None:
+    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=prefix + line)
+
+
+def ignore_ctrl_c() -> None:
+    """It reaches the whole terminal group; the parent decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def child_from_argv(name: str) -> Child:
     """Set up logging and the connection from the command line of a child process."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--fd", type=int, required=True)
     fd = parser.parse_args().fd
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the parent decides
+    log_to_stderr()
+    ignore_ctrl_c()
     child = Child(socket.socket(fileno=fd))
     child.start()
     return child

@@ -208,7 +208,7 @@ class ChildProcess:
                     f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
                 ) from None
             if isinstance(error, ProcessError):
-                exit_text = _describe_exit(process.returncode)
+                exit_text = describe_exit(process.returncode)
                 raise ProcessError(f"the {spec.name} died while starting ({exit_text}){self._log_tail()}") from error
             raise
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
@@ -244,7 +244,7 @@ class ChildProcess:
         return self._death(process)
 
     def _death(self, process: asyncio.subprocess.Process) -> ProcessError:
-        return ProcessError(f"the {self.spec.name} died ({_describe_exit(process.returncode)}){self._log_tail()}")
+        return ProcessError(f"the {self.spec.name} died ({describe_exit(process.returncode)}){self._log_tail()}")
 
     def _on_heartbeat(self, status: dict[str, Any]) -> None:
         self._last_heartbeat = time.monotonic()
@@ -269,7 +269,7 @@ def _unforeseen(name: str, error: Exception) -> ProcessError:
     return ProcessError(f"the {name} could not be started: {type(error).__name__}: {error}")
 
 
-def _describe_exit(returncode: int | None) -> str:
+def describe_exit(returncode: int | None) -> str:
     if returncode is None:
         return "still running"
     return f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from art.trainer.attention import TreeLayout, make_layout
+from art.trainer.deal import pack_shares
+from art.trainer.distributed import ALONE, Team
 from art.trainer.logprobs import group_by_row, target_logprobs
 from art.trainer.lora import LoraPolicy
-from art.trainer.pack import pack
+from art.trainer.shard import idle_layout
 from art.trainer.tree import FloatArray, SamplePath, build_tree
 
 HiddenStates = Callable[[TreeLayout], Tensor]
@@ -30,10 +32,12 @@ def add_stream(
     *,
     max_tokens: int,
     tick: Callable[[], None] = lambda: None,
+    team: Team = ALONE,
 ) -> list[SamplePath]:
-    """`paths` with the log-probs of their targets as stream `name`; `tick` after every forward pass."""
-    measured: list[SamplePath] = list(paths)
-    for indices in pack(paths, max_tokens=max_tokens):
+    """`paths` with the log-probs of their targets as stream `name`; `tick` after every forward pass of this process."""
+    measured: dict[int, FloatArray] = {}
+    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
+    for indices in shares[team.rank]:
         chosen = [paths[index] for index in indices]
         tree = build_tree(chosen)
         layout = make_layout(tree, device=policy.base.device)
@@ -43,7 +47,11 @@ def add_stream(
         logprobs = torch.empty_like(by_row).index_copy_(0, rows.order, by_row).cpu().numpy()
         ends = np.cumsum([len(path.query_positions) for path in chosen])
         parts: list[FloatArray] = np.split(logprobs, ends[:-1])
-        for index, path, part in zip(indices, chosen, parts, strict=True):
-            measured[index] = path.with_stream(name, part)
+        measured |= zip(indices, parts, strict=True)
         tick()
-    return measured
+    if policy.base.is_sharded:
+        for _ in range(max(map(len, shares)) - len(shares[team.rank])):
+            with torch.no_grad():
+                hidden_states(idle_layout(policy.base.device))
+    everything = {index: part for share in team.gather(measured) for index, part in share.items()}
+    return [path.with_stream(name, everything[index]) for index, path in enumerate(paths)]

@@ -14,6 +14,7 @@ import torch
 from torch import distributed as dist
 
 from art.errors import ConfigError
+from art.trainer.attention import TreeLayout
 
 
 def shard_layers(model: Any, device: torch.device) -> None:
@@ -40,3 +41,9 @@ def shard_layers(model: Any, device: torch.device) -> None:
         fully_shard(layer, mesh=mesh)
     backbone = getattr(model, model.base_model_prefix)
     fully_shard(backbone, mesh=mesh, ignored_params=whole)  # the root, which overlaps gathering with computing
+
+
+def idle_layout(device: torch.device) -> TreeLayout:
+    """One token, for a pass that adds nothing, beside a process with more to do."""
+    token = torch.zeros(1, dtype=torch.int64, device=device)
+    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")

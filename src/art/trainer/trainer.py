@@ -83,25 +83,27 @@ class Trainer:
     def __init__(self, base_model: str, config: TrainerConfig, team: Team = ALONE) -> None:
         """Load `base_model`.
 
-        Every process of `team` makes one of these, and then the same calls; each returns or raises the same in all.
+        Every process of `team` makes one of these, and then the same calls. A call returns the same in all, or raises
+        in all and the next one may follow; but after a `ProcessError` the team is beyond repair.
 
         Raises:
             ConfigError: it cannot be loaded or trained, or `team` is not of `config.num_processes`.
         """
         if config.num_processes != team.size:
             raise ConfigError(
-                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; "
-                "`art.runtime.trainer_team` starts them",
+                f"the trainer is configured for {config.num_processes} processes, but {team.size} run; start as many "
+                "with `torchrun`, and pass `Team.from_environment(config)`",
                 param="num_processes",
             )
         torch.set_num_threads(max(1, (config.num_threads or default_num_threads()) // team.size))
         self._config = config
         self._team = team
-        self._base = load_base_model(base_model, config)
+        with team.call(in_lockstep=config.shard_base):
+            self._base = load_base_model(base_model, config)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
         self._kernel_checked = False
-        self._peak_flops = usage.peak_flops(self._base.device, self._base.head.weight.dtype)
+        self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig) -> StepResult:
         """Write step 0: a fresh adapter that changes nothing. A valid checkpoint that is there already stays.
@@ -110,11 +112,12 @@ class Trainer:
             ConfigError: `lora` does not fit the model.
             DiskFullError, StorageError, CorruptCheckpointError
         """
-        if (step := self._team.from_first(lambda: _existing_step(path))) is not None:
-            return StepResult(step=step)
-        loaded = self._inject(lora)
-        self._write(path, loaded, fresh_probe_tokens(self._base.vocab_size), job_id=None, config={}, metrics={})
-        return StepResult(step=0)
+        with self._team.call(in_lockstep=self._base.is_sharded):
+            if (step := self._team.from_first(lambda: _existing_step(path))) is not None:
+                return StepResult(step=step)
+            loaded = self._inject(lora)
+            self._write(path, loaded, fresh_probe_tokens(self._base.vocab_size), job_id=None, config={}, metrics={})
+            return StepResult(step=0)
 
     def train(
         self,
@@ -163,7 +166,8 @@ class Trainer:
             ]
             return _Plan(updates, metrics)
 
-        return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
+        with self._team.call(in_lockstep=self._base.is_sharded):
+            return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
     def train_sft(
         self,
@@ -200,7 +204,8 @@ class Trainer:
                 )
             return _Plan([Update(paths=batch, learning_rate=rate) for batch, rate in zip(batches, rates, strict=True)])
 
-        return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
+        with self._team.call(in_lockstep=self._base.is_sharded):
+            return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
     # -- one step --
 
@@ -232,6 +237,7 @@ class Trainer:
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=config.optimizer.max_grad_norm)
         metrics |= plan.metrics | usage.measure_usage(self._base, record, updates_s, peak_flops=self._peak_flops)
+        metrics["throughput/peak_memory_bytes"] = max(self._team.gather(metrics["throughput/peak_memory_bytes"]))
         metrics["loss/learning_rate"] = plan.updates[-1].learning_rate
         metrics["loss/adapter_norm"] = norm = loaded.policy.norm()
         metrics["loss/adapter_change"] = loaded.policy.change_norm(before) / norm if norm else 0.0
@@ -286,7 +292,10 @@ class Trainer:
             with contextlib.ExitStack() as stack:
                 if isinstance(source, int):
                     stack.enter_context(policy.using(_adapter_of(references, source)))
-                return add_stream(paths, name, policy, hidden_states, max_tokens=self._max_tokens, tick=tick)
+                self._team.gather(None)  # nobody begins before all could read it
+                return add_stream(
+                    paths, name, policy, hidden_states, max_tokens=self._max_tokens, tick=tick, team=self._team
+                )
 
         return measure
 
@@ -310,7 +319,8 @@ class Trainer:
 
     def _load(self, path: Path) -> _Loaded:
         """The checkpoint `path` in memory, read only if it is not there already."""
-        if self._loaded is not None and self._loaded.identity == checkpoints.identify(path):
+        has_it = self._loaded is not None and self._loaded.identity == checkpoints.identify(path)
+        if all(self._team.gather(has_it)) and self._loaded is not None:
             return self._loaded
         checkpoints.verify(path)
         state = checkpoints.read_state(path)
@@ -321,6 +331,7 @@ class Trainer:
         loaded.optimizer.load(checkpoints.read_file(path, checkpoints.OPTIMIZER), state.num_updates)
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
         loaded.step, loaded.identity = state.step, checkpoints.identify(path)
+        self._team.gather(None)  # nobody begins before all could read it
         _log.info("continuing from step %d at %s", state.step, path)
         return loaded
 

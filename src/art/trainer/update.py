@@ -29,6 +29,7 @@ from art.trainer.lora import LoraPolicy
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.metrics import StepRecord, record_targets
 from art.trainer.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.shard import idle_layout
 from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree
 
 ANCHOR = "anchor"
@@ -103,9 +104,9 @@ def compute_gradient(
             tick()
         if policy.base.is_sharded:
             for _ in range(max(team.gather(len(micro_batches))) - len(micro_batches)):
-                _run_idle(policy)
+                (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     parts = team.gather((loss, own))
-    loss = math.fsum(loss for loss, _ in parts)
+    loss = sum(loss for loss, _ in parts)
     if not math.isfinite(loss):
         raise TrainingError(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
@@ -117,13 +118,6 @@ def compute_gradient(
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
     team.sum_gradients(policy.grads)
-
-
-def _run_idle(policy: LoraPolicy) -> None:
-    """A pass that adds nothing, beside a process with more to do: sharded weights are gathered by all or none."""
-    token = torch.zeros(1, dtype=torch.int64, device=policy.base.device)
-    layout = TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")
-    (policy.hidden_states(layout) * 0.0).sum().backward()
 
 
 def _add(part: StepRecord, record: StepRecord) -> None:
