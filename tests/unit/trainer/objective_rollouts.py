@@ -16,11 +16,16 @@ from art.runtime.plan import plan_step
 from art.runtime.samples import Answer, Path, ResolvedGroup, ResolvedTrajectory
 from art.trainer.types import TrainingSample
 
-GROUP_SIZE = 4
 
-
-def random_rollouts(seed: int, logprobs: Callable[[Branch], list[Tensor]], *, num_groups: int = 2) -> list[Rollout]:
-    """Two turns with a tool's result between them, behind a prompt that the group shares.
+def random_rollouts(
+    seed: int,
+    logprobs: Callable[[Branch], list[Tensor]],
+    *,
+    temperatures: Sequence[float] = (1.0, 1.0, 1.0, 0.7),
+    has_branches: bool = True,
+) -> list[Rollout]:
+    """Two groups, each of as many rollouts as `temperatures`: two turns with a tool's result between them, behind a
+    prompt that the group shares.
 
     Member 1 says the same as member 0 at first; member 2 has a second branch, in which its first answer stands
     rewritten. The groups have equally many tokens. Sampler and teacher scatter around `logprobs`.
@@ -31,18 +36,17 @@ def random_rollouts(seed: int, logprobs: Callable[[Branch], list[Tensor]], *, nu
         return [rng.randrange(VOCAB_SIZE) for _ in range(count)]
 
     rollouts = []
-    for group in range(num_groups):
+    for group in range(2):
         prompt, opening = draw(5), draw(4)
-        for member in range(GROUP_SIZE):
+        for member, temperature in enumerate(temperatures):
             first = opening if member < 2 else draw(3 + member)
             result, second = draw(2), draw(3 + member)
             start = len(prompt) + len(first) + len(result)
             spans = [(len(prompt), len(prompt) + len(first)), (start, start + len(second))]
             branches = [Branch(token_ids=prompt + first + result + second, spans=spans)]
-            if member == 2:
+            if member == 2 and has_branches:
                 before = prompt + first[:2] + draw(3)
                 branches.append(Branch(token_ids=before + draw(4), spans=[(len(before), len(before) + 4)]))
-            temperature = 0.7 if member == 3 else 1.0
             rollouts.append(
                 Rollout(
                     name=f"groups[{group}].trajectories[{member}]",

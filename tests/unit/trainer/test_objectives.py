@@ -7,16 +7,11 @@ tree, the loss. It computes in float32, the reference in float64. The largest re
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-import torch
-from objective_reference import Adapter, PlainModel, Policies, Result, Rollout, objective
-from objective_rollouts import plan, random_rollouts
-from torch import Tensor
+from objective_bench import Bench, relative_error
+from objective_reference import Result
 
 from art.config import (
     CispoConfig,
@@ -25,124 +20,20 @@ from art.config import (
     DppoConfig,
     GspoConfig,
     KlConfig,
-    LoraConfig,
     LossConfig,
     MismatchConfig,
-    OptimizerConfig,
     PpoConfig,
     ReinforceConfig,
     SftConfig,
     TrainConfig,
-    TrainerConfig,
-    TrainSFTConfig,
 )
-from art.trainer.optimizer import Optimizer
-from art.trainer.trainer import Trainer
-from art.trainer.types import StepResult, TrainingSample
 
 TOLERANCE = 1e-5
-LORA = LoraConfig(rank=4, alpha=8)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What an optimiser update was given."""
-
-    adapter: dict[str, Tensor]
-    gradient: Tensor  # [P] before clipping
-
-
-class Bench:
-    """A trainer with checkpoints 0 (fresh), 1 (a reference) and 2 (the policy), and the reference's model of them."""
-
-    def __init__(self, model_path: str, root: Path) -> None:
-        self.trainer = Trainer(model_path, TrainerConfig(device="cpu", num_threads=1))
-        self.model = PlainModel(model_path, scale=LORA.alpha / LORA.rank)
-        self.root = root
-        self.adapters: list[dict[str, Tensor]] = []
-        self._numbers = itertools.count()
-        self.trainer.init_checkpoint(root / "0", LORA)
-        self.adapters.append(self._adapter())
-        for step in (1, 2):  # a large rate moves every matrix
-            self.trainer.train_sft(
-                [_text(step)],
-                TrainSFTConfig(learning_rate=0.1),
-                from_checkpoint=root / str(step - 1),
-                to_checkpoint=root / str(step),
-                job_id=f"sft-{step}",
-            )
-            self.adapters.append(self._adapter())
-
-    def rollouts(self, seed: int) -> list[Rollout]:
-        return random_rollouts(seed, lambda branch: self.model.logprobs(branch, self.adapters[2]))
-
-    def train(
-        self, rollouts: Sequence[Rollout], config: TrainConfig, monkeypatch: pytest.MonkeyPatch
-    ) -> tuple[StepResult, list[Seen]]:
-        """One step from checkpoint 2, and what its updates were given."""
-        seen: list[Seen] = []
-        update = Optimizer.update
-
-        def spy(optimizer: Optimizer, learning_rate: float, settings: OptimizerConfig) -> float:
-            seen.append(Seen(self._adapter(), self._policy.grads.clone()))
-            return update(optimizer, learning_rate, settings)
-
-        samples, pairs = plan(rollouts, config)
-        with monkeypatch.context() as patch:
-            patch.setattr(Optimizer, "update", spy)
-            number = next(self._numbers)
-            result = self.trainer.train(
-                samples,
-                config,
-                from_checkpoint=self.root / "2",
-                to_checkpoint=self.root / f"3-{number}",
-                job_id=f"rl-{number}",
-                pairs=pairs,
-                references={step: self.root / str(step) for step in (0, 1)},
-            )
-        return result, seen
-
-    def expect(self, rollouts: Sequence[Rollout], config: TrainConfig, policy: Adapter) -> tuple[Result, Tensor]:
-        """The reference's loss and gradient."""
-        leaves = {name: tensor.double().requires_grad_() for name, tensor in policy.items()}
-        references = {
-            name: None if name == "base" else {n: t.double() for n, t in self.adapters[int(name)].items()}
-            for term in config.terms
-            if isinstance(term, (KlConfig, DpoConfig)) and (name := str(term.reference)) != "sampler"
-        }
-        start = {name: tensor.double() for name, tensor in self.adapters[2].items()}
-        result = objective(rollouts, config, Policies(self.model, leaves, start, references))
-        result.loss.backward()
-        return result, torch.cat([leaf.grad.flatten() for leaf in leaves.values()])
-
-    @property
-    def _policy(self):  # type: ignore[no-untyped-def]
-        return self.trainer._loaded.policy
-
-    def _adapter(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self._policy.tensors.items()}
-
-
-def _text(step: int) -> TrainingSample:
-    ids = [(7 * step + 11 * i * i) % 61 for i in range(24)]
-    return TrainingSample(
-        sample_id="text",
-        rollout_id="text",
-        token_ids=ids,
-        loss_mask=[i > 0 for i in range(24)],
-        sampling_logprobs=[0.0] * 24,
-        advantages=[0.0] * 24,
-        component="sft",
-    )
 
 
 @pytest.fixture(scope="module")
 def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
-
-
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).norm() / expected.norm())
 
 
 def check(bench: Bench, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, *, seed: int = 0) -> list[Result]:
