@@ -34,6 +34,10 @@ from art.protocol.training import (
 )
 from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
 
+LossName = Literal[
+    "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
@@ -132,9 +136,9 @@ class Backend:
         *,
         config: TrainConfig | None = None,
         learning_rate: float | None = None,
-        loss_fn: Literal["dppo", "ppo", "cispo"] | None = None,
+        loss_fn: LossName | None = None,
         loss_fn_config: dict[str, Any] | None = None,
-        scale_rewards: bool | Literal["none", "group"] | None = None,
+        scale_rewards: bool | Literal["none", "group", "batch", "mean"] | None = None,
         normalize_advantages: bool | None = None,
         num_minibatches: int | None = None,
         **further: Any,
@@ -142,11 +146,14 @@ class Backend:
         """One step of reinforcement learning; returns when the new weights are served.
 
         Args:
-            config: all settings at once, or else single ones; what is `None` keeps the default of `TrainConfig`.
-            loss_fn_config: the loss's own settings, see `DppoConfig`, `PpoConfig` and `CispoConfig`.
-            scale_rewards: divide advantages by the group's standard deviation; older name: `normalize_advantages`.
-            further: options of older code. `epsilon` and `epsilon_high` are the clips of ppo and cispo; any other must
-                have the value that asks for what is done anyway.
+            config: settings as a whole; single ones may be added where they do not overlap. What is not given keeps
+                the default of `TrainConfig`.
+            loss_fn: a loss, or an algorithm, which is a preset of `TrainConfig` (`grpo`, `dapo`, ...).
+            loss_fn_config: the loss's own settings, see `DppoConfig`, `PpoConfig` and the others.
+            scale_rewards: `True` is "group"; older name: `normalize_advantages`.
+            further: any other setting of `TrainConfig` by its name, or one of older code: `epsilon` and `epsilon_high`
+                are clips, `kl_penalty_coef` and `kl_penalty_reference_step` a KL in the reward, `beta` one in the loss,
+                `importance_sampling_level="sequence"` is gspo, `truncated_importance_sampling` is `mismatch.truncate`.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or cannot be honoured.

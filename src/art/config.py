@@ -329,6 +329,21 @@ class TrainConfig(Config):
         """DAPO (arXiv 2503.14476): a wider upper clip, a mean over all tokens, soft punishment of overlong answers."""
         return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
 
+    @classmethod
+    def gspo(cls, **settings: Any) -> Self:
+        """Group sequence policy optimization (arXiv 2507.18071): GRPO with one ratio, and one clip, per sample."""
+        return cls(**{"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"} | settings)
+
+    @classmethod
+    def rloo(cls, **settings: Any) -> Self:
+        """ "Back to basics" (arXiv 2402.14740): REINFORCE against the mean reward of the group's other rollouts."""
+        return cls(**{"loss": ReinforceConfig(), "baseline": "leave_one_out"} | settings)
+
+    @classmethod
+    def maxrl(cls, **settings: Any) -> Self:
+        """Maximum likelihood reinforcement learning (arXiv 2602.02710): of rewards 0 and 1, a rare 1 counts more."""
+        return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
+
 
 class TrainSFTConfig(Config):
     """Supervised fine-tuning on the assistant messages of trajectories."""

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from functools import partial
+from typing import Any, Literal, TypedDict
 
 from pydantic import ValidationError
 
 from art.config import (
     CispoConfig,
+    DpoConfig,
     DppoConfig,
     EngineConfig,
+    GspoConfig,
+    KlConfig,
     LoraConfig,
+    LossConfig,
+    MismatchConfig,
     ModelSettings,
     PpoConfig,
+    ReinforceConfig,
     RenderConfig,
+    SftConfig,
     TrainerConfig,
 )
 from art.config import TrainConfig as TrainingConfig
@@ -61,8 +69,12 @@ class TrainConfig(TypedDict, total=False):
 
     epsilon: float
     epsilon_high: float
-    scale_rewards: bool
+    importance_sampling_level: Literal["token", "sequence"]
+    kl_penalty_coef: float
+    kl_penalty_reference_step: int
     logprob_calculation_chunk_size: int
+    scale_rewards: bool
+    truncated_importance_sampling: float
 
 
 class InternalModelConfig(TypedDict, total=False):
@@ -175,11 +187,32 @@ def _build(found: dict[str, dict[str, Any]]) -> ModelSettings:
         raise ConfigError(f"_internal_config holds a value out of range: {error}") from error
 
 
-_LOSSES: dict[str, type[DppoConfig] | type[PpoConfig] | type[CispoConfig]] = {
-    "dppo": DppoConfig,
-    "ppo": PpoConfig,
-    "cispo": CispoConfig,
+# -- training options --
+
+_LOSSES: dict[str, Callable[..., TrainingConfig]] = {
+    "dppo": partial(TrainingConfig, loss=DppoConfig()),
+    "ppo": partial(TrainingConfig, loss=PpoConfig()),
+    "cispo": partial(TrainingConfig, loss=CispoConfig()),
+    "reinforce": partial(TrainingConfig, loss=ReinforceConfig()),
+    "sft": partial(TrainingConfig, loss=SftConfig()),
+    "dpo": partial(TrainingConfig, loss=DpoConfig()),
+    "grpo": TrainingConfig.grpo,
+    "dr_grpo": TrainingConfig.dr_grpo,
+    "dapo": TrainingConfig.dapo,
+    "gspo": TrainingConfig.gspo,
+    "rloo": TrainingConfig.rloo,
+    "maxrl": TrainingConfig.maxrl,
 }
+"""What `loss_fn` may name: a loss, or an algorithm with its baseline, scale and normalisation."""
+_LOSS_OPTIONS = ("loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "importance_sampling_level")
+_KL_OPTIONS = ("kl_penalty_coef", "kl_penalty_reference_step", "beta")
+_TRAIN_HONOURED = (
+    *TrainingConfig.model_fields,
+    *_LOSS_OPTIONS,
+    *_KL_OPTIONS,
+    "normalize_advantages",
+    "truncated_importance_sampling",
+)
 _TRAIN_HINTS = {"logprob_calculation_chunk_size", "plot_tensors", "precalculate_logprobs", "verbose"}
 """Had to do with memory or output only."""
 _TRAIN_NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -191,7 +224,6 @@ _TRAIN_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "importance_sampling_level": ("token",),
     "kimi_k2_tau": (None,),
     "kl_penalty_coef": (0,),
-    "kl_penalty_reference_step": (None,),
     "kl_ref_adapter_path": (None,),
     "mask_prob_ratio": (False,),
     "max_negative_advantage_importance_sampling_weight": (None,),
@@ -199,57 +231,103 @@ _TRAIN_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "packed_sequence_length": (None,),
     "save_checkpoint": (True,),
     "scale_learning_rate_by_reward_std_dev": (False,),
-    "truncated_importance_sampling": (None,),
 }
 """Options of older code, with the values that ask for what is done anyway."""
-_TRAIN_HONOURED = (
-    "learning_rate", "num_minibatches", "loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "scale_rewards",
-    "normalize_advantages",
-)  # fmt: skip
 
 
 def train_config(config: TrainingConfig | None, settings: Mapping[str, Any]) -> TrainingConfig:
-    """The settings of a training step, given as a whole or one by one.
+    """The settings of a training step, given as a whole, one by one, or both ways where they do not overlap.
 
     Raises:
-        ConfigError: both ways at once, or a setting that is unknown, out of range or cannot be honoured.
+        ConfigError: a setting is given twice, unknown, out of range or cannot be honoured.
     """
     given = {key: value for key, value in settings.items() if key not in _TRAIN_HINTS}
     given = {key: value for key, value in given.items() if value not in _TRAIN_NEUTRAL.get(key, ())}
     if refused := [f"{key}={value!r}" for key, value in given.items() if key not in _TRAIN_HONOURED]:
-        raise ConfigError(
-            f"training cannot honour {', '.join(refused)}; it knows {', '.join(_TRAIN_HONOURED)} and everything in "
-            "`art.TrainConfig`"
-        )
+        raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_TRAIN_HONOURED)}")
     given = {key: value for key, value in given.items() if value is not None}
-    if config is not None and given:
-        raise ConfigError(f"pass either `config` or single settings; got `config` and {', '.join(sorted(given))}")
-    if config is not None:
+    if config is not None and not given:
         return config
-    values: dict[str, Any] = {key: given[key] for key in ("learning_rate", "num_minibatches") if key in given}
-    if {"loss_fn", "loss_fn_config", "epsilon", "epsilon_high"} & given.keys():
-        values["loss"] = _loss(given)
-    if scale := given.get("scale_rewards", given.get("normalize_advantages")):
-        values["scale_rewards"] = "group" if scale is True else scale
     try:
-        return TrainingConfig(**values)
-    except ValidationError as error:
-        raise ConfigError(f"a training setting is out of range: {error}") from error
+        return _train_config(config, given)
+    except (ValidationError, TypeError) as error:
+        raise ConfigError(f"these training settings do not fit together: {error}") from error
 
 
-def _loss(given: Mapping[str, Any]) -> DppoConfig | PpoConfig | CispoConfig:
-    """The loss; `epsilon` and `epsilon_high` are the clips of ppo and cispo, and `epsilon` alone is both for ppo."""
-    name = given.get("loss_fn", "dppo")
+def _train_config(config: TrainingConfig | None, given: Mapping[str, Any]) -> TrainingConfig:
+    values = _own_settings(given)
+    of_config = {} if config is None else {key: getattr(config, key) for key in config.model_fields_set}
+    tuned = [key for key in _LOSS_OPTIONS if key in given]
+    again = [*(values.keys() & of_config.keys()), *(tuned if "loss" in of_config | values else ())]
+    if again:
+        raise ConfigError(f"{', '.join(sorted(again))}: given twice, by `config` or `loss` and by itself; keep one")
+    values = of_config | values
+    if "truncated_importance_sampling" in given:
+        values.setdefault("anchor", "step_start")
+    found = _with_loss(values, given) if tuned else TrainingConfig(**values)
+    penalties = _kl_penalties(given)
+    return _changed(found, loss=(*found.terms, *penalties)) if penalties else found
+
+
+def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is a setting of `TrainConfig` by its own name, or an older name of one."""
+    values = {key: given[key] for key in TrainingConfig.model_fields if key in given}
+    scale = given.get("scale_rewards", given.get("normalize_advantages"))
+    if scale is not None:
+        values["scale_rewards"] = ("group" if scale else "none") if isinstance(scale, bool) else scale
+    if (limit := given.get("truncated_importance_sampling")) is not None:
+        if "mismatch" in values:
+            raise ConfigError("truncated_importance_sampling is `truncate` of `mismatch`: set it there")
+        values["mismatch"] = MismatchConfig(truncate=limit)
+    return values
+
+
+def _changed(config: TrainingConfig, **changes: Any) -> TrainingConfig:
+    """A copy that is validated."""
+    return TrainingConfig(**dict(config) | changes)
+
+
+def _with_loss(values: dict[str, Any], given: Mapping[str, Any]) -> TrainingConfig:
+    """The settings `values` with the loss or algorithm that `loss_fn` names, and its options."""
+    level = given.get("importance_sampling_level")
+    name = given.get("loss_fn", "ppo" if level else "dppo")
     if name not in _LOSSES:
         raise ConfigError(f"loss_fn must be one of {', '.join(_LOSSES)}; got {name!r}")
+    config = _LOSSES[name](**values)
+    (term,) = config.terms
+    settings = term.model_dump(exclude_unset=True)
+    if level is not None and not isinstance(term, GspoConfig):
+        if level != "sequence" or not isinstance(term, PpoConfig):
+            raise ConfigError(f"importance_sampling_level={level!r} cannot be had with the loss {term.type}")
+        term, settings = GspoConfig(), {}  # ratios of sequences want clips of their own
+    clips, options = _clips(term, given), given.get("loss_fn_config", {})
+    if again := clips.keys() & options.keys():
+        raise ConfigError(f"{', '.join(again)}: given by loss_fn_config and by epsilon; keep one")
+    return _changed(config, loss=type(term)(**settings | clips | options))
+
+
+def _clips(term: LossConfig, given: Mapping[str, Any]) -> dict[str, float]:
+    """`epsilon` and `epsilon_high` as the clips of a loss; `epsilon` alone is both, but for cispo."""
     low, high = given.get("epsilon"), given.get("epsilon_high")
-    if name == "dppo" and (low is not None or high is not None):
+    if low is None and high is None:
+        return {}
+    if not isinstance(term, (PpoConfig, GspoConfig, CispoConfig)):
         raise ConfigError(
-            "epsilon is a clip of ppo and cispo: add loss_fn='ppo', or set mask_low and mask_high of dppo"
+            f"epsilon is a clip of ppo, gspo and cispo, which {term.type} does not have; choose a loss_fn"
         )
-    high = low if high is None and name == "ppo" else high
-    clips = {key: value for key, value in (("clip_low", low), ("clip_high", high)) if value is not None}
-    try:
-        return _LOSSES[name](**clips, **given.get("loss_fn_config", {}))
-    except (ValidationError, TypeError) as error:
-        raise ConfigError(f"the loss {name} does not take these settings: {error}") from error
+    high = low if high is None and not isinstance(term, CispoConfig) else high
+    return {key: value for key, value in (("clip_low", low), ("clip_high", high)) if value is not None}
+
+
+def _kl_penalties(given: Mapping[str, Any]) -> list[KlConfig]:
+    """`kl_penalty_coef` was taken off the advantages, `beta` added to the loss."""
+    if "kl_penalty_reference_step" in given and "kl_penalty_coef" not in given:
+        raise ConfigError("kl_penalty_reference_step does nothing without kl_penalty_coef above 0")
+    penalties = []
+    if "kl_penalty_coef" in given:
+        reference = given.get("kl_penalty_reference_step", "base")
+        coefficient = given["kl_penalty_coef"]
+        penalties.append(KlConfig(weight=coefficient, reference=reference, estimator="k1", where="reward"))
+    if "beta" in given:
+        penalties.append(KlConfig(weight=given["beta"]))
+    return penalties

@@ -16,8 +16,8 @@ from openai.types.chat.chat_completion import Choice
 import art.client
 from art.backend import Backend, wire_groups
 from art.client import ArtClient
-from art.config import CispoConfig, DppoConfig, ModelSettings, PpoConfig, TrainConfig
-from art.dev import settings_from_internal_config, train_config
+from art.config import ModelSettings, TrainConfig
+from art.dev import settings_from_internal_config
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -373,57 +373,13 @@ async def test_a_backend_without_a_server() -> None:
 # --- settings of older code ---
 
 
-def test_training_settings() -> None:
-    assert train_config(None, {"learning_rate": None}) == TrainConfig()
-    mine = TrainConfig(learning_rate=1e-3)
-    assert train_config(mine, {"learning_rate": None, "verbose": True, "beta": 0.0}) is mine
-    assert train_config(None, {"learning_rate": 1e-4, "num_minibatches": 2}) == TrainConfig(
-        learning_rate=1e-4, num_minibatches=2
-    )
-    assert train_config(None, {"loss_fn": "cispo", "epsilon": 0.5}).loss == CispoConfig(clip_low=0.5)
-    assert train_config(None, {"loss_fn": "ppo", "epsilon": 0.1}).loss == PpoConfig(clip_low=0.1, clip_high=0.1)
-    assert train_config(None, {"loss_fn": "ppo", "epsilon_high": 0.4}).loss == PpoConfig(clip_high=0.4)
-    assert train_config(None, {"loss_fn_config": {"mask_low": 0.1}}).loss == DppoConfig(mask_low=0.1)
-    assert train_config(None, {"normalize_advantages": True}).scale_rewards == "group"
-    assert train_config(None, {"normalize_advantages": True, "scale_rewards": False}).scale_rewards == "none"
-    assert train_config(None, {"scale_rewards": "group"}).scale_rewards == "group"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kl_penalty_coef": 0.1},
-        {"importance_sampling_level": "sequence"},
-        {"save_checkpoint": False},
-        {"truncated_importance_sampling": 2.0},
-        {"allow_training_without_logprobs": True},
-        {"no_such_thing": 1},
-        {"learning_rate": -1.0},
-        {"loss_fn": "reinforce"},
-        {"loss_fn": "dppo", "epsilon": 0.2},
-        {"loss_fn": "ppo", "loss_fn_config": {"mask_low": 1}},
-        {"loss_fn": "ppo", "epsilon": 0.2, "loss_fn_config": {"clip_low": 0.1}},
-        {"scale_rewards": "rank"},
-    ],
-)
-def test_training_settings_that_cannot_be_honoured(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        train_config(None, settings)
-    assert any(str(key).split("_")[0] in str(caught.value) for key in settings)
-
-
-def test_config_and_single_settings_are_not_mixed() -> None:
-    with pytest.raises(ConfigError, match="learning_rate"):
-        train_config(TrainConfig(), {"learning_rate": 1e-4})
-
-
 async def test_backend_train_passes_settings_on(server: FakeArtServer, backend: Backend) -> None:
     await backend.train(Named(), [a_group(0, 1)], learning_rate=3e-4, loss_fn="cispo", kl_penalty_coef=0.0)
     body = next(body for _, path, body in server.requests if path.endswith("/train"))
     assert body["config"]["learning_rate"] == 3e-4
     assert body["config"]["loss"]["type"] == "cispo"
-    with pytest.raises(ConfigError, match="kl_penalty_coef"):
-        await backend.train(Named(), [a_group(0, 1)], kl_penalty_coef=0.1)
+    with pytest.raises(ConfigError, match="kimi_k2_tau"):
+        await backend.train(Named(), [a_group(0, 1)], kimi_k2_tau=0.1)
 
 
 def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,107 @@
+"""Settings that would do nothing together, or not what they say, are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from art.config import (
+    DistillConfig,
+    DpoConfig,
+    DppoConfig,
+    GspoConfig,
+    KlConfig,
+    LengthPenaltyConfig,
+    MismatchConfig,
+    OverlongConfig,
+    PpoConfig,
+    ReinforceConfig,
+    SftConfig,
+    TrainConfig,
+)
+
+DISTILL = DistillConfig(teacher="p/teacher")
+OVERLONG = OverlongConfig(max_tokens=8, buffer=4)
+SHORT = LengthPenaltyConfig(turns=0.1)
+REWARD_KL = KlConfig(where="reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": ()}, "no term that learns anything"),
+        ({"loss": KlConfig()}, "no term that learns anything"),
+        ({"loss": (DppoConfig(), PpoConfig())}, "several objectives that learn from rewards: dppo, ppo"),
+        ({"loss": (DppoConfig(), KlConfig(), KlConfig(reference=3))}, "two terms of the same type"),
+        ({"normalize": "constant"}, "needs `constant_tokens`"),
+        ({"constant_tokens": 5}, "does nothing with normalize='token'"),
+        ({"mismatch": MismatchConfig(truncate=2)}, "needs anchor='step_start'"),
+        ({"scale_rewards": "mean", "baseline": "leave_one_out"}, "do not apply"),
+        ({"scale_rewards": "mean", "overlong": OVERLONG}, "do not apply"),
+        ({"scale_rewards": "mean", "length_penalty": SHORT}, "do not apply"),
+        *[
+            ({"loss": loss} | setting, f"{name} needs an objective that weighs advantages")
+            for loss in (SftConfig(), DISTILL)
+            for name, setting in (
+                ("scale_rewards", {"scale_rewards": "group"}),
+                ("baseline", {"baseline": "leave_one_out"}),
+            )
+        ],
+        ({"loss": (SftConfig(), REWARD_KL)}, "KL in the reward needs an objective"),
+        ({"loss": DISTILL, "overlong": OVERLONG}, "need a loss that learns from rewards"),
+        ({"loss": DISTILL, "length_penalty": SHORT}, "need a loss that learns from rewards"),
+        ({"loss": SftConfig(), "anchor": "step_start"}, "sft has no importance ratio"),
+        ({"loss": DpoConfig(), "baseline": "leave_one_out"}, "baseline needs an objective"),
+        ({"loss": DpoConfig(), "scale_rewards": "group"}, "scale_rewards needs an objective"),
+        ({"loss": DpoConfig(), "normalize": "rollout"}, "dpo is a mean over pairs"),
+        ({"loss": DpoConfig(), "num_minibatches": 2}, "dpo stands alone"),
+        ({"loss": (DpoConfig(), KlConfig())}, "dpo stands alone"),
+        ({"loss": DpoConfig(), "anchor": "step_start"}, "dpo has no importance ratio"),
+        ({"loss": DpoConfig(), "mismatch": MismatchConfig(mask_token_low=0.5)}, "dpo compares whole rollouts"),
+    ],
+)
+def test_combinations_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig(**settings)
+
+
+def test_the_buffer_of_overlong_answers_is_part_of_them() -> None:
+    with pytest.raises(ValidationError, match="got 9 of 8"):
+        OverlongConfig(max_tokens=8, buffer=9)
+
+
+def test_terms_may_be_summed() -> None:
+    loss = (DppoConfig(weight=0.5), SftConfig(), DISTILL, KlConfig(where="reward"))
+    config = TrainConfig.model_validate_json(TrainConfig(loss=loss).model_dump_json())
+    assert config.terms == loss
+    assert config.learns_from_rewards
+    assert not TrainConfig(loss=(DISTILL, KlConfig())).learns_from_rewards
+
+
+# -- presets: only what differs from the defaults is listed --
+
+PRESETS: list[tuple[TrainConfig, dict[str, Any]]] = [
+    (TrainConfig.grpo(), {"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"}),
+    (
+        TrainConfig.dr_grpo(constant_tokens=9),
+        {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": 9},
+    ),
+    (TrainConfig.dapo(), {"loss": PpoConfig(clip_low=0.2, clip_high=0.28), "scale_rewards": "group"}),
+    (TrainConfig.gspo(), {"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"}),
+    (TrainConfig.rloo(), {"loss": ReinforceConfig(), "baseline": "leave_one_out"}),
+    (TrainConfig.maxrl(), {"loss": ReinforceConfig(), "scale_rewards": "mean"}),
+]
+
+
+@pytest.mark.parametrize(("preset", "settings"), PRESETS)
+def test_presets(preset: TrainConfig, settings: dict[str, Any]) -> None:
+    assert preset == TrainConfig(**settings)
+
+
+def test_presets_take_further_settings_and_other_values() -> None:
+    config = TrainConfig.dapo(overlong=OVERLONG, learning_rate=1e-4, scale_rewards="none")
+    assert (config.overlong, config.learning_rate, config.scale_rewards) == (OVERLONG, 1e-4, "none")
+    with pytest.raises(ValidationError, match="epsilon"):
+        TrainConfig.grpo(epsilon=0.2)
