@@ -196,8 +196,8 @@ async def test_2025_style(model: art.TrainableModel) -> None:
     assert rows[0]["loss/train"] == 0.5
     assert rows[0]["data/step_num_trajectories"] == 2
     assert len(list(read_groups(model._paths().trajectories("train", 1)))) == 1
-    with pytest.raises(ConfigError, match="kl_penalty_coef"):
-        await model.train([group(0, 1)], _config={"kl_penalty_coef": 0.1})
+    with pytest.raises(ConfigError, match="kimi_k2_tau"):
+        await model.train([group(0, 1)], _config={"kimi_k2_tau": 0.1})
     with pytest.raises(NothingTrainableError):
         await model.train([])
 
