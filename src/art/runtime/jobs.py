@@ -25,6 +25,7 @@ from art.runtime.plan import close_ledger
 from art.runtime.registry import Job, RegisteredModel, Registry
 from art.storage import checkpoints
 from art.storage.layout import DataDir
+from art.trainer.findings import find_findings
 
 logger = logging.getLogger(__name__)
 
@@ -183,12 +184,24 @@ class JobRunner:
         published = await host.load(model.adapter_id(step), target)
         metrics = result["metrics"] | job.payload["metrics"] | accounts | published
         metrics["time/step_job_s"] = time.perf_counter() - started
+        before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
+        found = find_findings(metrics, before, highs=_own_bounds(job))
+        metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in found}
+        findings = [*job.payload["findings"], *map(str, found)]
+        for text in findings:
+            logger.info("%s step %d: %s", model.key, step, text)
         status = JobStatus(
             job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="succeeded", step=step,
-            metrics=metrics, findings=job.payload["findings"], checkpoint_path=str(target),
+            metrics=metrics, findings=findings, checkpoint_path=str(target),
         )  # fmt: skip
         await self._registry.finish_job(status)
         self._on_published(model, step)
+
+
+def _own_bounds(job: Job) -> dict[str, float]:
+    """Upper bounds of metrics that the job's own settings put in place of those of the rules."""
+    gate = job.payload["call"]["config"].get("mismatch")
+    return {} if gate is None else {"offpolicy/mismatch_masked_share": gate["alarm"]}
 
 
 def _make_way(target: Path, job_id: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from art.trajectory import Trajectory, TrajectoryGroup
 
 SECTIONS = frozenset(
-    {"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data", "ledger", "publish"}
+    {"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data", "ledger", "publish", "findings"}
 )
 SPLITS = frozenset({"train", "val", "test"})
 
