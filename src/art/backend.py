@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import uuid
@@ -37,6 +38,11 @@ from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
 LossName = Literal[
     "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
 ]
+
+logger = logging.getLogger(__name__)
+
+REMIND_AFTER_STEPS = 20
+"""A finding that is made step after step is logged once in so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,8 @@ class Backend:
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
+        self._logged: dict[tuple[str, str], int] = {}
+        """The step at which a finding was last logged, by model and by what it says whatever the numbers."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,7 +180,7 @@ class Backend:
         config = train_config(config, settings | further)
         request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=config)
         client = await self._connection()
-        return _result(await client.train(model.project, model.name, request))
+        return self._result(model, await client.train(model.project, model.name, request))
 
     async def train_sft(
         self, model: BackendModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None
@@ -187,7 +195,25 @@ class Backend:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
         request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config or TrainSFTConfig())
         client = await self._connection()
-        return _result(await client.train_sft(model.project, model.name, request))
+        return self._result(model, await client.train_sft(model.project, model.name, request))
+
+    def _result(self, model: BackendModel, status: JobStatus) -> TrainResult:
+        if status.step is None:
+            raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
+        self._log_findings(f"{model.project}/{model.name}", status.step, status.findings)
+        return TrainResult(
+            step=status.step, metrics=status.metrics, findings=status.findings, checkpoint_path=status.checkpoint_path
+        )
+
+    def _log_findings(self, model: str, step: int, findings: Sequence[str]) -> None:
+        """Log what is new. A finding is "what was seen: what it means"."""
+        for finding in findings:
+            seen, _, meaning = finding.partition(": ")
+            if "[" in seen:
+                continue  # it names groups: some are left out in most steps, and the result has them
+            if step - self._logged.get((model, meaning), -math.inf) >= REMIND_AFTER_STEPS:
+                self._logged[model, meaning] = step
+                logger.warning("%s step %d: %s", model, step, finding)
 
     async def get_rollout(self, rollout_id: str) -> Trajectory:
         """What was recorded under a rollout's own base URL, its longest conversation first."""
@@ -227,14 +253,6 @@ def _absolute(base_model: str) -> str:
     """A directory by its whole path, so that it is the same model from every working directory."""
     path = os.path.abspath(os.path.expanduser(base_model))
     return path if os.path.isdir(path) else base_model
-
-
-def _result(status: JobStatus) -> TrainResult:
-    if status.step is None:
-        raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
-    return TrainResult(
-        step=status.step, metrics=status.metrics, findings=status.findings, checkpoint_path=status.checkpoint_path
-    )
 
 
 # --- what is sent ---

@@ -31,6 +31,7 @@ class FakeArtServer:
         self.polls_until_done = 1
         self.trained: list[str] = []
         self.job_error: WireError | None = None
+        self.findings = ["groups[0]: all rewards are equal, nothing to learn"]
         self.histories: list[dict[str, Any]] = []
 
     def client(self, **options: Any) -> ArtClient:
@@ -99,7 +100,7 @@ class FakeArtServer:
             model.step += 1
             self.trained.append(job_id)
             job.state, job.step, job.metrics = "succeeded", model.step, {"loss/train": 0.5}
-            job.findings = ["groups[0]: all rewards are equal, nothing to learn"]
+            job.findings = self.findings
             job.checkpoint_path = f"/data/{model.step:04d}"
         return self.json(job)
 

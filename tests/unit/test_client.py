@@ -14,7 +14,7 @@ from fake_art_server import FakeArtServer, refusal
 from openai.types.chat.chat_completion import Choice
 
 import art.client
-from art.backend import Backend, wire_groups
+from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig
 from art.dev import settings_from_internal_config
@@ -296,6 +296,28 @@ async def test_train_sends_groups_and_config(server: FakeArtServer, backend: Bac
     assert main["items"][3]["choice"]["logprobs"]["content"][0]["logprob"] == -1, "nobody else has them"
     assert other["items"][1]["choice"]["exchange_id"] == "e2"
     assert TrainConfig.model_validate(body["config"]) == TrainConfig()
+
+
+async def test_a_finding_is_logged_when_it_is_new_and_then_rarely(
+    server: FakeArtServer, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def train() -> TrainResult:
+        trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "a"}, choice()])
+        server.findings = [
+            "groups[3]: all rewards are equal, nothing to learn",
+            f"loss/entropy is 0.00{len(server.trained)}, below 0.01: little variety. Do this",
+        ]
+        if len(server.trained) > 1:
+            server.findings.append("loss/grad_norm is 30, above 10: clipped. Do that")
+        return await backend.train(Named(), [TrajectoryGroup([trajectory])])
+
+    results = [await train() for _ in range(REMIND_AFTER_STEPS + 1)]
+    assert [len(result.findings) for result in results] == [2, 2] + [3] * (REMIND_AFTER_STEPS - 1)
+    assert [record.message for record in caplog.records if record.name == "art.backend"] == [
+        "p/m step 1: loss/entropy is 0.000, below 0.01: little variety. Do this",
+        "p/m step 3: loss/grad_norm is 30, above 10: clipped. Do that",
+        f"p/m step {REMIND_AFTER_STEPS + 1}: loss/entropy is 0.00{REMIND_AFTER_STEPS}, below 0.01: little variety. Do this",
+    ]
 
 
 async def test_two_calls_are_two_jobs(server: FakeArtServer, backend: Backend) -> None:
