@@ -98,13 +98,13 @@ def compute_gradient(
         TrainingError: the loss is not finite, or too many samples do not come from this policy.
     """
     loss, own = 0.0, StepRecord()
+    num_idle = max(team.gather(len(micro_batches))) - len(micro_batches) if policy.base.is_sharded else 0
     with policy.accumulate_gradients():
         for micro_batch in micro_batches:
             loss += _backward(policy, update, micro_batch, own, number=len(record.losses))
             tick()
-        if policy.base.is_sharded:
-            for _ in range(max(team.gather(len(micro_batches))) - len(micro_batches)):
-                (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
+        for _ in range(num_idle):
+            (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     parts = team.gather((loss, own))
     loss = sum(loss for loss, _ in parts)
     if not math.isfinite(loss):
