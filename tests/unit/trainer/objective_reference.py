@@ -136,7 +136,7 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
             factors = _gate(branch, config.mismatch, clips)
             for term in config.terms:
                 if term not in kl_reward:
-                    losses = _LOSSES[term.type](branch, term, config, clips)
+                    losses = LOSSES[term.type](branch, term, config, clips)
                     for factor, loss in zip(factors, losses, strict=True):
                         total = total + scale * term.weight * factor * loss
     return Result(total, clips, num_tokens)
@@ -359,7 +359,7 @@ def _constant(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-_LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]] = {
+LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]] = {
     "ppo": _ppo,
     "dppo": _dppo,
     "gspo": _gspo,
