@@ -25,10 +25,15 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
+from art.trainer.distributed import Team
 from art.trainer.lora import LoraPolicy
+from art.trainer.metrics import StepRecord
 from art.trainer.optimizer import Optimizer
+from art.trainer.prepare import prepare_paths
 from art.trainer.trainer import Trainer
+from art.trainer.tree import check_sample
 from art.trainer.types import StepResult, TrainingSample
+from art.trainer.update import Update, compute_gradient, split_micro_batches
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -110,6 +115,34 @@ class Bench:
         result = objective(rollouts, config, Policies(self.model, leaves, _double(self.adapters[2]), references))
         result.loss.backward()
         return result, torch.cat([leaf.grad.flatten() for leaf in leaves.values()])
+
+    def gradient(
+        self,
+        samples: Sequence[TrainingSample],
+        pairs: Sequence[tuple[str, str]],
+        config: TrainConfig,
+        *,
+        max_tokens: int = 4096,
+        num_shares: int = 1,
+    ) -> tuple[Tensor, StepRecord]:
+        """Of checkpoint 2 in one update, summed over the shares of `num_shares` processes; and what all recorded.
+
+        Nothing is trained, so the policy stays what it is.
+        """
+        loaded = self.trainer._load(self.root / "2")
+        measure = self.trainer._measure(loaded, {step: self.root / str(step) for step in (0, 1)}, None)
+        paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
+        paths, _ = prepare_paths(paths, config, pairs, measure)
+        terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
+        update = Update(paths=paths, learning_rate=1.0, terms=terms, anchor=config.anchor, mismatch=config.mismatch)
+        total, record = torch.zeros_like(loaded.policy.grads), StepRecord()
+        for rank in range(num_shares):
+            batches = split_micro_batches(
+                paths, loaded.policy, max_tokens=max_tokens, team=Team(rank=rank, size=num_shares)
+            )
+            compute_gradient(loaded.policy, update, batches, record, lambda: None)
+            total += loaded.policy.grads
+        return total, record
 
     @property
     def policy(self) -> LoraPolicy:
