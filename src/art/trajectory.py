@@ -71,7 +71,8 @@ class Trajectory(History):
     turn_rewards: list[float] = Field(default_factory=list)
     """Further rewards, one per choice of `messages_and_choices`: each counts for its own choice and those before it."""
     token_rewards: list[list[float]] = Field(default_factory=list)
-    """The same token by token: for each choice of `messages_and_choices`, one reward per sampled token."""
+    """The same token by token: for each choice of `messages_and_choices`, one reward per sampled token, the one that
+    ends the answer included, as `choice.logprobs.content` lists them."""
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
