@@ -47,19 +47,19 @@ def measure_usage(base: BaseModel, record: StepRecord, updates_s: float, *, peak
     }
 
 
-def count_flops(base: BaseModel, record: StepRecord, *, trains_base: bool = False) -> float:
+def count_flops(base: BaseModel, record: StepRecord) -> float:
     """Operations that the step's updates need, a multiplication and an addition being two.
 
-    Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for the gradient of the weight where that is
-    trained (6 N D of arXiv 2001.08361; 4 N D for LoRA on frozen weights, whose thin products are not counted).
-    Attention takes 12 per query, visible key and head feature, and the head 4 per row and weight: its gradient is found
-    on the way forward. What is computed twice, e.g. by gradient checkpointing, is counted once.
+    Per token and weight: 2 forward and 2 for the gradient of the input. That is 4 N D where arXiv 2001.08361 has 6 N D:
+    the base is frozen, and the thin products of its adapter are not counted. Attention takes 12 per query, visible key
+    and head feature, the head 4 per row and weight. What is computed twice, e.g. by gradient checkpointing, is counted
+    once.
     """
     config = base.model.config
     config = getattr(config, "get_text_config", lambda: config)()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
-    linear = (6 if trains_base else 4) * record.num_tree_tokens * count_active_weights(base)
+    linear = 4 * record.num_tree_tokens * count_active_weights(base)
     return float(linear + attention + 4 * record.num_rows * base.head.weight.numel())
 
 
