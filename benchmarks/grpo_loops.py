@@ -149,7 +149,7 @@ def _sample_groups(engine: TorchEngine, adapter: str, work: Work, number: int) -
                 seed=number * 10_000 + group * COMPLETIONS + index,
             )
             engine.submit(request, stream=False)
-    chunks = {output.request_id: output.chunk for output in _drain(engine)}
+    chunks = {output.request_id: output.chunk for output in _drain(engine) if output.chunk is not None}
     samples = []
     for group, prompt in enumerate(prompts):
         members = [(name, chunks[name]) for name in (f"{group}-{index}" for index in range(COMPLETIONS))]

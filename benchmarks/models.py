@@ -1,4 +1,7 @@
-"""Models for benchmarks: the Qwen3 architecture with random weights, and a LoRA adapter, written as files to load."""
+"""Models for benchmarks: the Qwen3 architecture with random weights, and a LoRA adapter, written as files to load.
+
+transformers and peft are imported where they are used: the processes of some benchmarks need neither.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import peft
 import torch
-import transformers
-from transformers.utils import logging as hf_logging
 
 from art.config import LoraConfig
 
@@ -83,7 +83,10 @@ def model_files(name: str, device: str = "cpu") -> Iterator[ModelFiles]:
 
     The base is float32, or bfloat16 where it is made for CUDA.
     """
-    hf_logging.disable_progress_bar()
+    import peft
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
     with TemporaryDirectory() as directory:
         base, adapter = Path(directory) / "base", Path(directory) / "adapter"
         torch.manual_seed(0)
@@ -125,6 +128,9 @@ def load_peft_model(
     files: ModelFiles, *, device: str, dtype: str, is_trainable: bool, gradient_checkpointing: bool = False
 ) -> Any:
     """The same model and adapter in transformers and peft, as their documentation loads them."""
+    import peft
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(files.base, dtype=getattr(torch, dtype)).to(device)
     adapted = peft.PeftModel.from_pretrained(model, files.adapter, is_trainable=is_trainable)
     if gradient_checkpointing:
