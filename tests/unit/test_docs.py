@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from fake_art_server import FakeArtServer
+from openai.types.chat.chat_completion import Choice
 
 import art
+from art.backend import LossName, wire_trajectory
+from art.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -65,3 +71,46 @@ def test_python_blocks_use_names_that_exist(page: Path) -> None:
                 assert hasattr(art, node.attr), f"{page.name}: art.{node.attr}"
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "model":
                 assert hasattr(art.TrainableModel, node.attr) or node.attr in art.TrainableModel.model_fields
+
+
+# -- the guide's section on losses --
+
+LOSSES = (ROOT / "docs/guide.md").read_text().split("\n## Choosing what is learnt\n")[1].split("\n## ")[0]
+
+
+def table(first_column: str) -> dict[str, str]:
+    """The rows of a table of that section: first column to the rest."""
+    rows = LOSSES.split(f"| {first_column} |")[1].split("\n\n")[0].splitlines()[2:]
+    return {name: rest for row in rows for name, rest in re.findall(r"^\| (.*?) \| (.*) \|$", row)}
+
+
+def test_the_guide_knows_every_preset_and_loss() -> None:
+    presets = {name.strip("`") for name in table("preset")} - {"default"}
+    assert presets == {name for name in get_args(LossName) if hasattr(TrainConfig, name)}
+    assert all(f"`{name}`" in LOSSES for name in get_args(LossName))
+
+
+@pytest.mark.parametrize("field", ["baseline", "scale_rewards", "normalize", "anchor"])
+def test_the_guide_knows_every_value_of_a_setting(field: str) -> None:
+    values = re.findall(r'"(\w+)"', table("setting")[f"`{field}`"])
+    assert sorted(values) == sorted(get_args(TrainConfig.model_fields[field].annotation))
+
+
+async def test_the_examples_of_losses_run() -> None:
+    message = {"role": "assistant", "content": "yes"}
+    logprobs = {"content": [{"token": "yes", "logprob": -1.0, "top_logprobs": []}]}
+    choice = Choice.model_validate({"finish_reason": "stop", "index": 0, "message": message, "logprobs": logprobs})
+    trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": "a"}, choice, choice])
+    server, backend = FakeArtServer(), art.Backend("http://art.test", "key")
+    backend._client = server.client()
+    model = art.TrainableModel(name="agent", project="docs", base_model="base")
+    await backend.register(model)
+    names: dict[str, Any] = {"art": art, "backend": backend, "model": model, "trajectory": trajectory}
+    names |= {"groups": [art.TrajectoryGroup([trajectory])], "choices": [choice, choice]}
+    for block in re.findall(r"```python\n(.*?)```", LOSSES, re.DOTALL):
+        done = eval(compile(block, "guide.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        if inspect.isawaitable(done):
+            await done
+    sent = [TrainConfig.model_validate(body["config"]) for _, path, body in server.requests if path.endswith("/train")]
+    assert sent == [TrainConfig.grpo(), TrainConfig.dapo(learning_rate=2e-5), TrainConfig(loss=names["loss"])]
+    assert wire_trajectory(trajectory, "trajectory").token_rewards == [[0.0], [0.0]]
