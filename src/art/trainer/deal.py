@@ -25,7 +25,7 @@ def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int
     # As many rounds as `max_tokens` needs; then the smallest budget that needs no more of them.
     most = num_shares * math.ceil(len(packings[0]) / num_shares)
     sizes = _sizes(paths, packings[0])
-    low, high = math.ceil(sum(sizes) / most), max(sizes)
+    low, high = math.ceil(sum(sizes) / most), min(max_tokens, max(sizes))
     while high - low > 1 + low * _PRECISION:
         budget = (low + high) // 2
         packings.append(pack(paths, max_tokens=budget))

@@ -135,6 +135,7 @@ class Team:
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What `make` returns on the first process; the others do not call it. For use within `call`."""
+        self.gather(None)  # not while another process fails
         value = make() if self.rank == 0 else None
         self.gather(None)  # a failure to make it ends the call here
         return self.broadcast(value)  # type: ignore[return-value]  # what `make` made

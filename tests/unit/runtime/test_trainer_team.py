@@ -1,0 +1,184 @@
+"""A trainer of two processes under its supervisor: calls, failures, deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
+from art.protocol.rpc import RpcClient
+from art.runtime.process import ChildProcess, ChildSpec
+from art.storage import checkpoints
+from art.testing.tiny.build import build_tiny_model
+from art.trainer.types import TrainingSample
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RL = TrainConfig(learning_rate=1e-2, mismatch=None).model_dump(mode="json")
+MANY_UPDATES = TrainSFTConfig(batch_size=1).model_dump(mode="json")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
+
+
+def supervised(model: str, log_path: Path) -> ChildProcess:
+    settings = TrainerConfig(device="cpu", num_threads=2, num_processes=2).model_dump(mode="json")
+
+    async def start(client: RpcClient) -> None:
+        await client.call("start", model=model, config=settings)
+
+    spec = ChildSpec(
+        name="trainer",
+        module="art.runtime.trainer_child",
+        log_path=log_path,
+        num_threads=2,
+        start_timeout_s=120.0,
+        heartbeat_timeout_s=60.0,
+        stall_timeout_s=120.0,
+    )
+    return ChildProcess(spec, start)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChildProcess]:
+    trainer = supervised(model, tmp_path_factory.mktemp("logs") / "trainer.log")
+    await trainer.connect()
+    yield trainer
+    await trainer.close()
+
+
+def samples(count: int, *, component: str = "rl") -> list[dict[str, Any]]:
+    """Two shared tokens, then one of its own, and one that all learn."""
+    return [
+        asdict(
+            TrainingSample(
+                sample_id=f"s{i}",
+                rollout_id=f"s{i}",
+                token_ids=[1, 2, 3 + i % 20, 5],
+                loss_mask=[False, False, True, True],
+                sampling_logprobs=[0.0, 0.0, -1.0, -1.0],
+                advantages=[0.0, 0.0, 1.0, -0.5 * (i % 3)],
+                component=component,  # type: ignore[arg-type]
+            )
+        )
+        for i in range(count)
+    ]
+
+
+def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "samples": samples(12),
+        "config": RL,
+        "from_checkpoint": str(directory / f"{step - 1:04d}"),
+        "to_checkpoint": str(directory / f"{step:04d}"),
+        "job_id": f"job-{step:08d}",
+    } | changes
+
+
+async def init(client: RpcClient, directory: Path) -> None:
+    lora = LoraConfig(rank=4).model_dump(mode="json")
+    await client.call("init_checkpoint", path=str(directory / "0000"), lora=lora)
+
+
+def pids_of_team(trainer: ChildProcess) -> list[int]:
+    """Process 0, and those that it started."""
+    assert trainer.pid is not None
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # gone meanwhile
+            continue
+    return [trainer.pid, *sorted(pid for pid, parent in parents.items() if parent == trainer.pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until_gone(pids: list[int], within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"of {pids} some are left"
+        await asyncio.sleep(0.02)
+
+
+async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Path) -> None:
+    client = await trainer.connect()
+    pids = pids_of_team(trainer)
+    assert len(pids) == 2
+    await init(client, tmp_path)
+    results = [result async for result in client.stream("train", **job(tmp_path, 1))]
+    assert results[-1]["step"] == 1
+    assert results[-1]["metrics"]["data/step_trainable_tokens"] == 24
+    assert all(result["progress"]["done"] <= result["progress"]["total"] for result in results[:-1])
+    refusals: list[tuple[type[ArtError], str, dict[str, Any]]] = [
+        (NothingTrainableError, "train", job(tmp_path, 2, samples=[])),
+        (ConfigError, "train", job(tmp_path, 2, config=RL | {"learning_rate": -1})),
+        (InvalidRequestError, "train", job(tmp_path, 2, samples=[{"tokens": []}])),
+        (InvalidRequestError, "sleep", {}),
+    ]
+    for kind, method, params in refusals:
+        with pytest.raises(kind):
+            await client.call(method, **params)
+    assert [result["step"] async for result in client.stream("train", **job(tmp_path, 2)) if "step" in result] == [2]
+    assert pids_of_team(trainer) == pids
+    assert trainer.num_restarts == 0
+
+
+async def test_ctrl_c_is_left_to_the_parent(trainer: ChildProcess, tmp_path: Path) -> None:
+    client = await trainer.connect()
+    for pid in pids_of_team(trainer):
+        os.kill(pid, signal.SIGINT)
+    await init(client, tmp_path)
+    assert trainer.num_restarts == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
+    rank: int, trainer: ChildProcess, tmp_path: Path
+) -> None:
+    client = await trainer.connect()
+    await init(client, tmp_path)
+    pids, restarts = pids_of_team(trainer), trainer.num_restarts
+    long_job = job(tmp_path, 1, samples=samples(300, component="sft"), config=MANY_UPDATES)
+    stream = client.stream("train_sft", **long_job)
+    assert (await anext(stream))["progress"]["done"] == 1
+    os.kill(pids[rank], signal.SIGKILL)
+    with pytest.raises(ProcessError) as death:
+        [result async for result in stream]
+    if rank == 1:
+        assert f"process 1 of this trainer (pid {pids[1]}) died (signal 9)" in death.value.message
+    await until_gone(pids)
+    assert checkpoints.list_steps(tmp_path) == [0]
+    client = await trainer.connect()
+    assert trainer.num_restarts == restarts + 1
+    short_job = job(tmp_path, 1, samples=samples(6, component="sft"), config=MANY_UPDATES)
+    results = [result async for result in client.stream("train_sft", **short_job)]
+    assert results[-1]["step"] == 1
+    assert checkpoints.read_state(tmp_path / "0001").num_updates == 6
+
+
+async def test_closing_ends_all(trainer: ChildProcess) -> None:
+    """Last, as it ends the trainer that the tests share."""
+    await trainer.connect()
+    pids = pids_of_team(trainer)
+    assert len(pids) == 2
+    await trainer.close()
+    await until_gone(pids)

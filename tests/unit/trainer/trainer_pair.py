@@ -1,0 +1,197 @@
+"""Two processes that train together over gloo, and the same work by this process alone.
+
+A `Pair` has each of its processes call a function of a module with its own `Member`, and returns what came of it by
+rank: the result, or the exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from art.config import LoraConfig, TrainerConfig
+from art.storage import checkpoints
+from art.trainer import trainer, update
+from art.trainer.distributed import ALONE, Team
+from art.trainer.metrics import StepRecord
+from art.trainer.trainer import Trainer
+from art.trainer.tree import check_sample
+from art.trainer.types import StepResult, TrainingSample
+from art.trainer.update import Update, compute_gradient, split_micro_batches
+
+LORA = LoraConfig(rank=8, alpha=16)
+_MODULES = {"trainer": trainer, "update": update, "checkpoints": checkpoints}
+NUM_PROCESSES = 2
+
+
+@dataclass
+class Member:
+    """One process and the trainers that it made, by model and settings."""
+
+    team: Team = ALONE
+    trainers: dict[str, Trainer] = field(default_factory=dict)
+
+    def trainer(self, model_path: str, *, shard_base: bool = False, **settings: Any) -> Trainer:
+        """Sharding needs several processes; alone the base stays whole."""
+        config = TrainerConfig(
+            device="cpu",
+            num_threads=1,
+            num_processes=self.team.size,
+            shard_base=shard_base and self.team.size > 1,
+            **settings,
+        )
+        key = f"{model_path} {config!r}"
+        if key not in self.trainers:
+            self.trainers[key] = Trainer(model_path, config, self.team)
+        return self.trainers[key]
+
+
+class Pair:
+    """Two processes that wait for work."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._pipes, self._processes = [], []
+        for rank in range(NUM_PROCESSES):
+            ours, theirs = context.Pipe()
+            self._pipes.append(ours)
+            self._processes.append(context.Process(target=_serve, args=(theirs, rank, port), daemon=True))
+            self._processes[-1].start()
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, args, kwargs))
+        results = []
+        for pipe in self._pipes:
+            assert pipe.poll(60), "a process hangs"
+            results.append(pipe.recv())
+        return results
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Any, rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    size = str(NUM_PROCESSES)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    member = Member(Team.from_environment(TrainerConfig(device="cpu", num_processes=NUM_PROCESSES)))
+    while True:
+        function, args, kwargs = pipe.recv()
+        try:
+            result = function(member, *args, **kwargs)
+        except Exception as error:
+            result = error
+        pipe.send(result)
+
+
+# -- what members do --
+
+
+@dataclass(frozen=True)
+class Gradient:
+    grads: np.ndarray  # [P]
+    record: StepRecord
+    num_micro_batches: int  # of this process
+    num_tokens: int  # of this process's trees
+
+
+def gradient(
+    member: Member,
+    model_path: str,
+    samples: list[TrainingSample],
+    loss: dict[str, Any],
+    max_tokens: int,
+    **settings: Any,
+) -> Gradient:
+    """Of one update, on a policy that has random matrices."""
+    trainer = member.trainer(model_path, **settings)
+    policy = trainer._inject(LORA).policy
+    policy.values.copy_(0.1 * torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(0)))
+    paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
+    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens, team=member.team)
+    record = StepRecord()
+    with member.team.call():
+        compute_gradient(
+            policy,
+            Update(paths=paths, learning_rate=1.0, **loss),
+            micro_batches,
+            record,
+            lambda: None,
+            member.team,
+        )
+    num_tokens = sum(len(micro_batch.layout.token_ids) for micro_batch in micro_batches)
+    return Gradient(policy.grads.numpy().copy(), record, len(micro_batches), num_tokens)
+
+
+def init(member: Member, model_path: str, directory: Any, **settings: Any) -> StepResult:
+    return member.trainer(model_path, **settings).init_checkpoint(directory / "0000", LORA)
+
+
+def train(
+    member: Member,
+    model_path: str,
+    directory: Any,
+    number: int,
+    *,
+    method: str = "train",
+    settings: Any = (),
+    **arguments: Any,
+) -> StepResult:
+    """Step `number` in `directory`."""
+    trainer = member.trainer(model_path, **dict(settings))
+    return getattr(trainer, method)(
+        from_checkpoint=directory / f"{number - 1:04d}",
+        to_checkpoint=directory / f"{number:04d}",
+        job_id=f"job-{number}",
+        **arguments,
+    )
+
+
+def held_weights(member: Member, model_path: str, **settings: Any) -> dict[str, int]:
+    """Numbers of the base weights that this process has, of the layers and of the rest."""
+    counts = {"layers": 0, "rest": 0}
+    for name, parameter in member.trainer(model_path, **settings)._base.model.named_parameters():
+        if "lora_" not in name:
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            counts["layers" if ".layers." in name else "rest"] += local.numel()
+    return counts
+
+
+def with_failure(
+    member: Member, rank: int, where: str, error: Exception, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`function`, in which process `rank` fails at `where`."""
+    module, name = where.split(".")
+    failing = mock.patch.object(_MODULES[module], name, side_effect=error)
+    with failing if member.team.rank == rank else contextlib.nullcontext():
+        return function(member, *args, **kwargs)
+
+
+def raise_inside(member: Member, error: Exception, *, in_lockstep: bool) -> None:
+    with member.team.call(in_lockstep=in_lockstep):
+        raise error
+
+
+@contextlib.contextmanager
+def pair_of_processes() -> Iterator[Pair]:
+    pair = Pair()
+    try:
+        yield pair
+    finally:
+        pair.close()
