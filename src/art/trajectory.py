@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, field_validator, model_validator
 
 from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_item, to_message
 
@@ -79,6 +79,11 @@ class Trajectory(History):
     metadata: dict[str, MetadataValue] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
+
+    @field_validator("turn_rewards", "token_rewards", mode="before")
+    @classmethod
+    def _plain_lists(cls, value: Any) -> Any:
+        return to_plain(value)
 
     @field_serializer("reward", "turn_rewards", "token_rewards", "metrics", "metadata")
     def _plain(self, value: Any) -> Any:

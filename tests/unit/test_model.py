@@ -266,7 +266,9 @@ async def test_loose_trajectories_are_one_group(model: art.TrainableModel) -> No
 
 
 async def test_nan_is_recorded_as_null(model: art.TrainableModel) -> None:
-    await model.log([group(math.nan, 1)], metrics={"loss/train": math.inf, "ok": 1.0})
+    logged = group(math.nan, 1)
+    logged.trajectories[0].turn_rewards, logged.trajectories[0].token_rewards = [math.nan], [[1.0, math.nan]]
+    await model.log([logged], metrics={"loss/train": math.inf, "ok": 1.0})
     text = model._paths().history.read_text()
     row = json.loads(text, parse_constant=pytest.fail)
     assert row["val/reward"] is None
@@ -275,7 +277,8 @@ async def test_nan_is_recorded_as_null(model: art.TrainableModel) -> None:
     path = model._paths().trajectories("val", 0)
     json.loads(path.read_text(), parse_constant=pytest.fail)
     (found,) = read_groups(path)
-    assert math.isnan(found.trajectories[0].reward)
+    first = found.trajectories[0]
+    assert all(map(math.isnan, [first.reward, *first.turn_rewards, first.token_rewards[0][1]]))
 
 
 async def test_metrics_alone(model: art.TrainableModel) -> None:

@@ -72,6 +72,8 @@ def full_trajectory() -> Trajectory:
         ],
         tools=[{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}],
         reward=0.25,
+        turn_rewards=[0.5, -1.0],
+        token_rewards=[[0.0, 1.0], [2.0]],
         additional_histories=[History(messages_and_choices=[USER, a_choice(exchange_id="ex-2")])],
         metrics={"win": True, "turns": 3, "speed": 1.0},
         metadata={"scenario_id": "s", "n": 1, "f": 1.0, "b": False, "none": None},
@@ -167,6 +169,18 @@ def test_numpy_scalars_become_python_numbers() -> None:
     assert type(again.metrics["ok"]) is bool
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_numpy_rewards_of_turns_and_tokens(assign: bool) -> None:
+    np = pytest.importorskip("numpy")
+    values = {"turn_rewards": np.array([0.5, 1]), "token_rewards": [np.array([1, 2]), [np.float32(0.25)]]}
+    trajectory = Trajectory(**({} if assign else values))
+    for name, value in values.items():
+        if assign:
+            setattr(trajectory, name, value)
+    again = Trajectory.model_validate_json(trajectory.model_dump_json())
+    assert (again.turn_rewards, again.token_rewards) == ([0.5, 1.0], [[1.0, 2.0], [0.25]])
+
+
 def test_messages_are_what_the_next_request_sends() -> None:
     messages = full_trajectory().messages()
     assert messages[0] == USER
@@ -218,7 +232,8 @@ def test_tool_calls_as_objects_inside_a_message_dump() -> None:
 def test_for_logging_and_str() -> None:
     shown = full_trajectory().for_logging()
     assert [message["trainable"] for message in shown["messages"]] == [False, True, False, True]
-    assert shown["reward"] == 0.25
+    assert (shown["reward"], shown["turn_rewards"]) == (0.25, [0.5, -1.0])
+    assert "turn_rewards" not in Trajectory().for_logging()
     json.dumps(shown)
     assert "reward=0.25" in str(full_trajectory())
 

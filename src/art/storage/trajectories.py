@@ -42,14 +42,16 @@ def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
 def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
     """A reward or metric of null was not a number; metadata may really be null."""
     for trajectory in group.get("trajectories", ()):
-        if trajectory.get("reward", 0.0) is None:
-            trajectory["reward"] = math.nan
-        _fill(trajectory.get("metrics"))
-    _fill(group.get("metrics"))
+        for key in trajectory.keys() & {"reward", "turn_rewards", "token_rewards", "metrics"}:
+            trajectory[key] = _filled(trajectory[key])
+    if "metrics" in group:
+        group["metrics"] = _filled(group["metrics"])
     return group
 
 
-def _fill(metrics: dict[str, Any] | None) -> None:
-    for key, value in (metrics or {}).items():
-        if value is None:
-            metrics[key] = math.nan  # type: ignore[index]
+def _filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item) for item in value]
+    return math.nan if value is None else value
