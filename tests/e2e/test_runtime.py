@@ -17,11 +17,12 @@ import art.runtime.runtime
 from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig
 from art.errors import ArtError, ConfigError, DiskFullError, StorageError
 from art.protocol.chat import parse_chat_request
-from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest
+from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime import jobs
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
+from art.trainer import catalogue
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
@@ -67,6 +68,38 @@ async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runti
     assert (done.state, done.step) == ("succeeded", 1)
     assert await runtime.submit_train("p", "again", request) == done
     assert (await runtime.model_status("p", "again")).step == 1
+
+
+@in_module_loop
+async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_range(
+    runtime: Runtime, tiny_model: Path
+) -> None:
+    await runtime.register(request_for(tiny_model, "reporting"))
+    request = await train_request(runtime, "reporting", "job-reporting")
+    solved = request.groups[0].model_copy(
+        update={"trajectories": [t.model_copy(update={"reward": 1.0}) for t in request.groups[0].trajectories]}
+    )
+    request = request.model_copy(update={"groups": [*request.groups, *[solved] * 4]})
+    status = await ended(runtime, await runtime.submit_train("p", "reporting", request))
+    known = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.JOB_METRICS
+    assert [name for name in status.metrics if catalogue.find_metric(name, known) is None] == []
+    always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
+    assert always <= status.metrics.keys()
+    groups, easy = status.findings
+    assert groups == "groups[1], groups[2], groups[3], groups[4]: all rewards are equal, nothing to learn"
+    assert "because most rollouts earn the highest reward" in easy
+    assert [name for name in status.metrics if name.startswith("findings/")] == ["findings/too_easy"]
+
+    messages = [PROMPT, {"role": "assistant", "content": "yes"}]
+    supervised = TrainSFTRequest.model_validate(
+        {"job_id": "job-supervised", "trajectories": [{"histories": [{"items": messages}]}]}
+    )
+    status = await ended(runtime, await runtime.submit_train_sft("p", "reporting", supervised))
+    known = catalogue.TRAINER_METRICS | catalogue.SFT_METRICS | catalogue.JOB_METRICS
+    assert [name for name in status.metrics if catalogue.find_metric(name, known) is None] == []
+    always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
+    assert always <= status.metrics.keys()
+    assert status.findings == []
 
 
 @in_module_loop
