@@ -178,8 +178,8 @@ class MismatchConfig(Config):
     low: float = Field(default=0.99, gt=0, le=1)
     high: float = Field(default=1.01, ge=1)
     """A sample whose geometric mean of r is outside [low, high] is masked."""
-    token_low: float = Field(default=1e-4, gt=0)
-    token_high: float = Field(default=1e2, gt=0)
+    token_low: float = Field(default=1e-4, gt=0, le=1)
+    token_high: float = Field(default=1e2, ge=1)
     """A sample with any r outside [token_low, token_high] is masked."""
     mask_token_low: float | None = Field(default=None, gt=0, lt=1)
     mask_token_high: float | None = Field(default=None, gt=1)
@@ -191,6 +191,17 @@ class MismatchConfig(Config):
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
     """Share of masked samples above which the step fails and nothing is published."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        """Refuse bounds that another one forestalls."""
+        if self.mask_token_low is not None and self.mask_token_low <= self.token_low:
+            raise ValueError("`mask_token_low` must be above `token_low`, below which the whole sample is masked")
+        if self.mask_token_high is not None and self.mask_token_high >= self.token_high:
+            raise ValueError("`mask_token_high` must be below `token_high`, above which the whole sample is masked")
+        if self.truncate is not None and self.truncate >= (self.mask_token_high or self.token_high):
+            raise ValueError("`truncate` must be below `mask_token_high` and `token_high`, or it never truncates")
+        return self
 
 
 class OptimizerConfig(Config):
@@ -245,7 +256,8 @@ class TrainConfig(Config):
     num_minibatches: int = Field(default=1, ge=1)
     """Optimiser updates made from one batch of groups; more than 1 is slightly off-policy."""
     mismatch: MismatchConfig | None = MismatchConfig()
-    """`None` switches the gate off. It looks at the first mini-batch only, where sampler and trainer should agree."""
+    """`None` switches the gate off. It compares the sampler with the policy at the step's start: with anchor="sampler",
+    whose policy is known in the first mini-batch only, later ones pass."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property
@@ -262,7 +274,7 @@ class TrainConfig(Config):
     def _check_combination(self) -> Self:
         """Refuse settings that would do nothing together."""
         objectives = [term.type for term in self.terms if isinstance(term, Objective)]
-        if not self.terms or all(isinstance(term, KlConfig) for term in self.terms):
+        if all(isinstance(term, KlConfig) or term.weight == 0 for term in self.terms):
             raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
         if len(objectives) > 1:
             raise ValueError(

@@ -33,6 +33,7 @@ REWARD_KL = KlConfig(where="reward")
     [
         ({"loss": ()}, "no term that learns anything"),
         ({"loss": KlConfig()}, "no term that learns anything"),
+        ({"loss": (PpoConfig(weight=0), KlConfig())}, "no term that learns anything"),
         ({"loss": (DppoConfig(), PpoConfig())}, "several objectives that learn from rewards: dppo, ppo"),
         ({"loss": (DppoConfig(), KlConfig(), KlConfig(reference=3))}, "two terms of the same type"),
         ({"normalize": "constant"}, "needs `constant_tokens`"),

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from art.config import DpoConfig, KlConfig, MismatchConfig, TrainConfig
-from art.errors import NothingTrainableError
-from art.trainer.losses.base import reference_name
+from art.config import DistillConfig, DpoConfig, KlConfig, MismatchConfig, TrainConfig
+from art.errors import NothingTrainableError, TrajectoryError
+from art.trainer.losses.base import TEACHER, reference_name
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.mismatch import find_mismatched
@@ -37,7 +37,10 @@ def prepare_paths(
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.
+        TrajectoryError: the loss is distillation and a sample comes without its teacher's log-probs.
     """
+    if any(isinstance(term, DistillConfig) for term in config.terms):
+        _check_taught(paths)
     for reference in _references(config):
         paths = measure(paths, reference, reference_name(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
@@ -49,6 +52,15 @@ def prepare_paths(
             # As the anchor, so that the gate judges by these very numbers again.
             return _with_preferences(measure(paths, _POLICY, ANCHOR), term, pairs, config.mismatch)
     return paths, {}
+
+
+def _check_taught(paths: list[SamplePath]) -> None:
+    """Log-probs that are not there would be read as zeros: as a teacher who is sure of every token."""
+    for path in paths:
+        if path.sample.component == "rl" and TEACHER not in path.streams:
+            raise TrajectoryError(
+                f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill compares with"
+            )
 
 
 def _references(config: TrainConfig) -> list[int | str]:

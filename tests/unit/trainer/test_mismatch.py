@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from art.config import MismatchConfig
 from art.errors import TrainingError
@@ -45,6 +46,22 @@ def test_a_sample_without_targets_is_no_mismatch() -> None:
 def test_bounds_are_the_configured_ones() -> None:
     assert mismatched([[0.4]], high=1.5) == [False]
     assert mismatched([[0.41]], high=1.5) == [True]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mask_token_low": 1e-5}, "`mask_token_low` must be above `token_low`"),
+        ({"mask_token_high": 5.0, "token_high": 4.0}, "`mask_token_high` must be below `token_high`"),
+        ({"truncate": 2.0, "mask_token_high": 2.0}, "never truncates"),
+        ({"truncate": 200.0}, "never truncates"),
+        ({"token_low": 2.0}, "less than or equal to 1"),
+        ({"token_high": 0.5}, "greater than or equal to 1"),
+    ],
+)
+def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MismatchConfig(**config)
 
 
 def test_share_alarm_and_abort(caplog: pytest.LogCaptureFixture) -> None:

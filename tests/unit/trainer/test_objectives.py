@@ -8,10 +8,12 @@ tree, the loss. It computes in float32, the reference in float64. The largest re
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from objective_bench import Bench, relative_error
 from objective_reference import Result
+from objective_rollouts import plan
 
 from art.config import (
     CispoConfig,
@@ -27,6 +29,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
+from art.errors import TrajectoryError
 
 TOLERANCE = 1e-5
 
@@ -226,3 +229,11 @@ def test_a_single_update_is_its_own_anchor(bench: Bench, monkeypatch: pytest.Mon
     (result,) = check(bench, config, monkeypatch)
     assert result.clips.truncated > 0
     assert not result.clips.low | result.clips.high
+
+
+def test_distillation_without_a_teacher_is_refused(bench: Bench) -> None:
+    config = settings(DistillConfig(teacher="p/t"))
+    samples, _ = plan(bench.rollouts(0), config)
+    untaught = [*samples[1:], replace(samples[0], teacher_logprobs=None)]
+    with pytest.raises(TrajectoryError, match=r"'groups\[0\].trajectories\[0\].paths\[0\]' has no `teacher_logprobs`"):
+        bench.gradient(untaught, [], config)
