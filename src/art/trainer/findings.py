@@ -184,7 +184,7 @@ RULES: tuple[Rule, ...] = (
         only_if=(Limit("loss/grad_clipped_share", low=1.0),),
         meaning="every update was clipped, so the size of the rewards has no influence",
         advice="Look for rewards of very different sizes, use `scale_rewards`, or raise `optimizer.max_grad_norm`",
-        source="ten times the default of `optimizer.max_grad_norm`; LoRA on rewards around 1 stays below 1",
+        source="ten times the default of `optimizer.max_grad_norm`; healthy runs of the demo stay below 1",
     ),
     Rule(
         name="nothing_changed",
