@@ -17,6 +17,7 @@ from openai.types.chat.chat_completion import Choice
 import art
 from art.backend import LossName, wire_trajectory
 from art.config import TrainConfig
+from art.trainer.metrics_page import render_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -52,6 +53,12 @@ def test_the_quick_start_of_the_readme_is_the_example() -> None:
     example = (ROOT / "examples/quickstart/quickstart.py").read_text()
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example.split('"""\n', 1)[1].strip() in (block.strip() for block in blocks)
+
+
+def test_the_page_of_metrics_is_up_to_date() -> None:
+    assert (ROOT / "docs/metrics.md").read_text() == render_page(), (
+        "python -m art.trainer.metrics_page > docs/metrics.md"
+    )
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "tiny-model"])
