@@ -7,7 +7,6 @@ found: they override `_connection`. What is trained, and how, is the same everyw
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -285,30 +284,41 @@ def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
     """A trajectory as it is sent; `what` names it in errors.
 
     Raises:
-        TrajectoryError: a reward is not a number, turn or token rewards do not fit the choices, or it is empty.
+        TrajectoryError: a reward is not a number, or there are no messages.
     """
-    reward = float(trajectory.reward)
-    turn_rewards = [float(value) for value in to_plain(trajectory.turn_rewards)]
-    token_rewards = [[float(value) for value in values] for values in to_plain(trajectory.token_rewards)]
-    for value in [reward, *turn_rewards, *itertools.chain(*token_rewards)]:
-        if not math.isfinite(value):
-            raise TrajectoryError(f"{what} has reward {value}; it must be a finite number. Check the reward function")
-    num_choices = sum(is_choice(parse_item(item)) for item in trajectory.messages_and_choices)
-    for name, rewards in (("turn_rewards", turn_rewards), ("token_rewards", token_rewards)):
-        if rewards and len(rewards) != num_choices:
-            raise TrajectoryError(
-                f"{what} has {len(rewards)} {name} for {num_choices} choices in `messages_and_choices`; give one per "
-                "choice, or none at all"
-            )
     histories = [history for history in (trajectory, *trajectory.additional_histories) if history.messages_and_choices]
     if not histories:
         raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
+    if histories[0] is not trajectory:
+        histories.insert(0, trajectory)  # the first one is what turn and token rewards are about, empty or not
     return WireTrajectory(
-        reward=reward,
-        turn_rewards=turn_rewards,
-        token_rewards=token_rewards,
+        reward=_number(trajectory.reward, what),
+        turn_rewards=[_number(value, what) for value in _list(trajectory.turn_rewards, what)],
+        token_rewards=[
+            [_number(value, what) for value in _list(values, what)] for values in _list(trajectory.token_rewards, what)
+        ],
         histories=[_wire_history(history) for history in histories],
     )
+
+
+def _number(value: Any, what: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise TrajectoryError(f"{what} has reward {value!r}; it must be a finite number. Check the reward function")
+    return number
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    plain = to_plain(value)
+    if not isinstance(plain, list):
+        raise TrajectoryError(
+            f"{what} has rewards {value!r}; turn_rewards is a list with a number per choice, token_rewards one with a "
+            "list of numbers per choice"
+        )
+    return plain
 
 
 def _wire_history(history: History) -> WireHistory:

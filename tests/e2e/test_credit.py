@@ -76,7 +76,7 @@ async def test_token_rewards_are_those_of_the_recorded_tokens(
 async def test_turn_rewards_that_do_not_fit_are_refused(model: art.TrainableModel, backend: art.LocalBackend) -> None:
     members = await rollouts(model, 2, num_turns=2)
     members[1].turn_rewards = [1.0]
-    with pytest.raises(TrajectoryError, match="trajectory 1 of group 0 has 1 turn_rewards for 2 choices"):
+    with pytest.raises(TrajectoryError, match=r"groups\[0\]\.trajectories\[1\] has 1 turn_rewards for 2 choices"):
         await backend.train(model, [art.TrajectoryGroup(members)])
     members[1].turn_rewards = [1.0, 0.0]
     with pytest.raises(TrajectoryError, match=r"groups\[0\]\.trajectories\[0\] has no turn_rewards"):

@@ -326,10 +326,30 @@ async def test_two_calls_are_two_jobs(server: FakeArtServer, backend: Backend) -
     assert len(set(server.trained)) == 2
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf])
-async def test_a_reward_that_is_no_number_is_refused_by_name(backend: Backend, reward: float) -> None:
-    with pytest.raises(TrajectoryError, match="trajectory 1 of group 1"):
-        await backend.train(Named(), [a_group(0, 1), a_group(0, reward)])
+@pytest.mark.parametrize(
+    "further",
+    [
+        *[{"reward": reward} for reward in (math.nan, math.inf, None, "much")],
+        *[{"turn_rewards": rewards} for rewards in ([math.nan], [None], 1.0)],
+        *[{"token_rewards": rewards} for rewards in ([[math.inf]], [1.0], None)],
+    ],
+)
+async def test_a_reward_that_is_no_number_is_refused_by_name(backend: Backend, further: dict[str, Any]) -> None:
+    groups = [a_group(0, 1), a_group(0, 0)]
+    for name, value in further.items():
+        setattr(groups[1].trajectories[1], name, value)
+    with pytest.raises(TrajectoryError, match="trajectory 1 of group 1 has reward"):
+        await backend.train(Named(), groups)
+
+
+async def test_turn_and_token_rewards_are_about_the_first_history(server: FakeArtServer, backend: Backend) -> None:
+    side = History(messages_and_choices=[{"role": "user", "content": "c"}, choice(exchange_id="e2")])
+    silent = Trajectory(additional_histories=[History(), side])
+    spoken = Trajectory(messages_and_choices=side.messages_and_choices, turn_rewards=[1], token_rewards=[(0, 0.5)])
+    await backend.train(Named(), [TrajectoryGroup([silent, spoken])])
+    sent = next(body for _, path, body in server.requests if path.endswith("/train"))["groups"][0]["trajectories"]
+    assert [len(history["items"]) for history in sent[0]["histories"]] == [0, 2]
+    assert (sent[1]["turn_rewards"], sent[1]["token_rewards"]) == ([1.0], [[0.0, 0.5]])
 
 
 async def test_nothing_to_train_on(server: FakeArtServer, backend: Backend) -> None:
