@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from art.errors import ConfigError
-from art.trainer.chains import ChainTensors, attend_chains
+from art.trainer.chains import ChainKeys, attend_chains, make_chain_keys
 from art.trainer.tree import PrefixTree
 
 ATTENTION_NAME = "art_prefix_tree"
@@ -43,7 +43,7 @@ class TreeLayout:
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
     subtree_end: Tensor  # [T]
-    chains: list[ChainTensors]
+    chains: list[ChainKeys]
     kernel: KernelName
     derived: dict[Any, Any] = field(default_factory=dict)
     """Masks by (kind, window), made by the first layer that needs them."""
@@ -55,14 +55,11 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName | 
         kernel = default_kernel(device)
         if kernel == "chains" and len(tree) <= _DENSE_BELOW:
             kernel = "dense"
-    chains = []
-    if kernel == "chains":
-        chains = [ChainTensors(start=c.start, end=c.end, path=torch.from_numpy(c.path)) for c in tree.chains]
     return TreeLayout(
         token_ids=torch.from_numpy(tree.token_ids).to(device),
         positions=torch.from_numpy(tree.positions).to(device),
         subtree_end=torch.from_numpy(tree.subtree_end).to(device),
-        chains=chains,
+        chains=[make_chain_keys(chain) for chain in tree.chains] if kernel == "chains" else [],
         kernel=kernel,
     )
 
