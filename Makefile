@@ -49,13 +49,13 @@ types: $(INSTALLED) ## mypy --strict over src/
 	@echo "== Checking types"
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## the benchmarks; figures are ratios measured side by side
+bench: $(INSTALLED) ## train_step, grpo_step, logprobs, growth and others, side by side (ARGS="growth --quick")
 	@echo "== Running the benchmarks"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-gpu: $(INSTALLED) ## the benchmarks that compute, on a CUDA device
+bench-gpu: $(INSTALLED) ## generation, train_step, logprobs and growth on a CUDA device
 	@echo "== Running the benchmarks on the GPU"
-	$(BIN)/python -m benchmarks generation train_step --device cuda $(ARGS)
+	$(BIN)/python -m benchmarks generation train_step logprobs growth --device cuda $(ARGS)
 
 docs: $(INSTALLED) ## check that the documentation's commands, links and names exist
 	@echo "== Checking the documentation"

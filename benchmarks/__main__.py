@@ -2,7 +2,7 @@
 
     python -m benchmarks                                      all but those that run only when named
     python -m benchmarks train_step --repeats 9 --json out.json
-    python -m benchmarks grpo_step growth --quick             a first look, in a minute or two
+    python -m benchmarks grpo_step growth --quick             a tiny model and small sizes: whether it works
     python -m benchmarks.train_step --json out.json           the same as `python -m benchmarks train_step ...`
 
 Each benchmark runs in a process of its own. With `--json out.json` the tables are also written to `out.json` and

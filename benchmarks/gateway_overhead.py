@@ -78,12 +78,13 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
             await play(client, args, answer, latencies)
 
     await asyncio.gather(*(worker(client, 1) for client in clients))  # warm up
+    conversations = args.conversations or (64 if args.quick else 640)
     figures = []
     for _ in range(args.repeats):
         latencies.clear()
         before = json.loads(await clients[0].call("GET", "/health"))
         started = time.perf_counter()
-        await asyncio.gather(*(worker(client, max(1, args.conversations // args.concurrency)) for client in clients))
+        await asyncio.gather(*(worker(client, max(1, conversations // args.concurrency)) for client in clients))
         wall_s = time.perf_counter() - started
         after = json.loads(await clients[0].call("GET", "/health"))
         figures.append(summarise(sorted(latencies), after["cpu_s"] - before["cpu_s"], wall_s, after["renderer"]))
@@ -106,7 +107,7 @@ def summarise(latencies: list[float], cpu_s: float, wall_s: float, renderer: str
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model", help="directory or hub id with tokenizer and chat template (default: a tiny one)")
-    group.add_argument("--conversations", type=int, default=640)
+    group.add_argument("--conversations", type=int, help="in all (default: 640)")
     group.add_argument("--turns", type=int, default=4)
     group.add_argument("--concurrency", type=int, default=64)
     group.add_argument("--stream", action="store_true")

@@ -24,7 +24,7 @@ import transformers
 from art.config import EngineConfig
 from art.engine import GenerateRequest
 from art.engines.torch.engine import Output, TorchEngine
-from benchmarks.models import ModelFiles, choose_dtype, load_peft_model, model_files
+from benchmarks.models import QUICK_MODELS, ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.report import Cell, Result
 from benchmarks.timing import alternate, main_clock, median, ratio
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     dtype = choose_dtype(args)
     rows: list[dict[str, Cell]] = []
     gaps = []
-    for name in args.models or MODELS:
+    for name in args.models or (QUICK_MODELS if args.quick else MODELS):
         with model_files(name, args.device) as files:
             engine, model = load_engine(files, args.device, dtype), _load_generate(files, args.device, dtype)
             gaps.append(f"{name}: {_largest_gap(engine, model, files):.1e}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.gradients import BothModels, Gradient, open_models, with_sampling_logprobs
-from benchmarks.models import LORA, choose_dtype
+from benchmarks.models import LORA, QUICK_MODELS, choose_dtype
 from benchmarks.report import Cell, Result, middle
 from benchmarks.timing import alternate, main_clock, median, ratio
 from benchmarks.workloads import AgentShape, Samples, agent, group, without_sharing
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODELS = {"cpu": ["5 M"], "cuda": ["4 B"]}
-QUICK_MODELS = ["1.2 M"]
 
 _TRAJECTORIES, _TURNS = "trajectories", "turns"
 _NUMBERS = {_TRAJECTORIES: (1, 2, 4, 8, 16, 32, 64), _TURNS: (1, 2, 4, 8, 16, 32)}
 _QUICK_NUMBERS = {_TRAJECTORIES: (1, 4), _TURNS: (1, 4)}
-_GROUP = {"cpu": (512, 64), "cuda": (4096, 512)}
+_GROUP = {"quick": (64, 16), "cpu": (512, 64), "cuda": (4096, 512)}
 """Tokens of the prompt and of each completion."""
 _AGENT = {
+    "quick": AgentShape(prompt=32, observation=4, answer=8, kept=8),
     "cpu": AgentShape(prompt=200, observation=16, answer=32, kept=32),
     "cuda": AgentShape(prompt=2048, observation=128, answer=128, kept=128),
 }
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> Result:
         with open_models(name, args) as both:
             for kind, number, samples in _workloads(both.files.vocab_size, args):
                 rows.append(_compare(both, kind, number, with_sampling_logprobs(both.peft, samples), args))
-    prompt, answer = _GROUP[args.device]
-    turn = _AGENT[args.device]
+    (prompt, answer), turn = _GROUP[_size(args)], _AGENT[_size(args)]
     return Result(
         summary=f"Loss and gradient of one update in {choose_dtype(args)} on {args.device}, LoRA rank {LORA.rank}.",
         rows=rows,
@@ -66,14 +65,18 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
+def _size(args: argparse.Namespace) -> str:
+    return "quick" if args.quick else str(args.device)
+
+
 def _workloads(vocab_size: int, args: argparse.Namespace) -> Iterator[tuple[str, int, Samples]]:
     """(what grows, how many there are, samples)"""
     numbers = _QUICK_NUMBERS if args.quick else _NUMBERS
-    prompt, answer = _GROUP[args.device]
+    prompt, answer = _GROUP[_size(args)]
     for count in numbers[_TRAJECTORIES]:
         yield _TRAJECTORIES, count, group(random.Random(0), vocab_size, prompt, count, answer)
     for num_turns in numbers[_TURNS]:
-        yield _TURNS, num_turns, agent(random.Random(0), vocab_size, _AGENT[args.device], num_turns)
+        yield _TURNS, num_turns, agent(random.Random(0), vocab_size, _AGENT[_size(args)], num_turns)
 
 
 def _compare(both: BothModels, kind: str, number: int, samples: Samples, args: argparse.Namespace) -> dict[str, Cell]:
@@ -109,7 +112,7 @@ def _compare(both: BothModels, kind: str, number: int, samples: Samples, args: a
 def draw(result: Result) -> Figure:
     """Time against number, both logarithmic, for each model and each thing that grows."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     names = list(dict.fromkeys(str(row["model"]) for row in result.rows))
     figure = Figure(figsize=(11, 4.2 * len(names)), layout="constrained")
@@ -125,11 +128,12 @@ def draw(result: Result) -> Figure:
                 axes.annotate(text, place, (0, -14), textcoords="offset points", ha="center", fontsize=8)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter(ScalarFormatter())
-                axis.set_minor_formatter(NullFormatter())
+            axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.margins(y=0.12)
-            axes.set_xticks(numbers)
             axes.set_xlabel(f"{kind} (below the tree's curve: time of padded rows by that of the tree)", fontsize=9)
             axes.set_ylabel("seconds")
             axes.set_title(f"{name} parameters, more {kind}")

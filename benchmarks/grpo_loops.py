@@ -76,7 +76,7 @@ class Worker:
     def __init__(self, loop: Callable[[Work, Connection], None], work: Work) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(loop, work, theirs), daemon=True)
+        self._process = context.Process(target=serve, args=(loop, work, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -92,8 +92,8 @@ class Worker:
         self._process.kill()
 
 
-def _run(loop: Callable[[Work, Connection], None], work: Work, connection: Connection) -> None:
-    """Until the other end of the connection closes."""
+def serve(loop: Callable[[Work, Connection], None], work: Work, connection: Connection) -> None:
+    """Run `loop` until the other end of the connection closes."""
     try:
         loop(work, connection)
     except EOFError:

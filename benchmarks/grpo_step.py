@@ -31,7 +31,7 @@ from benchmarks.grpo_loops import (
     run_trl,
     write_tokenizer,
 )
-from benchmarks.models import LORA, choose_dtype, model_files
+from benchmarks.models import LORA, QUICK_MODELS, choose_dtype, model_files
 from benchmarks.report import Cell, Result, error_bar, middle
 from benchmarks.timing import Clock, Timing, median, progress, ratio
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODELS = ["1.2 M", "5 M"]
-QUICK_MODELS = ["1.2 M"]
 
 _SIZES = ((4, 512), (8, 64))
 """(prompts in a step, tokens of each)."""
@@ -91,7 +90,7 @@ def _compare(name: str, work: Work) -> list[dict[str, Cell]]:
     finally:
         for worker in workers.values():
             worker.close()
-    ours, theirs = _computed_tokens(work)
+    ours, theirs = computed_tokens(work)
     return [
         {
             "model": name,
@@ -133,7 +132,7 @@ def _ratio(times: dict[str, list[StepTimes]], clock: Clock) -> Cell:
     return ratio(_part(times["TRL"], TOTAL), _part(times["ART"], TOTAL), clock)
 
 
-def _computed_tokens(work: Work) -> tuple[int, int]:
+def computed_tokens(work: Work) -> tuple[int, int]:
     """(ART, TRL): prompts, completions while sampling, and training. A last token is never computed."""
     sampled = COMPLETIONS * (NEW_TOKENS - 1)
     ours = work.num_prompts * 2 * (work.prompt_tokens + sampled)
@@ -158,7 +157,7 @@ def draw(result: Result) -> Figure:
         (low,), (high,) = error_bar([times])
         axes.set_title(f"{work[0]}, {work[1]}\n{middle(times):.1f}x ({middle(times) - low:.1f} to "
                        f"{middle(times) + high:.1f})", fontsize=10)  # fmt: skip
-        axes.margins(y=0.08)
+        axes.set_ylim(0, 1.08 * max(bottoms))
     figure.axes[0].set_ylabel("wall seconds of a step")
     figure.axes[0].legend(fontsize=8)
     return figure

@@ -28,7 +28,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seeds", default="0,1,2", help="comma-separated (default: 0,1,2)")
     group.add_argument("--task", default="tic_tac_toe")
     group.add_argument("--steps", type=int, help="training steps (default: the task's own)")
-    group.add_argument("--games", type=int, default=400, help="held-out games before and after (default: 400)")
+    group.add_argument("--games", type=int, help="held-out games before and after (default: 400)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -57,9 +57,10 @@ def _run_demo(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "summary.json"
         command = [sys.executable, "-m", "art.cli.main", "demo", "--task", args.task, "--seed", str(seed)]
-        command += ["--games", str(args.games), "--out", f"{directory}/demo", "--json", str(report)]
-        if args.steps is not None:
-            command += ["--steps", str(args.steps)]
+        games = args.games or (20 if args.quick else 400)
+        command += ["--games", str(games), "--out", f"{directory}/demo", "--json", str(report)]
+        if (steps := args.steps or (2 if args.quick else None)) is not None:
+            command += ["--steps", str(steps)]
         before = _children_cpu_s()
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:

@@ -202,10 +202,10 @@ def draw(result: Result) -> Figure:
     colors = ["tab:green" if way == _OURS else "tab:grey" for way in ways]
     peaks = [row["extra peak GB"] for row in result.rows]
     bars = memory.bar(ways, [middle(peak) for peak in peaks], color=colors, yerr=error_bar(peaks), capsize=3)
-    memory.bar_label(bars, fmt="%.2f", padding=3)
+    memory.bar_label(bars, fmt="%.3g", padding=3)
     memory.set_ylabel("extra peak memory, GB")
     bars = time.bar(ways, [middle(row["seconds"]) for row in result.rows], color=colors)
-    time.bar_label(bars, fmt="%.1f", padding=3)
+    time.bar_label(bars, fmt="%.3g", padding=3)
     time.set_ylabel("seconds")
     for axes in (memory, time):
         axes.margins(y=0.12)

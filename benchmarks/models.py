@@ -35,6 +35,7 @@ def _shape(vocab: int, hidden: int, intermediate: int, layers: int, heads: tuple
 
 
 SHAPES = {
+    "0.1 M": _shape(512, 64, 128, 2, (2, 1, 32)),
     "1.2 M": _shape(3072, 128, 384, 4, (4, 2, 32)),
     "5 M": _shape(4096, 256, 768, 5, (4, 2, 64)),
     "30 M": _shape(8192, 512, 1536, 8, (8, 4, 64)),
@@ -42,6 +43,8 @@ SHAPES = {
     "4 B": _shape(151936, 2560, 9728, 36, (32, 8, 128)),
 }
 """By number of parameters. The largest is the shape of Qwen3-4B."""
+
+QUICK_MODELS = ["0.1 M"]
 
 _MAX_CONTEXT = {"cpu": 2048, "cuda": 32768}
 

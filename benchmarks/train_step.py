@@ -11,7 +11,7 @@ All but the plain rows compute the gradient of the same loss on the same adapter
 of each sample, so that nothing can merge. Padded and one by one compute the head only where something is learnt, as a
 good plain trainer does. An agent has one sample for each of its requests, as recorded.
 
-    python -m benchmarks train_step --quick               a small model, a minute
+    python -m benchmarks train_step --quick               a tiny model and small batches, seconds
     python -m benchmarks train_step --models 100M --workloads prompt      some of the workloads
     python -m benchmarks train_step --device cuda         a 4B-shaped model in bfloat16, trees of 16k tokens
 """
@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.gradients import BothModels, Gradient, matmul_rate, open_models, with_sampling_logprobs
 from benchmarks.memory import extra_peak_bytes
-from benchmarks.models import LORA, backbone_weights, choose_dtype
+from benchmarks.models import LORA, QUICK_MODELS, backbone_weights, choose_dtype
 from benchmarks.report import Cell, Result, error_bar, middle
 from benchmarks.timing import Timing, alternate, main_clock, median, ratio
 from benchmarks.workloads import SIZES, Samples, group, learnt, make_workloads, plain_row, without_sharing
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODELS = {"cpu": ["5 M", "100 M"], "cuda": ["4 B"]}
-QUICK_MODELS = ["1.2 M"]
 
 _TREE = "tree"
 _PEERS = ("block-diagonal", "padded", "one by one")
@@ -50,11 +49,12 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     torch.set_num_threads(1)
+    sizes = SIZES["quick" if args.quick else args.device]
     rows: list[dict[str, Cell]] = []
     for name in args.models or (QUICK_MODELS if args.quick else MODELS[args.device]):
         with open_models(name, args) as both:
             bench = _Bench(both, args)
-            for workload, samples in make_workloads(both.files.vocab_size, SIZES[args.device]).items():
+            for workload, samples in make_workloads(both.files.vocab_size, sizes).items():
                 if args.workloads in workload:
                     rows += bench.compare(workload, samples)
     return Result(
@@ -184,7 +184,8 @@ def draw(result: Result) -> Figure:
         axes.set_xticks(range(len(workloads)), labels, fontsize=8)
         axes.set_ylabel("time by that of the tree")
         axes.set_title(f"train step, {name} parameters")
-        axes.legend(fontsize=8)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.15)
+        axes.legend(fontsize=8, ncols=4, loc="upper left")
     return figure
 
 

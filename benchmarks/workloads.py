@@ -34,6 +34,12 @@ class Sizes:
 
 
 SIZES = {
+    "quick": Sizes(
+        shared=((64, 4, 16),),
+        extending=AgentShape(prompt=32, observation=4, answer=8, kept=8),
+        rewriting=AgentShape(prompt=32, observation=4, answer=8, kept=2),
+        unshared=(4, 32),
+    ),
     "cpu": Sizes(
         shared=((512, 8, 64), (64, 8, 256)),
         extending=AgentShape(prompt=200, observation=16, answer=32, kept=32),
