@@ -59,6 +59,11 @@ class PlainModel:
 
     def logprobs(self, branch: Branch, adapter: Adapter | None) -> list[Tensor]:
         """Of the branch's learnt tokens, at its temperature."""
+        found = self.distributions(branch, adapter)
+        return [found[place - 1, branch.token_ids[place]] for place in branch.learnt]
+
+    def distributions(self, branch: Branch, adapter: Adapter | None) -> Tensor:
+        """Log-probs [T, V] of the whole vocabulary behind each token."""
         weights = dict(self._model.named_parameters())
         changed = {}
         for name, a in (adapter or {}).items():
@@ -68,8 +73,8 @@ class PlainModel:
                 changed[key] = weights[key] + self._scale * (b @ a)
         ids = torch.tensor([branch.token_ids])
         logits = torch.func.functional_call(self._model, changed, kwargs={"input_ids": ids, "use_cache": False}).logits
-        logprobs = (logits[0] / branch.temperature).log_softmax(-1)
-        return [logprobs[place - 1, branch.token_ids[place]] for place in branch.learnt]
+        found: Tensor = (logits[0] / branch.temperature).log_softmax(-1)
+        return found
 
 
 @dataclass

@@ -8,7 +8,7 @@ whole step (`objective_bench`). Both compute in float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from trainer_samples import VOCAB_SIZE
 
 from art.config import (
     CispoConfig,
+    DistillConfig,
     DpoConfig,
     GspoConfig,
     KlConfig,
     LossConfig,
     MismatchConfig,
     PpoConfig,
+    ReinforceConfig,
     TrainConfig,
 )
 from art.trainer.types import TrainingSample
@@ -120,6 +122,32 @@ class Trl:
             processing_class=self.tokenizer(),
             train_dataset=Dataset.from_dict({"input_ids": [[2, 3]], "labels": [[2, 3]]}),
             args=SFTConfig(**self.options()),
+        )
+
+    def rloo(self, adapter: Adapter) -> Any:
+        from datasets import Dataset
+        from trl import RLOOConfig, RLOOTrainer
+
+        return RLOOTrainer(
+            model=self.model(adapter),
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            processing_class=self.tokenizer(),
+            train_dataset=Dataset.from_dict({"prompt": ["t2"]}),
+            args=RLOOConfig(
+                **self.options(), per_device_train_batch_size=8, num_generations=8, temperature=TEMPERATURE
+            ),
+        )
+
+    def distillation(self, adapter: Adapter, teacher: Adapter) -> Any:
+        from datasets import Dataset
+        from trl import DistillationConfig, DistillationTrainer
+
+        return DistillationTrainer(
+            model=self.model(adapter),
+            teacher_model=self.model(teacher).merge_and_unload(),
+            processing_class=self.tokenizer(),
+            train_dataset=Dataset.from_dict({"prompt": ["t2"]}),
+            args=DistillationConfig(**self.options(), beta=1.0, temperature=1.0),
         )
 
     def rows(self, rollouts: Sequence[Rollout], values: Callable[[Branch], list[float]]) -> Tensor:
@@ -273,6 +301,76 @@ def test_truncated_importance_sampling(bench: Bench, trl: Trl, monkeypatch: pyte
     assert (ratio > 1.2).any()
     assert trainer._metrics["train"]["clip_ratio/region_mean"][0] > 0
     assert relative_error(seen.gradient, gradient(trainer.model, seen.adapter).double()) < TOLERANCE
+
+
+def test_rloo_trainer(bench: Bench, trl: Trl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On policy. TRL weighs whole sequences by their ratio, which is 1 then, and sums over tokens: so does `constant`
+    but for its divisor."""
+    config = settings(
+        ReinforceConfig(),
+        baseline="leave_one_out",
+        anchor="step_start",
+        normalize="constant",
+        constant_tokens=MAX_COMPLETION_LENGTH,
+    )
+    batch = [_without_results(rollout) for rollout in rollouts(bench)]  # TRL's loss learns them too
+    _, (seen,) = bench.train(batch, config, monkeypatch)
+    trainer = trl.rloo(seen.adapter)
+    inputs = trl.batch(batch)
+    # Of a group of n, the mean of the others is R - mean = (1 - 1 / n) (R - mean of the others).
+    inputs["advantages"] *= 4 / 3
+    inputs["old_logps"] = trl.logprobs(batch, bench.adapters[2]).sum(1)
+    trainer._compute_loss(trainer.model, inputs).backward()
+    expected = gradient(trainer.model, seen.adapter).double() / MAX_COMPLETION_LENGTH
+    assert relative_error(seen.gradient, expected) < TOLERANCE
+
+
+def _without_results(rollout: Rollout) -> Rollout:
+    """The rollout up to the end of its first answer."""
+    (branch,) = rollout.branches
+    span = branch.spans[0]
+    return replace(rollout, branches=[replace(branch, token_ids=branch.token_ids[: span[1]], spans=[span])])
+
+
+def test_distillation_trainer(bench: Bench, trl: Trl) -> None:
+    """TRL computes the reverse KL over the whole vocabulary, ours estimates it from sampled tokens. Every token of the
+    vocabulary, weighted with its probability, takes the place of sampling: then they are equal."""
+    (branch,) = bench.rollouts(0, has_branches=False)[0].branches
+    student, teacher = (
+        bench.model.distributions(branch, {name: tensor.double() for name, tensor in bench.adapters[step].items()})
+        for step in (2, 1)
+    )
+    places = branch.learnt[:3]
+    samples = []
+    for place in places:
+        for token in range(VOCAB_SIZE):
+            ids, zeros = [*branch.token_ids[:place], token], [0.0] * place
+            own, taught = student[place - 1, token], teacher[place - 1, token]
+            samples.append(
+                TrainingSample(
+                    sample_id=f"{place} {token}",
+                    rollout_id=f"{place} {token}",
+                    token_ids=ids,
+                    loss_mask=[False] * place + [True],
+                    sampling_logprobs=[*zeros, own.item()],
+                    advantages=[0.0] * len(ids),
+                    teacher_logprobs=[*zeros, taught.item()],
+                    weight=own.exp().item(),
+                )
+            )
+    found, _ = bench.gradient(samples, [], settings(DistillConfig(teacher="p/t")))
+    trainer = trl.distillation(bench.adapters[2], bench.adapters[1])
+    start, end = places[0], places[-1] + 1
+    prompt, completion = torch.tensor([branch.token_ids[:start]]), torch.tensor([branch.token_ids[start:end]])
+    inputs = {
+        "prompt_ids": prompt,
+        "prompt_mask": torch.ones_like(prompt),
+        "completion_ids": completion,
+        "completion_mask": torch.ones_like(completion),
+    }
+    loss, *_ = trainer._compute_loss(trainer.model, inputs, torch.tensor(len(places)))
+    loss.backward()
+    assert relative_error(found, gradient(trainer.model, bench.adapters[2]).double()) < TOLERANCE
 
 
 @pytest.mark.parametrize("reference", [0, 1])
