@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import art
+from art.config import TrainerConfig
+from process_support import children_of
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 NUM_STEPS, ROLLOUTS = 3, 8
+NUMBERS = ["loss/train", "loss/grad_norm", "loss/entropy", "loss/adapter_norm"]  # the loss alone is near 0 by design
 DISTURBED_STEP = 1
 
 Saboteur = Callable[[art.LocalBackend], Awaitable[None]]
@@ -39,12 +42,18 @@ def art_messages(items: list) -> list:
     return art.Trajectory(messages_and_choices=items).messages()
 
 
-async def losses_of_run(
-    tiny_model: Path, data_dir: Path, during_rollouts: Saboteur | None, during_training: Saboteur | None
+async def numbers_of_run(
+    tiny_model: Path,
+    data_dir: Path,
+    during_rollouts: Saboteur | None,
+    during_training: Saboteur | None,
+    settings: art.ModelSettings | None = None,
 ) -> list[float]:
-    losses = []
+    numbers = []
     async with art.LocalBackend(path=data_dir) as backend:
-        model = art.TrainableModel(name="agent", project="crash", base_model=str(tiny_model), base_path=str(data_dir))
+        model = art.TrainableModel(
+            name="agent", project="crash", base_model=str(tiny_model), base_path=str(data_dir), settings=settings
+        )
         await model.register(backend)
         for step in range(NUM_STEPS):
             disturb = step == DISTURBED_STEP
@@ -65,13 +74,13 @@ async def losses_of_run(
                 await during_training(backend)
             result = await training
             assert result.step == step + 1
-            losses.append(result.metrics["loss/train"])
-    return losses
+            numbers += [result.metrics[name] for name in NUMBERS]
+    return numbers
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return asyncio.run(losses_of_run(tiny_model, tmp_path_factory.mktemp("calm"), None, None))
+    return asyncio.run(numbers_of_run(tiny_model, tmp_path_factory.mktemp("calm"), None, None))
 
 
 def kill(pid: int | None) -> None:
@@ -106,11 +115,29 @@ def test_kill_changes_nothing(
     kind: str, phase: str, after_s: float, undisturbed: list[float], tiny_model: Path, tmp_path: Path
 ) -> None:
     sabotage = killing(kind, after_s)
-    run = losses_of_run(
+    run = numbers_of_run(
         tiny_model, tmp_path, sabotage if phase == "rollouts" else None, sabotage if phase == "training" else None
     )
-    losses = asyncio.run(run)
-    assert losses == pytest.approx(undisturbed, rel=1e-5, abs=1e-7)
+    numbers = asyncio.run(run)
+    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=1e-7)
+
+
+async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
+    await asyncio.sleep(0.02)
+    trainer = await child_pid(backend, "trainer")
+    assert trainer is not None
+    (second,) = children_of(trainer)
+    kill(second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sabotage", [None, kill_second_trainer_process])
+def test_two_trainer_processes_give_the_numbers_of_one(
+    sabotage: Saboteur | None, undisturbed: list[float], tiny_model: Path, tmp_path: Path
+) -> None:
+    settings = art.ModelSettings(trainer=TrainerConfig(num_processes=2))
+    numbers = asyncio.run(numbers_of_run(tiny_model, tmp_path, None, sabotage, settings))
+    assert numbers == pytest.approx(undisturbed, rel=1e-3, abs=1e-6)
 
 
 def test_no_process_outlives_the_script(tiny_model: Path, tmp_path: Path) -> None:

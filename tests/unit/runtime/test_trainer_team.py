@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +19,7 @@ from art.runtime.process import ChildProcess, ChildSpec
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
 from art.trainer.types import TrainingSample
+from process_support import children_of, wait_until_gone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -95,27 +94,7 @@ async def init(client: RpcClient, directory: Path) -> None:
 def pids_of_team(trainer: ChildProcess) -> list[int]:
     """Process 0, and those that it started."""
     assert trainer.pid is not None
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # gone meanwhile
-            continue
-    return [trainer.pid, *sorted(pid for pid, parent in parents.items() if parent == trainer.pid)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until_gone(pids: list[int], within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, f"of {pids} some are left"
-        await asyncio.sleep(0.02)
+    return [trainer.pid, *children_of(trainer.pid)]
 
 
 async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Path) -> None:
@@ -165,7 +144,7 @@ async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
         [result async for result in stream]
     if rank == 1:
         assert f"process 1 of this trainer (pid {pids[1]}) died (signal 9)" in death.value.message
-    await until_gone(pids)
+    wait_until_gone(pids)
     assert checkpoints.list_steps(tmp_path) == [0]
     client = await trainer.connect()
     assert trainer.num_restarts == restarts + 1
@@ -181,4 +160,4 @@ async def test_closing_ends_all(trainer: ChildProcess) -> None:
     pids = pids_of_team(trainer)
     assert len(pids) == 2
     await trainer.close()
-    await until_gone(pids)
+    wait_until_gone(pids)
