@@ -59,6 +59,10 @@ class LoraPolicy:
         self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
         if self._folds:  # adapters stay off in the layers, whose base weights are exchanged instead
             self._peft_model.base_model.disable_adapter_layers()
+        else:
+            from art.trainer.linear import AdaptedLinear, pack_where_faster
+
+            pack_where_faster([layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)])
         self._folded: dict[str, Tensor] | None = None
         self.reset()
 
@@ -226,6 +230,10 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
         lora_dropout=0.0,
         bias="none",
     )
+    if _suits_adapted_linear(base):
+        from art.trainer.linear import AdaptedLinear
+
+        settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to bring a layer
     try:
         return peft.get_peft_model(base.model, settings)
     except ValueError as error:
@@ -235,6 +243,13 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
             f"layers are called {', '.join(sorted(linear))}",
             param="target_modules",
         ) from error
+
+
+def _suits_adapted_linear(base: BaseModel) -> bool:
+    """Whether the linear layers are what `art.trainer.linear` computes: plain, whole, float32 and on the CPU."""
+    layers = [module for module in base.model.modules() if isinstance(module, torch.nn.Linear)]
+    plain = all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
+    return plain and base.device.type == "cpu" and not base.is_sharded
 
 
 def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""The adapted linear layer computes what peft's does, packed or not, and is used only where it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from trainer_reference import reference_gradient
+from trainer_samples import VOCAB_SIZE, random_samples
+
+from art.config import DppoConfig, LoraConfig, TrainerConfig
+from art.trainer import linear
+from art.trainer.linear import AdaptedLinear, pack_where_faster
+from art.trainer.lora import LoraPolicy
+from art.trainer.metrics import StepRecord
+from art.trainer.model import load_base_model
+from art.trainer.tree import check_sample
+from art.trainer.update import Update, compute_gradient, split_micro_batches
+
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+def can_pack() -> bool:
+    try:
+        linear._packed_product(torch.ones(2, 8), linear._pack(torch.ones(8, 8))[0], None)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+needs_packing = pytest.mark.skipif(not can_pack(), reason="no oneDNN packed weights in this torch")
+
+
+def make_policy(model_path: Callable[[str], str], family: str = "Qwen2", **config: Any) -> LoraPolicy:
+    base = load_base_model(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
+    policy = LoraPolicy(base, LORA, may_fold=False)
+    policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+    return policy
+
+
+def adapted_layers(policy: LoraPolicy) -> list[AdaptedLinear]:
+    return [layer for layer in policy._layers.values() if isinstance(layer, AdaptedLinear)]
+
+
+def gradient(policy: LoraPolicy) -> torch.Tensor:
+    paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
+    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=4096), StepRecord(), lambda: None)
+    return policy.grads.clone()
+
+
+def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> list[torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = call(leaf)
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, [leaf, *parameters], weights)]
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+@pytest.mark.parametrize("shape", [(1, 9, 32), (7, 32), (1, 32)])
+def test_values_and_gradients_equal_those_of_peft(
+    packed: bool, shape: tuple[int, ...], model_path: Callable[[str], str]
+) -> None:
+    layers = adapted_layers(make_policy(model_path))
+    assert len(layers) == 14
+    assert {layer.base_layer.bias is None for layer in layers} == {True, False}  # both kinds are there
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for layer in layers:
+        if layer.in_features != shape[-1]:
+            continue
+        if packed:
+            layer.pack()
+        expected = values_and_gradients(layer, x, super(AdaptedLinear, layer).forward)
+        for one, other in zip(values_and_gradients(layer, x, layer), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+def test_a_whole_update_has_the_reference_gradient(packed: bool, model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    if packed:
+        for layer in adapted_layers(policy):
+            layer.pack()
+    expected = reference_gradient(policy, random_samples(3), DppoConfig())
+    assert float((gradient(policy) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    layer = adapted_layers(policy)[0]
+    x = torch.randn(3, layer.in_features)
+    with policy._peft_model.disable_adapter():
+        assert torch.equal(layer(x), layer.base_layer(x))
+    assert not torch.allclose(layer(x), layer.base_layer(x))
+
+
+def test_frozen_weights_get_no_gradient(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    gradient(policy)
+    assert all(layer.base_layer.weight.grad is None for layer in adapted_layers(policy))
+
+
+def test_other_dtypes_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
+    assert not adapted_layers(make_policy(model_path, dtype="bfloat16"))
+
+
+def test_subclasses_of_linear_layers_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
+    """As quantised layers are: their weights are not what a plain product takes."""
+
+    class Special(torch.nn.Linear):
+        pass
+
+    base = load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", num_threads=1))
+    base.backbone.layers[0].mlp.up_proj.__class__ = Special
+    assert not adapted_layers(LoraPolicy(base, LORA, may_fold=False))
+
+
+# -- what is packed --
+
+
+@needs_packing
+@pytest.mark.parametrize(("plain_s", "packed_s", "pays"), [(1.0, 0.5, True), (1.0, 0.95, False), (1.0, 2.0, False)])
+def test_packing_follows_the_measurement(
+    plain_s: float, packed_s: float, pays: bool, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "_measure", lambda *calls: [plain_s, packed_s])
+    monkeypatch.setattr(linear, "_MIN_ELEMENTS", 1)
+    linear._packing_pays.cache_clear()
+    layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
+    linear._packing_pays.cache_clear()
+    assert {layer.is_packed for layer in layers} == {pays}
+
+
+def test_small_layers_are_neither_measured_nor_packed(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*shape: int) -> bool:
+        raise AssertionError(shape)
+
+    monkeypatch.setattr(linear, "_packing_pays", never)
+    assert not any(layer.is_packed for layer in adapted_layers(make_policy(model_path)))
+
+
+def test_copies_that_do_not_fit_into_memory_are_not_made(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = adapted_layers(make_policy(model_path))
+    monkeypatch.setattr(linear, "_packing_pays", lambda *shape: True)
+    monkeypatch.setattr(linear, "_MIN_ELEMENTS", 1)
+    monkeypatch.setattr(linear, "_available_bytes", lambda: 1000.0)
+    assert pack_where_faster(layers) == 0
+    assert "more than half of the memory" in caplog.text
+    assert not any(layer.is_packed for layer in layers)
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("not built")])
+def test_without_the_operators_nothing_is_packed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(weight: torch.Tensor) -> None:
+        raise error
+
+    monkeypatch.setattr(linear, "_pack", fail)
+    assert not linear._packing_pays.__wrapped__(64, 32, 1)
+
+
+@needs_packing
+def test_wrong_packed_products_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    right = linear._packed_product
+    monkeypatch.setattr(linear, "_packed_product", lambda *args: right(*args) * 1.1)
+    monkeypatch.setattr(linear, "_measure", lambda *calls: [1.0, 0.1])
+    assert not linear._packing_pays.__wrapped__(64, 32, 1)
+    assert "other results" in caplog.text
+
+
+@needs_packing
+def test_a_real_measurement_decides_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_MIN_GAIN", 0.0)
+    assert linear._packing_pays.__wrapped__(64, 32, 1)
+    monkeypatch.setattr(linear, "_MIN_GAIN", 1e9)
+    assert not linear._packing_pays.__wrapped__(64, 32, 1)
