@@ -105,6 +105,17 @@ RULES: tuple[Rule, ...] = (
         source="`mismatch.alarm`, 5 % by default",
     ),
     Rule(
+        name="tokens_masked",
+        limits=(
+            Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
+        ),
+        only_if=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
+        meaning="though few samples were left out, many tokens were: the policy would hardly have said them, or far sooner",
+        advice="Look for what changes tokens or their probabilities between engine and trainer, or widen "
+        "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
+        source="as for whole samples",
+    ),
+    Rule(
         name="weights_truncated",
         limits=(Limit("offpolicy/truncated_share", high=0.1),),
         meaning="many tokens are much more likely in the trainer than they were when they were sampled",
@@ -168,7 +179,7 @@ RULES: tuple[Rule, ...] = (
         meaning="the policy's answers became random in one step",
         advice="Read a few rollouts. If they make no sense, go on from an earlier checkpoint with a lower "
         "`learning_rate`",
-        source="steps of healthy runs of the demo add at most a quarter",
+        source="steps of healthy runs of the demo add at most a third",
     ),
     Rule(
         name="gradient_jumped",
