@@ -2,7 +2,7 @@
 
 A loss that compares with the base has measured every target already. Else the base's log-probs are computed for as
 many samples as fit `_BUDGET` of the step's tokens: forward only, which is a third to a half of what training a token
-takes, so the device has at most about 4 % more to do. The samples are neighbours in the prefix tree, from a random
+takes, so the device has at most about 3 % more to do. The samples are neighbours in the prefix tree, from a random
 place on: what they share is computed once, so that the budget buys as many targets as it can. Where not even the
 shortest sample fits (few rollouts with a long prompt), one is measured every so many steps, and the average keeps to
 the budget.
@@ -30,7 +30,7 @@ BASE = "base"
 SAMPLED_BASE = "sampled_base"
 """The same of some samples, and NaN for the rest."""
 
-_BUDGET = 1 / 12
+_BUDGET = 1 / 16
 
 
 def with_sampled_base(paths: list[SamplePath], measure: Measure, *, step: int) -> list[SamplePath]:

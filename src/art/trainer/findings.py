@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
             Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
         ),
         only_if=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
-        meaning="though few samples were left out, many tokens were: the policy would hardly have said them, or far sooner",
+        meaning="few samples were left out, but many tokens: the policy would hardly have said them, or much sooner",
         advice="Look for what changes tokens or their probabilities between engine and trainer, or widen "
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
         source="as for whole samples",

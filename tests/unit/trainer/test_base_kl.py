@@ -23,7 +23,7 @@ from art.trainer.trainer import Trainer
 from art.trainer.tree import SamplePath, build_tree, check_sample
 from art.trainer.types import TrainingSample
 
-BUDGET = 1 / 12
+BUDGET = 1 / 16
 LORA = LoraConfig(rank=8, alpha=16)
 CONFIG = TrainConfig(learning_rate=1e-2, mismatch=None)
 
