@@ -58,20 +58,9 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     by_group = [_group_samples(group, config) for group in selection.trained]
     samples = list(itertools.chain(*by_group))
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    trained = sum(sum(sample.loss_mask) for sample in samples)
-    own = sum(trajectory.sampled_tokens for trajectory in trajectories)
-    context = sum(trajectory.context_tokens for trajectory in trajectories)
-    untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
-    ledger: dict[str, float] = {
-        "ledger/sampled_tokens": own + context,
-        "ledger/trained_tokens": trained,
-        "ledger/context_tokens": context,
-        "ledger/untracked_choices": untracked,
-        **{f"ledger/dropped_tokens/{reason}": count for reason, count in selection.dropped.items()},
-    }
-    assert own + context == trained + context + selection.dropped.total(), f"the ledger does not close: {ledger}"
+    ledger = _open_ledger(trajectories, samples, selection.dropped)
     if not samples:
-        raise NothingTrainableError(_nothing_trainable(len(groups), own, untracked))
+        raise NothingTrainableError(_nothing_trainable(len(groups), trajectories))
     metrics: dict[str, float] = {
         "data/step_num_groups_submitted": len(groups),
         "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
@@ -88,6 +77,23 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         metrics |= describe_advantages(samples)
     findings = _findings(selection, trajectories, config)
     return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings, pairs=selection.pairs)
+
+
+def _open_ledger(
+    trajectories: list[ResolvedTrajectory], samples: list[TrainingSample], dropped: Counter[str]
+) -> dict[str, float]:
+    trained = sum(sum(sample.loss_mask) for sample in samples)
+    own = sum(trajectory.sampled_tokens for trajectory in trajectories)
+    context = sum(trajectory.context_tokens for trajectory in trajectories)
+    ledger: dict[str, float] = {
+        "ledger/sampled_tokens": own + context,
+        "ledger/trained_tokens": trained,
+        "ledger/context_tokens": context,
+        "ledger/untracked_choices": sum(trajectory.untracked_choices for trajectory in trajectories),
+        **{f"ledger/dropped_tokens/{reason}": count for reason, count in dropped.items()},
+    }
+    assert own == trained + dropped.total(), f"the ledger does not close: {ledger}"
+    return ledger
 
 
 def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
@@ -258,8 +264,9 @@ def _names(labels: list[str]) -> str:
     return ", ".join(labels[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _nothing_trainable(num_groups: int, own_tokens: int, untracked: int) -> str:
-    if own_tokens == 0:
+def _nothing_trainable(num_groups: int, trajectories: list[ResolvedTrajectory]) -> str:
+    if not any(trajectory.sampled_tokens for trajectory in trajectories):
+        untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
         found = f"{untracked} choices without an exchange id" if untracked else "no choices"
         return (
             f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the "
