@@ -81,7 +81,7 @@ def test_a_repeated_step_measures_the_same_and_other_steps_measure_others() -> N
 
 
 def test_only_samples_of_reinforcement_learning_are_measured() -> None:
-    rl = groups(random.Random(0), count=4, size=8, prompt=10, completion=10)
+    rl = groups(random.Random(0), count=16, size=8, prompt=10, completion=10)
     other = [replace(p, sample=replace(p.sample, component="sft", sample_id=f"sft {p.sample.sample_id}")) for p in rl]
     chosen = choose_paths(other + rl, step=0)
     assert chosen
