@@ -297,6 +297,7 @@ async def test_metrics_alone(model: art.TrainableModel) -> None:
         ("tools/errors", "val", "val/tools/errors"),
         ("loss/train", "discarded", "discarded/loss/train"),
         ("data/step_num_trajectories", "train", "data/step_num_trajectories"),
+        ("findings/too_easy", "train", "findings/too_easy"),
     ],
 )
 def test_metric_names(key: str, split: str, name: str) -> None:
