@@ -41,7 +41,7 @@ from art.trainer.prepare import Measure, prepare_paths
 from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
 from art.trainer.tree import SamplePath, check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import MicroBatch, Update, compute_gradient, split_micro_batches
 
 _log = logging.getLogger(__name__)
 
@@ -260,10 +260,14 @@ class Trainer:
         on_progress: OnProgress | None,
     ) -> StepRecord:
         policy, record = loaded.policy, StepRecord()
-        batches = [
-            split_micro_batches(update.paths, policy, max_tokens=self._max_tokens, team=self._team)
-            for update in updates
-        ]
+
+        def split(updates: list[Update]) -> list[list[MicroBatch]]:
+            return [
+                split_micro_batches(update.paths, policy, max_tokens=self._max_tokens, team=self._team)
+                for update in updates
+            ]
+
+        batches = split(updates)
         if not self._kernel_checked:
             check_kernel(self._base, updates[0].paths)
             self._kernel_checked = True
@@ -271,10 +275,13 @@ class Trainer:
 
         def tick() -> None:
             if on_progress is not None:
-                on_progress(next(done), total)
+                on_progress(min(next(done), total), total)  # an update that starts again does more than was known
 
-        for update, micro_batches in zip(updates, batches, strict=True):
-            compute_gradient(policy, update, micro_batches, record, tick, self._team)
+        for number, update in enumerate(updates):
+            fitting = compute_gradient(policy, update, batches[number], record, tick, self._team)
+            if fitting is not None:  # from now on, and for what is cut already
+                self._max_tokens = min(self._max_tokens, fitting)
+                batches[number + 1 :] = split(updates[number + 1 :])
             loaded.identity = None  # from here on memory is no checkpoint until the next one is written
             record.grad_norms.append(loaded.optimizer.update(update.learning_rate, config.optimizer))
         return record

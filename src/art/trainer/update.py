@@ -10,6 +10,7 @@ Targets that a loss or the gate masks stay in N: leaving tokens out must not mak
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -27,10 +28,14 @@ from art.trainer.distributed import ALONE, Team
 from art.trainer.logprobs import TargetRows, group_by_row, target_logprobs
 from art.trainer.lora import LoraPolicy
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
+from art.trainer.memory import is_out_of_memory, release_memory
 from art.trainer.metrics import StepRecord, record_targets
 from art.trainer.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.pack import pack
 from art.trainer.shard import idle_layout
 from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree
+
+_log = logging.getLogger(__name__)
 
 ANCHOR = "anchor"
 """The stream with the policy's log-probs at the step's start."""
@@ -38,6 +43,7 @@ ANCHOR = "anchor"
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
+    paths: list[SamplePath]
     layout: TreeLayout
     targets: Targets
     rows: TargetRows
@@ -62,20 +68,27 @@ def split_micro_batches(
     paths: list[SamplePath], policy: LoraPolicy, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
     """This process's micro-batches of one update, on the policy's device."""
+    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
+    return _make_micro_batches([[paths[index] for index in part] for part in shares[team.rank]], paths, policy)
+
+
+def _make_micro_batches(parts: list[list[SamplePath]], paths: list[SamplePath], policy: LoraPolicy) -> list[MicroBatch]:
+    """A micro-batch of each part of an update that has the `paths`."""
     totals = {False: 0.0, True: 0.0}  # by "is SFT"
     for path in paths:
         totals[path.sample.component == "sft"] += path.share
     micro_batches = []
-    for indices in pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)[team.rank]:
-        tree = build_tree([paths[index] for index in indices])
+    for part in parts:
+        tree = build_tree(part)
         targets = tree.targets
         totals_of = np.where(targets.is_sft, totals[True], totals[False])
         micro_batches.append(
             MicroBatch(
+                paths=part,
                 layout=make_layout(tree, device=policy.base.device),
                 targets=targets,
                 rows=group_by_row(targets, policy.base.device),
-                num_samples=len(indices),
+                num_samples=len(part),
                 scales=(targets.weights / totals_of).astype(np.float32),
             )
         )
@@ -89,35 +102,81 @@ def compute_gradient(
     record: StepRecord,
     tick: Callable[[], None],
     team: Team = ALONE,
-) -> None:
+) -> int | None:
     """Leave the gradient of the update's loss in `policy.grads`; fill `record`; `tick` after every micro-batch.
 
     `micro_batches` are this process's own. What is left behind, or raised, is that of all of them, on every process.
+    Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same
+    gradient.
+
+    Returns:
+        The most tokens in a micro-batch that fitted into memory, if larger ones did not; the same on every process.
 
     Raises:
-        TrainingError: the loss is not finite, or too many samples do not come from this policy.
+        TrainingError: the loss is not finite, or too many samples do not come from this policy, or a single sample
+            does not fit into memory.
     """
-    loss, own = 0.0, StepRecord()
     num_idle = max(team.gather(len(micro_batches))) - len(micro_batches) if policy.base.is_sharded else 0
-    with policy.accumulate_gradients():
-        for micro_batch in micro_batches:
-            loss += _backward(policy, update, micro_batch, own, number=len(record.losses))
-            tick()
-        for _ in range(num_idle):
-            (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
-    parts = team.gather((loss, own))
-    loss = sum(loss for loss, _ in parts)
+    gathered = team.gather(
+        _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=len(record.losses))
+    )
+    loss = sum(loss for loss, _, _ in gathered)
     if not math.isfinite(loss):
         raise TrainingError(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for _, part in parts:
+    for _, part, _ in gathered:
         _add(part, record)
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
     team.sum_gradients(policy.grads)
+    return min((found for _, _, found in gathered if found is not None), default=None)
+
+
+def _accumulate(
+    policy: LoraPolicy,
+    update: Update,
+    micro_batches: list[MicroBatch],
+    tick: Callable[[], None],
+    *,
+    num_idle: int,
+    number: int,
+) -> tuple[float, StepRecord, int | None]:
+    """This process's loss, record and gradient, and how many tokens fit into memory where that was found out."""
+    fitting = None
+    while True:
+        loss, record = 0.0, StepRecord()
+        try:
+            with policy.accumulate_gradients():
+                for micro_batch in micro_batches:
+                    loss += _backward(policy, update, micro_batch, record, number=number)
+                    tick()
+                for _ in range(num_idle):
+                    (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
+            return loss, record, fitting
+        except RuntimeError as error:
+            # Processes with sharded weights run in lockstep, so one of them cannot start again alone.
+            if policy.base.is_sharded or not is_out_of_memory(error):
+                raise
+            failed = micro_batches[min(len(record.micro_batches), len(micro_batches) - 1)]
+            if len(failed.paths) == 1:
+                raise _too_long(failed.paths[0]) from error
+        release_memory()  # here, since the error held on to the tensors of the failed pass
+        num_tokens = len(failed.layout.token_ids)
+        fitting = max(1, num_tokens // 2)
+        _log.warning("%d tokens at once do not fit into memory: starting the update again with %d", num_tokens, fitting)
+        paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
+        parts = [[paths[index] for index in part] for part in pack(paths, max_tokens=fitting)]
+        micro_batches = _make_micro_batches(parts, update.paths, policy)
+
+
+def _too_long(path: SamplePath) -> TrainingError:
+    return TrainingError(
+        f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even alone; set "
+        "`gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out so long trajectories"
+    )
 
 
 def _add(part: StepRecord, record: StepRecord) -> None:
