@@ -18,6 +18,13 @@ COMMANDS = {
 }
 
 
+class StderrHandler(logging.Handler):
+    """Writes to what `sys.stderr` is at the time: a progress bar stands in for it, to keep messages above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
@@ -30,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             subparsers.add_parser(name, help=summary)
     args = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
     try:
         status: int = args.run(args)
     except ArtError as error:

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from art.cli.main import StderrHandler
+
+
+def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, handler = logging.Logger("art.backend"), StderrHandler()
+    logger.addHandler(handler)
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with Progress(console=Console(file=screen, force_terminal=True, width=60), refresh_per_second=0.1) as progress:
+        progress.add_task("training", total=2)
+        logger.warning("loss/entropy is low")
+    assert screen.getvalue().count("loss/entropy is low\n") == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr", stderr := io.StringIO())
+        logger.warning("plain")
+    assert stderr.getvalue() == "plain\n"
