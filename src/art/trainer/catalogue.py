@@ -43,7 +43,9 @@ TRAINER_METRICS: dict[str, Metric] = {
     "loss/kl_to_sampler_k1": Metric("mean of log sampler - log policy (the k1 estimate), in nats", RL),
     "loss/kl_to_base": Metric("mean of r - 1 - log r with r = base / policy (the k3 estimate), in nats", BASE),
     "loss/kl_to_base_k1": Metric("mean of log policy - log base (the k1 estimate), in nats", BASE),
-    "loss/kl_to_base_targets": Metric("how many targets both are means over", BASE),
+    "loss/kl_to_base_targets": Metric(
+        "how many targets both are means over: a few, unless a loss compares with the base", BASE
+    ),
     "loss/masked_share": Metric("share of targets that the loss dropped or clipped", RL),
     "loss/clipped_low_share": Metric("share of those that the policy had made less likely than the anchor", RL),
     "loss/clipped_high_share": Metric("share of those that it had made more likely", RL),
