@@ -271,7 +271,8 @@ def run_trl(work: Work, connection: Connection) -> None:
                 use_cpu=work.device == "cpu",
                 bf16=work.dtype == "bfloat16",
                 gradient_checkpointing=False,
-                per_device_train_batch_size=work.num_prompts * COMPLETIONS,
+                per_device_train_batch_size=COMPLETIONS,  # TRL's default; all rows at once take longer on a CPU
+                gradient_accumulation_steps=work.num_prompts,
                 num_generations=COMPLETIONS,
                 max_completion_length=NEW_TOKENS,
                 generation_kwargs={"min_new_tokens": NEW_TOKENS},
