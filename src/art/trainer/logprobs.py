@@ -123,6 +123,7 @@ def _sum_over_vocabulary(
     overwritten with `sum_v p_v W_v`, where given.
     """
     width = max(1, tile_elements // len(scaled))
+    width -= width % 64 if width > 64 else 0  # products of odd widths are slower
     largest = scaled.new_full((len(scaled),), torch.finfo(torch.float32).min)
     total, dot = torch.zeros_like(largest), torch.zeros_like(largest)  # sums of e and of e * z, e = exp(z)
     buffers = scaled.new_empty(2, len(scaled) * min(width, len(head.weight)))
