@@ -114,6 +114,14 @@ def test_gradients_are_those_of_one_process(
     assert found[0].grads.tobytes() == found[1].grads.tobytes()  # or the adapters would drift apart
 
 
+def test_sharded_weights_with_gradient_checkpointing(pair: Pair, alone: Member, model: str) -> None:
+    """What is computed again on the way back needs the layer gathered again."""
+    samples, loss = random_samples(1), {"terms": (DppoConfig(),)}
+    expected = gradient(alone, model, samples, loss, 20)
+    for part in succeeded(pair.run(gradient, model, samples, loss, 20, gradient_checkpointing=True, **SHARDED)):
+        assert close(expected.grads, part.grads)
+
+
 def test_sharded_weights_are_held_in_parts(pair: Pair, model: str) -> None:
     whole, parts = (succeeded(pair.run(held_weights, model, **settings)) for settings in (WHOLE, SHARDED))
     layers = whole[0]["layers"]
@@ -244,6 +252,14 @@ def test_an_error_of_ours_keeps_its_type_in_the_other_process(pair: Pair, model:
         assert isinstance(error, DiskFullError)
         assert (error.message, error.param) == ("no space left", "path")
     succeeded(pair.run(init, model, tmp_path))
+
+
+def test_a_model_that_only_one_process_could_load_is_loaded_by_none(pair: Pair, model: str, tmp_path: Path) -> None:
+    broken = ConfigError("cannot load")
+    settings = {"max_tokens": 1000}  # makes a trainer of its own
+    for error in pair.run(with_failure, 1, "trainer.load_base_model", broken, init, model, tmp_path, **settings):
+        assert isinstance(error, ConfigError)
+    succeeded(pair.run(init, model, tmp_path, **settings))
 
 
 @both_ways
