@@ -243,6 +243,12 @@ def test_findings_name_what_was_left_out() -> None:
     assert "groups[12] and 2 more: all rewards" in many.findings[0]
 
 
+def test_a_group_of_silent_trajectories_is_not_trainable() -> None:
+    found = plan(group(1.0, 0.0), group(1.0, 0.0, history=UNTRACKED))
+    assert found.metrics["data/step_num_groups_submitted"] == 2
+    assert found.metrics["data/step_num_groups_trainable"] == 1
+
+
 def test_overlong_rollouts_are_counted() -> None:
     found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
     assert found.metrics["data/step_num_trajectories_overlong"] == 1
