@@ -69,7 +69,10 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/mismatch_masked_share": Metric(
         "share of samples that the gate between sampler and trainer left out", RL
     ),
-    "offpolicy/mismatch_masked_tokens": Metric("targets that it left out, single ones included", RL),
+    "offpolicy/mismatch_masked_tokens": Metric(
+        "targets that it left out, single ones included, with dpo also those of rollouts that lost their counterpart",
+        RL,
+    ),
     "offpolicy/truncated_share": Metric("share of targets whose importance weight was truncated", RL),
     "offpolicy/mean_staleness": Metric("mean over samples of the trained step minus the step that sampled", RL),
     "data/step_trainer_tokens": Metric("tokens that the trainer computed, shared prefixes once"),

@@ -117,7 +117,11 @@ def _with_preferences(
             advantages=np.full_like(path.advantages, -found.coefficients[path.sample.rollout_id]),
         )
 
+    paired = {rollout_id for pair in kept for rollout_id in pair}
+    left_out = sum(len(path.query_positions) for path in rl if path.sample.rollout_id not in paired)
     return [prepared(path) for path in paths], {
+        # More than the gate itself counts: of a masked rollout all branches, and rollouts that lost their counterparts.
+        "offpolicy/mismatch_masked_tokens": float(left_out),
         "loss/train": term.weight * found.loss,
         "loss/preference_accuracy": found.accuracy,
         "loss/preference_margin": found.margin,

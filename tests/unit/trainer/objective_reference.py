@@ -130,7 +130,7 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
     clips = Clips()
     num_tokens = sum(rollout.num_tokens for rollout in rollouts)
     if isinstance(config.terms[0], DpoConfig):
-        return Result(_dpo(rollouts, tokens, config.terms[0], config.mismatch), clips, num_tokens)
+        return Result(_dpo(rollouts, tokens, config.terms[0], config.mismatch, clips), clips, num_tokens)
     kl_reward = [term for term in config.terms if isinstance(term, KlConfig) and term.where == "reward"]
     for term in kl_reward:
         _take_kl_off(rollouts, tokens, term, config)
@@ -377,7 +377,11 @@ LOSSES: dict[str, Callable[[list[Token], Any, TrainConfig, Clips], list[Tensor]]
 
 
 def _dpo(
-    rollouts: Sequence[Rollout], tokens: list[list[list[Token]]], term: DpoConfig, gate: MismatchConfig | None
+    rollouts: Sequence[Rollout],
+    tokens: list[list[list[Token]]],
+    term: DpoConfig,
+    gate: MismatchConfig | None,
+    clips: Clips,
 ) -> Tensor:
     """The mean over pairs, differentiated through both rollouts of each."""
     gains = []
@@ -389,13 +393,19 @@ def _dpo(
                 gain = gain + token.policy - reference
         gains.append(gain)
     usable = [gate is None or not any(_is_mismatched(branch, gate) for branch in branches) for branches in tokens]
+    pairs = _pairs(rollouts, term)
+    kept = [pair for pair in pairs if usable[pair[0]] and usable[pair[1]]]
     losses = []
-    for chosen, rejected in _pairs(rollouts, term):
-        if usable[chosen] and usable[rejected]:
-            margin = term.beta * (gains[chosen] - gains[rejected])
-            # -log sigmoid(m) = log(1 + exp(-m))
-            right, wrong = (1 + (-margin).exp()).log(), (1 + margin.exp()).log()
-            losses.append((1 - term.label_smoothing) * right + term.label_smoothing * wrong)
+    for chosen, rejected in kept:
+        margin = term.beta * (gains[chosen] - gains[rejected])
+        # -log sigmoid(m) = log(1 + exp(-m))
+        right, wrong = (1 + (-margin).exp()).log(), (1 + margin.exp()).log()
+        losses.append((1 - term.label_smoothing) * right + term.label_smoothing * wrong)
+    paired, learnt = ({rollout for pair in found for rollout in pair} for found in (pairs, kept))
+    clips.masked_branches = sum(
+        gate is not None and _is_mismatched(branch, gate) for rollout in paired for branch in tokens[rollout]
+    )
+    clips.masked_tokens = sum(rollouts[rollout].num_tokens for rollout in paired - learnt)
     return term.weight * sum(losses) / len(losses)
 
 

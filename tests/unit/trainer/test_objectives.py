@@ -188,14 +188,15 @@ def test_gate_masks_tokens(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("reference", ["base", "sampler"])
 def test_dpo_behind_the_gate(reference: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair with a masked sample is left out whole: its other rollout is not pushed either."""
-    term = DpoConfig(beta=0.3, pairs="all", reference=reference)
-    config = settings(term, mismatch=GATE)
+    config = settings(DpoConfig(beta=0.3, reference=reference), mismatch=GATE)
     rollouts = bench.rollouts(0)
     step, (seen,) = bench.train(rollouts, config, monkeypatch)
     result, gradient = bench.expect(rollouts, config, seen.adapter)
-    assert 0 < step.metrics["offpolicy/mismatch_masked_share"] < 1
     assert relative_error(seen.gradient, gradient) < TOLERANCE
     assert step.metrics["loss/train"] == pytest.approx(result.loss.item(), rel=1e-5)
+    # One of the four rollouts in two pairs is masked, and the tokens of two are left out.
+    assert (result.clips.masked_branches, step.metrics["offpolicy/mismatch_masked_share"]) == (1, 1 / 4)
+    assert step.metrics["offpolicy/mismatch_masked_tokens"] == result.clips.masked_tokens == 15
 
 
 @pytest.mark.parametrize(
