@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "nf4"]
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -46,6 +47,9 @@ class EngineConfig(Config):
     """KV cache size; `None` fits `max_running` average requests and what memory allows."""
     prefill_tokens: int = Field(default=4096, ge=16)
     """Prompt tokens computed in one forward pass, so that long prompts do not stall decoding."""
+    quantization: Quantization = "none"
+    """As the trainer's: the engine computes with the values that NF4 leaves of the base weights, kept in `dtype`, so it
+    becomes neither smaller nor faster."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
@@ -57,6 +61,9 @@ class TrainerConfig(Config):
     max_tokens: int = Field(default=16_384, ge=64)
     """Tree tokens in one forward and backward pass; larger trees are split."""
     gradient_checkpointing: bool = False
+    quantization: Quantization = "none"
+    """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; the extra `qlora` installs what it
+    needs. The rounded model is the base model then, for the engine too: set `engine.quantization` to the same."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads, of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)
@@ -70,6 +77,8 @@ class TrainerConfig(Config):
     def _check_processes(self) -> Self:
         if self.shard_base and self.num_processes == 1:
             raise ValueError("`shard_base` splits the weights over several processes: set `num_processes` too")
+        if self.shard_base and self.quantization != "none":
+            raise ValueError("`shard_base` splits whole weights, not quantised ones: use one of the two")
         if self.device == "mps" and self.num_processes > 1:
             raise ValueError('device "mps" is a single device: `num_processes` must be 1')
         return self
@@ -383,6 +392,16 @@ class ModelSettings(Config):
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     render: RenderConfig = RenderConfig()
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        """Engine and trainer have to start from the same base weights."""
+        if self.engine.quantization != self.trainer.quantization:
+            raise ValueError(
+                f"`trainer.quantization` is {self.trainer.quantization!r} and `engine.quantization` is "
+                f"{self.engine.quantization!r}; the sampled policy would not be the trained one: set both alike"
+            )
+        return self
 
 
 class ServerConfig(Config):

@@ -156,9 +156,9 @@ def make_samples(seed: int) -> list[TrainingSample]:
 # -- the engine --
 
 
-def load_engine(files: ModelFiles, device: str, dtype: str) -> TorchEngine:
+def load_engine(files: ModelFiles, device: str, dtype: str, **settings: Any) -> TorchEngine:
     config = {"device": device, "dtype": dtype, "num_threads": 1, "max_running": 8, "prefill_tokens": 32}
-    engine = TorchEngine.load(str(files.base), EngineConfig.model_validate(config))
+    engine = TorchEngine.load(str(files.base), EngineConfig.model_validate(config | settings))
     engine.load_adapter(ADAPTER, files.adapter)
     return engine
 

@@ -198,6 +198,21 @@ async def test_a_trained_step_is_published_and_a_stale_one_is_refused(
         await publish(as_engine(engine, stale=first), "m@2", second)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_quantised_base_is_served_as_it_is_trained(
+    device: str, files: Callable[[str], ModelFiles], tmp_path: Path
+) -> None:
+    """The handshake holds at its usual tolerance with an engine that rounds alike, and not with one that does not."""
+    pytest.importorskip("bitsandbytes")
+    path, settings = tmp_path / "0000", {"device": device, "dtype": "float32", "quantization": "nf4"}
+    trainer = Trainer(str(files("Qwen3").base), TrainerConfig.model_validate(settings))
+    trainer.init_checkpoint(path, LORA)
+    metrics = await publish(as_engine(load_engine(files("Qwen3"), device, "float32", quantization="nf4")), "m@0", path)
+    assert metrics["publish/probe_gap"] < TOLERANCE_NATS["float32"]
+    with pytest.raises(HandshakeError):
+        await publish(as_engine(load_engine(files("Qwen3"), device, "float32")), "m@0", path)
+
+
 def as_engine(engine: Any, **options: Any) -> Any:
     return cast(Any, InProcessEngine(engine, **options))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from art.config import TrainerConfig
 from art.errors import ConfigError
+from art.quantization import loading_options
 from art.trainer.attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
 from art.trainer.logprobs import Head, group_by_row, target_logprobs
 from art.trainer.shard import shard_layers
@@ -53,7 +54,8 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     device = choose_device(config)
     dtype = _choose_dtype(config, device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=ATTENTION_NAME)
+        options = loading_options(config.quantization, device=str(device), dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=ATTENTION_NAME, **options)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"cannot load base model {name!r}: {error}. Expected a directory with a Hugging Face causal language "
@@ -63,7 +65,8 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     model.requires_grad_(False)
     if config.shard_base:
         shard_layers(model, device)
-    model = model.to(device)
+    if config.quantization == "none":  # quantised weights are made in their place
+        model = model.to(device)
     _set_mode(model, gradient_checkpointing=config.gradient_checkpointing)
     head = model.get_output_embeddings()
     base = BaseModel(

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from art.config import EngineConfig
+from art.config import EngineConfig, Quantization
 from art.engine import EngineInfo
 from art.engines.torch import attention, llama
 from art.engines.torch.attention import no_cache_plan
@@ -24,6 +24,7 @@ from art.engines.torch.batch import Batch
 from art.engines.torch.kv_cache import LayerShape
 from art.engines.torch.linear import AdaptedLinear, Linear, Part, RunContext
 from art.errors import ConfigError
+from art.quantization import loading_options
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ def load_model(path: str, config: EngineConfig) -> LoadedModel:
         ConfigError: unknown path, unsupported architecture, or settings that do not fit the model.
     """
     device, dtype = choose_device(config)
-    hf_model = _load_hf(path, device, dtype)
+    hf_model = _load_hf(path, device, dtype, config.quantization)
     dtype = hf_model.dtype
     max_context = _max_context(hf_model.config, config.max_context)
     trial = _trial_ids(hf_model, max_context)
@@ -149,15 +150,16 @@ def default_num_threads() -> int:
     return max(1, cores // 2)
 
 
-def _load_hf(path: str, device: str, dtype: torch.dtype | str) -> Any:
+def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Quantization) -> Any:
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
     AttentionInterface.register(attention.NAME, attention.hf_attention)
     AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
+    options = loading_options(quantization, device=device, dtype=dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager", **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
@@ -165,6 +167,8 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str) -> Any:
             f"base model {path!r} ({type(model).__name__}) does not support transformers' attention interface, which "
             "the embedded engine needs; serve it with another engine"
         )
+    if quantization != "none":
+        model = model.dequantize(dtype)  # what rounding left, as plain weights
     return model.to(device).eval().requires_grad_(False)
 
 
