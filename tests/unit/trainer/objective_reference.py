@@ -9,6 +9,7 @@ the model's type; everything behind the last norm is float64.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from art.config import DpoConfig, KlConfig, MismatchConfig, TrainConfig
+from art.config import DpoConfig, KlConfig, MismatchConfig, OverlongConfig, TrainConfig
 
 Adapter = Mapping[str, Tensor]
 """Matrices by their names in PEFT files."""
@@ -125,7 +126,7 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
     """The loss of one update over `rollouts`; its gradient comes from `loss.backward()`."""
     tokens = [
         _tokens(rollout, advantage, policies)
-        for rollout, advantage in zip(rollouts, _advantages(rollouts), strict=True)
+        for rollout, advantage in zip(rollouts, _advantages(rollouts, config), strict=True)
     ]
     clips = Clips()
     num_tokens = sum(rollout.num_tokens for rollout in rollouts)
@@ -150,13 +151,31 @@ def objective(rollouts: Sequence[Rollout], config: TrainConfig, policies: Polici
 # -- from rewards to weighted tokens --
 
 
-def _advantages(rollouts: Sequence[Rollout]) -> list[float]:
-    """Reward less the mean of the group."""
+def _advantages(rollouts: Sequence[Rollout], config: TrainConfig) -> list[float]:
+    """Reward less its baseline, over its scale."""
+    rewards = [rollout.reward - _overlong_punishment(rollout, config.overlong) for rollout in rollouts]
     result = []
-    for rollout in rollouts:
-        rewards = [other.reward for other in rollouts if other.group == rollout.group]
-        result.append(rollout.reward - sum(rewards) / len(rewards))
+    for number, rollout in enumerate(rollouts):
+        group = [rewards[i] for i, other in enumerate(rollouts) if other.group == rollout.group]
+        others = [rewards[i] for i, other in enumerate(rollouts) if other.group == rollout.group and i != number]
+        baseline = statistics.fmean(group if config.baseline == "mean" else others)
+        scale = {
+            "none": 1.0,
+            "group": statistics.pstdev(group) + 1e-6,
+            "batch": statistics.pstdev(rewards) + 1e-6,
+            "mean": statistics.fmean(group),
+        }[config.scale_rewards]
+        result.append((rewards[number] - baseline) / scale)
     return result
+
+
+def _overlong_punishment(rollout: Rollout, config: OverlongConfig | None) -> float:
+    """Equation 13 of DAPO."""
+    if config is None or rollout.num_tokens <= config.max_tokens - config.buffer:
+        return 0.0
+    if rollout.num_tokens > config.max_tokens:
+        return 1.0
+    return (rollout.num_tokens - (config.max_tokens - config.buffer)) / config.buffer
 
 
 def _tokens(rollout: Rollout, advantage: float, policies: Policies) -> list[list[Token]]:

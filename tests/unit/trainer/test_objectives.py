@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from objective_bench import Bench, relative_error
-from objective_reference import Result
+from objective_reference import Result, Rollout
 from objective_rollouts import plan
 
 from art.config import (
@@ -26,6 +26,7 @@ from art.config import (
     KlConfig,
     LossConfig,
     MismatchConfig,
+    OverlongConfig,
     PpoConfig,
     ReinforceConfig,
     SftConfig,
@@ -41,9 +42,16 @@ def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFac
     return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
 
 
-def check(bench: Bench, config: TrainConfig, monkeypatch: pytest.MonkeyPatch, *, seed: int = 0) -> list[Result]:
+def check(
+    bench: Bench,
+    config: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seed: int = 0,
+    rollouts: list[Rollout] | None = None,
+) -> list[Result]:
     """Every update of a step against the reference; a step of two updates has a group in each."""
-    rollouts = bench.rollouts(seed)
+    rollouts = rollouts or bench.rollouts(seed)
     step, seen = bench.train(rollouts, config, monkeypatch)
     parts = [rollouts] if len(seen) == 1 else [[r for r in rollouts if r.group == group] for group in (0, 1)]
     results = []
@@ -148,6 +156,26 @@ def test_dpo(
 def test_normalisation(term: LossConfig, normalize: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     constant = {"constant_tokens": 20} if normalize == "constant" else {}
     check(bench, settings(term, normalize=normalize, **constant), monkeypatch)
+
+
+RECIPES = {
+    "grpo": TrainConfig.grpo(mismatch=None),
+    "dr_grpo": TrainConfig.dr_grpo(constant_tokens=20, mismatch=None),
+    "dapo": TrainConfig.dapo(overlong=OverlongConfig(max_tokens=12, buffer=4), mismatch=None),
+    "gspo": TrainConfig.gspo(mismatch=None),
+    "rloo": TrainConfig.rloo(mismatch=None),
+    "maxrl": TrainConfig.maxrl(mismatch=None),
+    "scaled by the batch": settings(PpoConfig(), scale_rewards="batch"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the rewards on, with baselines and scales."""
+    rollouts = bench.rollouts(0)
+    if name == "maxrl":
+        rollouts = [replace(rollout, reward=float(number % 4 < 1)) for number, rollout in enumerate(rollouts)]
+    check(bench, RECIPES[name], monkeypatch, rollouts=rollouts)
 
 
 @pytest.mark.parametrize(
