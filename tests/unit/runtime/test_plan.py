@@ -249,6 +249,14 @@ def test_a_group_of_silent_trajectories_is_not_trainable() -> None:
     assert found.metrics["data/step_num_groups_trainable"] == 1
 
 
+def test_an_empty_answer_gives_no_sample() -> None:
+    nothing = exchange("e0", [1, 2, 3], [], messages=[], text="")
+    members = [trajectory(1.0, ONE_TURN), trajectory(0.0, WireHistory(items=[choice("e0", "")]))]
+    found = plan_step(resolved(members, exchanges=(FIRST, nothing)), TrainConfig(normalize="rollout"), step=3)
+    assert [sample.rollout_id for sample in found.samples] == ["groups[0].trajectories[0]"]
+    assert found.samples[0].advantages[-1] == 0.5, "its reward counts in the mean"
+
+
 def test_overlong_rollouts_are_counted() -> None:
     found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
     assert found.metrics["data/step_num_trajectories_overlong"] == 1
