@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from trainer_pair import (
     Gradient,
     Member,
     Pair,
+    budget,
     gradient,
     held_weights,
     init,
@@ -244,6 +246,21 @@ def test_what_fails_in_one_process_fails_in_all_and_the_next_call_succeeds(
     assert f"RuntimeError: a bug (in process {rank} of 2)" in errors[1 - rank].message
     assert not (tmp_path / "0001").exists()
     assert [result.step for result in succeeded(pair.run(train, model, tmp_path, 1, **job))] == [1, 1]
+
+
+def test_where_one_process_runs_out_of_memory_it_makes_smaller_passes_and_from_then_on_all_do(
+    pair: Pair, alone: Member, model: str, tmp_path: Path
+) -> None:
+    directories = [tmp_path / "alone", tmp_path / "pair"]
+    init(alone, model, directories[0])
+    succeeded(pair.run(init, model, directories[1]))
+    job: dict[str, Any] = {"samples": random_samples(1, 12), "config": RL}
+    expected = train(alone, model, directories[0], 1, **job)
+    full = torch.OutOfMemoryError("no memory left")
+    found = pair.run(with_failure, 1, "update.target_logprobs", full, train, model, directories[1], 1, once=True, **job)
+    compare_steps(directories, 1, [expected, *succeeded(found)])
+    budgets = succeeded(pair.run(budget, model))
+    assert budgets[0] == budgets[1] < budget(alone, model)
 
 
 def test_an_error_of_ours_keeps_its_type_in_the_other_process(pair: Pair, model: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ rank: the result, or the exception.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import socket
@@ -75,7 +76,7 @@ class Pair:
             pipe.send((function, args, kwargs))
         results = []
         for pipe in self._pipes:
-            assert pipe.poll(60), "a process hangs"
+            assert pipe.poll(180), "a process hangs"
             results.append(pipe.recv())
         return results
 
@@ -174,13 +175,35 @@ def held_weights(member: Member, model_path: str, **settings: Any) -> dict[str, 
 
 
 def with_failure(
-    member: Member, rank: int, where: str, error: Exception, function: Callable[..., Any], *args: Any, **kwargs: Any
+    member: Member,
+    rank: int,
+    where: str,
+    error: Exception,
+    function: Callable[..., Any],
+    *args: Any,
+    once: bool = False,
+    **kwargs: Any,
 ) -> Any:
-    """`function`, in which process `rank` fails at `where`."""
+    """`function`, in which process `rank` fails at `where`: each time, or only the first time."""
     module, name = where.split(".")
-    failing = mock.patch.object(_MODULES[module], name, side_effect=error)
-    with failing if member.team.rank == rank else contextlib.nullcontext():
+    original, errors = (
+        getattr(_MODULES[module], name),
+        itertools.chain([error], itertools.repeat(None if once else error)),
+    )
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if (raised := next(errors)) is not None:
+            raise raised
+        return original(*args, **kwargs)
+
+    changed = mock.patch.object(_MODULES[module], name, failing)
+    with changed if member.team.rank == rank else contextlib.nullcontext():
         return function(member, *args, **kwargs)
+
+
+def budget(member: Member, model_path: str) -> int:
+    """Tokens that the trainer puts into a micro-batch at most."""
+    return member.trainer(model_path)._max_tokens
 
 
 def raise_inside(member: Member, error: Exception, *, in_lockstep: bool) -> None:
