@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from trainer_samples import VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from objective_bench import Bench
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -58,3 +61,11 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
         return str(root / family)
 
     return path
+
+
+@pytest.fixture(scope="session")
+def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Where the proofs of objectives run their steps. Every step starts from the same checkpoint."""
+    from objective_bench import Bench
+
+    return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))

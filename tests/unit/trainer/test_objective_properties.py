@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -51,11 +51,6 @@ CONFIGS = {
     "gate": config(PpoConfig(), mismatch=GATE),
 }
 WITHOUT_OWN_PULL = ["dppo", "ppo", "gspo", "cispo", "reinforce", "sft", "gate"]
-
-
-@pytest.fixture(scope="module")
-def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,7 +7,6 @@ tree, the loss. It computes in float32, the reference in float64. The largest re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import hypothesis
@@ -35,11 +34,6 @@ from art.config import (
 from art.errors import TrajectoryError
 
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
 
 
 def check(

@@ -202,11 +202,6 @@ def gradient(model: Any, adapter: Adapter) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture(scope="module")
 def trl(bench: Bench, model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Trl:
     return Trl(bench, model_path("Qwen3"), tmp_path_factory.mktemp("trl"))
 
