@@ -75,6 +75,9 @@ class Finding:
         return f"{self.seen}: {self.rule.meaning}. {self.rule.advice}"
 
 
+_NOT_FEW = Limit("data/step_num_rollouts_trained", low=32.0)
+"""Below that steps differ by chance."""
+
 _FEW_GROUPS = Limit("data/step_num_groups_trainable", low=0.25, over="data/step_num_groups_submitted")
 _FEW_GROUPS_SOURCE = (
     "such groups have no gradient (DAPO, arXiv 2503.14476, section 3.2); with fewer than a quarter left a step costs "
@@ -167,15 +170,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="entropy_fell",
         limits=(Limit("loss/entropy", low=0.5, over=BEFORE),),
-        only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01)),
+        only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
         meaning="the policy lost more than half of its variety in one step",
         advice="Use a lower `learning_rate`; at this pace nothing is left to choose from in a few steps",
-        source="steps of healthy runs of the demo keep at least three quarters",
+        source="steps of healthy runs of the demos keep 56 % and more",
     ),
     Rule(
         name="entropy_rose",
         limits=(Limit("loss/entropy", high=2.0, over=BEFORE),),
-        only_if=(Limit(_IS_RL), Limit("loss/entropy", low=1.0)),
+        only_if=(Limit(_IS_RL), Limit("loss/entropy", low=1.0), _NOT_FEW),
         meaning="the policy's answers became random in one step",
         advice="Read a few rollouts. If they make no sense, go on from an earlier checkpoint with a lower "
         "`learning_rate`",
@@ -184,7 +187,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="gradient_jumped",
         limits=(Limit("loss/grad_norm", high=10.0, over=BEFORE),),
-        only_if=(Limit("loss/grad_clipped_share", low=0.5),),
+        only_if=(Limit("loss/grad_clipped_share", low=0.5), _NOT_FEW),
         meaning="the gradient is out of line with that of the step before, and was clipped",
         advice="Look at this step's rewards and advantages (`data/advantage_max`) for outliers",
         source="steps of healthy runs of the demo differ by at most a factor of 3",

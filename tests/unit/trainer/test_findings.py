@@ -34,6 +34,7 @@ HEALTHY = {
     "offpolicy/truncated_share": 0.0,
     "data/step_trainable_tokens": 1024.0,
     "data/step_num_gradient_steps": 4.0,
+    "data/step_num_rollouts_trained": 96.0,
     "data/step_num_groups_submitted": 16.0,
     "data/step_num_groups_trainable": 12.0,
     "data/step_num_trajectories": 128.0,
