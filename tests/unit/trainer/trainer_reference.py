@@ -1,14 +1,14 @@
-"""The slow and plain way: each sequence alone, transformers' own attention and head, losses written out in float64."""
+"""The slow and plain way: each sequence alone, transformers' attention and head, losses of `objective_reference`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
+from objective_reference import LOSSES, Clips, Token
 from torch import Tensor
 
-from art.config import LossConfig
+from art.config import LossConfig, TrainConfig
 from art.trainer.attention import ATTENTION_NAME
 from art.trainer.lora import LoraPolicy
 from art.trainer.types import TrainingSample
@@ -44,22 +44,14 @@ def sequence_logprobs(policy: LoraPolicy, values: dict[str, Tensor], sample: Tra
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
 
 
-def token_loss(logp: Tensor, sampling: float, advantage: float, config: LossConfig) -> Tensor:
-    """One token's loss, as the formulas in the files of `losses/` say."""
-    ratio = (logp - sampling).exp()
-    match config.type:
-        case "dppo":
-            moved = math.exp(logp.item()) - math.exp(sampling)
-            if advantage == 0 or (advantage > 0 and moved > config.mask_high):
-                return logp * 0
-            if advantage < 0 and moved < -config.mask_low:
-                return logp * 0
-            return -advantage * ratio.clamp(max=config.max_ratio) + config.log_ratio_penalty * (logp - sampling) ** 2
-        case "ppo":
-            clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-            return -torch.minimum(ratio * advantage, clipped * advantage)
-        case "cispo":
-            return -ratio.detach().clamp(1 - config.clip_low, 1 + config.clip_high) * advantage * logp
+def token_loss(logp: Tensor, sample: TrainingSample, place: int, config: LossConfig) -> Tensor:
+    """Of an objective that looks at each token alone."""
+    sampler = sample.sampling_logprobs[place]
+    token = Token(
+        policy=logp, sampler=sampler, start=sampler, teacher=0.0, references={}, advantage=sample.advantages[place]
+    )
+    (loss,) = LOSSES[config.type]([token], config, TrainConfig(), Clips())
+    return loss
 
 
 def _total_loss(
@@ -76,7 +68,7 @@ def _total_loss(
             if sample.component == "sft":
                 loss = -logp
             else:
-                loss = token_loss(logp, sample.sampling_logprobs[place], sample.advantages[place], config)
+                loss = token_loss(logp, sample, place, config)
             sums[sample.component] = sums[sample.component] + sample.weight * loss
             weights[sample.component] += sample.weight
     return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))
