@@ -38,9 +38,10 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="file whose lines are learnt")
     parser.add_argument("checkpoints", type=Path, help="directory to write them to, in PEFT's format")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = parser.parse_args()
 
-    config = TrainerConfig(num_processes=int(os.environ.get("WORLD_SIZE", "1")))
+    config = TrainerConfig(device=options.device, num_processes=int(os.environ.get("WORLD_SIZE", "1")))
     team = Team.from_environment(config)
     trainer = Trainer(options.model, config, team)
     tokenizer = AutoTokenizer.from_pretrained(options.model)

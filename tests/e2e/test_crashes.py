@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import art
 from art.config import TrainerConfig
@@ -131,6 +132,9 @@ async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="on CUDA each process needs a device, and the numbers are bfloat16"
+)
 @pytest.mark.parametrize("sabotage", [None, kill_second_trainer_process])
 def test_two_trainer_processes_give_the_numbers_of_one(
     sabotage: Saboteur | None, undisturbed: list[float], tiny_model: Path, tmp_path: Path
