@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
 from art.trainer.update import Update, compute_gradient, split_micro_batches
 from benchmarks.models import LORA, ModelFiles, choose_dtype, load_peft_model, model_files
+from benchmarks.timing import main_clock, measure
 from benchmarks.workloads import Samples, learnt
 
 LOSS = DppoConfig()
@@ -154,14 +154,7 @@ def with_sampling_logprobs(model: Any, samples: Samples) -> Samples:
 
 @lru_cache
 def matmul_rate(device: str, dtype: str) -> float:
-    """Operations per second of the best of five plain matrix products of torch."""
+    """Operations per second of the best of several plain matrix products of torch."""
     size = 8192 if device == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-    best_s = float("inf")
-    for _ in range(6):
-        started = time.perf_counter()
-        a @ a
-        if device == "cuda":
-            torch.cuda.synchronize()
-        best_s = min(best_s, time.perf_counter() - started)
-    return 2 * size**3 / best_s
+    return 2 * size**3 / min(measure(lambda: a @ a, device).seconds(main_clock(device)) for _ in range(6))

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +48,7 @@ _QUICK_TARGETS = 256
 _CHUNK = 256
 _TRL_BATCH = 8
 """Sequences that TRL's logits are of: it goes through them one by one."""
-_OURS, _NAIVE = "trainer", "naive"
+_OURS, _TRL, _NAIVE = "trainer", "TRL", "naive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> Result:
     num_targets = args.targets or (_QUICK_TARGETS if args.quick else 4096)
     work = Work(_QUICK_VOCAB if args.quick else _VOCAB, num_targets, args.device, num_threads=1)
-    found: dict[str, list[Measurement]] = {way: [] for way in _WAYS}
-    with progress("logprobs", total=args.repeats * len(_WAYS)) as bar:
+    ways = [way for way in _WAYS if way != _TRL or find_spec("trl")]
+    found: dict[str, list[Measurement]] = {way: [] for way in ways}
+    with progress("logprobs", total=args.repeats * len(ways)) as bar:
         for number in range(args.repeats):
-            for way in list(_WAYS) if number % 2 else list(_WAYS)[::-1]:
+            for way in ways if number % 2 else ways[::-1]:
                 found[way].append(_in_fresh_process(way, work))
                 bar.update()
     return Result(
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> Result:
             "logits: how many times the memory of all logits in float32 that is",
             "time ratio: of naive by this one, round by round; above 1 is faster than naive",
             "errors: largest difference of a log-prob from naive in nats, and |g - g'| / |g'| of the gradient",
+            *([] if _TRL in found else ["TRL is not installed here and was left out"]),
         ],
     )
 
@@ -146,7 +149,7 @@ def _ours(hidden: Tensor, weight: Tensor, rows: TargetRows) -> Tensor:
     return target_logprobs(hidden, Head(weight, None), rows)[0]
 
 
-def _trl(hidden: Tensor, weight: Tensor, rows: TargetRows) -> Tensor:
+def _selective(hidden: Tensor, weight: Tensor, rows: TargetRows) -> Tensor:
     from trl.trainer.utils import selective_log_softmax
 
     batch = math.gcd(len(hidden), _TRL_BATCH)
@@ -170,7 +173,7 @@ def _naive(hidden: Tensor, weight: Tensor, rows: TargetRows) -> Tensor:
 
 _WAYS: dict[str, Callable[[Tensor, Tensor, TargetRows], Tensor]] = {
     _OURS: _ours,
-    "TRL": _trl,
+    _TRL: _selective,
     "chunks": _checkpointed,
     _NAIVE: _naive,
 }

@@ -30,14 +30,22 @@ def extra_peak_bytes(function: Callable[[], object], device: str) -> int:
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
     _release_freed_memory()
-    if _STATUS.exists():
-        _CLEAR.write_text("5")  # the peak starts again from here: see `man 5 proc_pid_clear_refs`
+    if _restart_peak():
         before = _status_bytes("VmRSS")
         function()
         return _status_bytes("VmHWM") - before
     before = _max_rss_bytes()
     function()
     return _max_rss_bytes() - before
+
+
+def _restart_peak() -> bool:
+    """Whether the peak of resident memory is counted anew from here: see `man 5 proc_pid_clear_refs`."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _release_freed_memory() -> None:
