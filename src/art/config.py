@@ -61,6 +61,9 @@ class TrainerConfig(Config):
     max_tokens: int = Field(default=16_384, ge=64)
     """Tree tokens in one forward and backward pass; larger trees are split."""
     gradient_checkpointing: bool = False
+    compile_layers: bool = False
+    """Run the decoder layers through torch.compile. The first step waits minutes for it; on CPU later ones gain between
+    nothing and a tenth."""
     quantization: Quantization = "none"
     """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; the extra `qlora` installs what it
     needs. The rounded model is the base model then, for the engine too: set `engine.quantization` to the same."""
@@ -79,6 +82,8 @@ class TrainerConfig(Config):
             raise ValueError("`shard_base` splits the weights over several processes: set `num_processes` too")
         if self.shard_base and self.quantization != "none":
             raise ValueError("`shard_base` splits whole weights, not quantised ones: use one of the two")
+        if self.compile_layers and (self.shard_base or self.quantization != "none"):
+            raise ValueError("`compile_layers` is for whole weights: not with `shard_base` or `quantization`")
         if self.device == "mps" and self.num_processes > 1:
             raise ValueError('device "mps" is a single device: `num_processes` must be 1')
         return self

@@ -29,6 +29,7 @@ from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer import usage
 from art.trainer.base_kl import with_sampled_base
+from art.trainer.compilation import compile_layers
 from art.trainer.distributed import ALONE, Team
 from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
@@ -100,6 +101,8 @@ class Trainer:
         self._team = team
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
+        if config.compile_layers:
+            compile_layers(self._base)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
         self._kernel_checked = False
