@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Result:
         notes=[
             f"trajectories: completions of {answer} tokens behind one prompt of {prompt}",
             f"turns: of {turn.observation} tokens of observation and {turn.answer} of answer, behind {turn.prompt}",
-            "tokens ratio: computed tokens by those of the tree, the limit of the time ratio",
+            "tokens ratio: computed tokens by those of the tree, the limit of what sharing alone can save",
             "time ratio: by the time of the tree, round by round, in CPU time (wall time on a GPU)",
         ],
     )

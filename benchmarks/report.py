@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _PACKAGES = ("torch", "transformers", "peft", "trl", "numpy", "tokenizers", "uvicorn")
 
@@ -42,6 +42,8 @@ class Result:
     summary: str
     rows: list[dict[str, Cell]]
     notes: list[str] = field(default_factory=list)
+    clock: Literal["CPU", "wall"] = "CPU"
+    """Which of two columns of times a plot shows."""
 
 
 def markdown(name: str, result: Result) -> str:

@@ -63,12 +63,13 @@ def run(args: argparse.Namespace) -> Result:
         notes=[
             "time: by that of the tree, round by round; for a plain row it is the share of the arithmetic limit that "
             "the tree reaches",
-            "tokens ratio: computed tokens by those of the tree, the limit of the time ratio",
+            "tokens ratio: computed tokens by those of the tree, the limit of what sharing alone can save",
             "effective tokens/s: tokens of the samples, shared ones counted each time, per second",
             "utilisation: arithmetic of forward pass and input gradients per second, by that of a plain matrix product "
             "measured in the same run",
             "gradient error: |g - g'| / |g'| where g' is the gradient one by one",
         ],
+        clock="wall" if args.device == "cuda" else "CPU",
     )
 
 
@@ -162,7 +163,7 @@ def _error(gradient: Gradient, expected: Gradient) -> float:
 
 
 def draw(result: Result) -> Figure:
-    """Per model, how many times as long as the tree the others take, with the ratio of tokens as the limit."""
+    """Per model, how many times as long as the tree the others take, beside the ratio of tokens."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(str(row["model"]) for row in result.rows))
@@ -173,13 +174,13 @@ def draw(result: Result) -> Figure:
         for offset, way in zip((-0.27, 0.0, 0.27), _PEERS, strict=True):
             places = [i + offset for i in range(len(workloads))]
             rows = [cells[workload, way] for workload in workloads]
-            times = [row["time, CPU"] for row in rows]
+            times = [row[f"time, {result.clock}"] for row in rows]
             axes.bar(places, [middle(time) for time in times], 0.25, yerr=error_bar(times), capsize=3, label=way)
             limits = [middle(row["tokens ratio"]) for row in rows]
             limit = axes.hlines(limits, [p - 0.12 for p in places], [p + 0.12 for p in places], colors="black")
-        limit.set_label("ratio of tokens (the limit)")
+        limit.set_label("ratio of tokens")
         axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="dotted")
-        shares = [middle(cells[workload, _PLAIN_ROW]["time, CPU"]) for workload in workloads]
+        shares = [middle(cells[workload, _PLAIN_ROW][f"time, {result.clock}"]) for workload in workloads]
         labels = [f"{w}\n{share:.0%} of the arithmetic limit" for w, share in zip(workloads, shares, strict=True)]
         axes.set_xticks(range(len(workloads)), labels, fontsize=8)
         axes.set_ylabel("time by that of the tree")
