@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help setup demo test test-slow test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-qlora test-gpu lint format types bench bench-gpu docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -25,11 +25,16 @@ demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it
 
 test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k tree")
 	@echo "== Running the tests in two processes"
-	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
-test-slow: $(INSTALLED) ## the slow tests: learning over several seeds
+test-slow: $(INSTALLED) ## the slow tests: learning over several seeds, crashes of several processes, random losses
 	@echo "== Running the slow tests"
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
+	@echo "== Installing the extra qlora and running its tests"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[qlora]'
+	$(BIN)/python -m pytest tests/unit/trainer/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"
