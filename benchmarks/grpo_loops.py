@@ -215,8 +215,9 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=last, pad_token=last).save_pretrained(path)
 
 
-def run_trl(work: Work, connection: Connection) -> None:
-    """`GRPOTrainer` as it comes, with `transformers` for generation, but without gradient checkpointing."""
+def run_trl(work: Work, connection: Connection, *, gradient_checkpointing: bool = True) -> None:
+    """`GRPOTrainer` with `transformers` for generation. Gradient checkpointing is on by default there: it saves memory
+    that these small models do not need, for time."""
     import peft
     from datasets import Dataset
     from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
@@ -270,7 +271,7 @@ def run_trl(work: Work, connection: Connection) -> None:
                 model_init_kwargs={"dtype": work.dtype},
                 use_cpu=work.device == "cpu",
                 bf16=work.dtype == "bfloat16",
-                gradient_checkpointing=False,
+                gradient_checkpointing=gradient_checkpointing,
                 per_device_train_batch_size=COMPLETIONS,  # TRL's default; all rows at once take longer on a CPU
                 gradient_accumulation_steps=work.num_prompts,
                 num_generations=COMPLETIONS,

@@ -104,7 +104,7 @@ def test_prompts_of_a_round_are_words_of_the_tokenizer(tmp_path: Path) -> None:
 def test_a_grpo_step_of_each_side(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     result = grpo_step.run(options("grpo_step"))
-    assert [row["side"] for row in result.rows] == ["ART", "TRL"]
+    assert [row["side"] for row in result.rows] == ["ART", "TRL", "TRL tuned"]
     assert {"generate", "train"} <= {part for part, value in result.rows[1].items() if isinstance(value, float)}
     command.draw(grpo_step, result, tmp_path / "grpo_step.png")
 
