@@ -64,12 +64,13 @@ def main(argv: Sequence[str]) -> None:
             results[name] = pool.submit(modules[name].run, args).result()
         section = markdown(name, results[name])
         print(section, flush=True)
+        if args.json:  # before the plot: figures that took long are not lost with it
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(to_json(about, results), indent=1) + "\n")
         if path := plot_path(name, args.plot, args.json):
             section += draw(modules[name], results[name], path)
         sections.append(section)
         if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(to_json(about, results), indent=1) + "\n")
             args.json.with_suffix(".md").write_text("\n".join(sections))
 
 

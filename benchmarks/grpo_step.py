@@ -155,7 +155,7 @@ def draw(result: Result) -> Figure:
     figure = Figure(figsize=(2.6 + 2.4 * len(works), 4), layout="constrained")
     for axes, work in zip(figure.subplots(1, len(works), squeeze=False)[0], works, strict=True):
         rows = {row["side"]: row for row in result.rows if (row["model"], row["prompts"]) == work}
-        bottoms = [0.0, 0.0]
+        bottoms = [0.0] * len(rows)
         for part in _PARTS:
             heights = [middle(row[part] or 0.0) for row in rows.values()]
             axes.bar(list(rows), heights, 0.6, bottom=bottoms, label=part)
