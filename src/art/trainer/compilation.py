@@ -6,6 +6,7 @@ import torch
 
 from art.errors import ConfigError
 from art.trainer.attention import ATTENTION_NAME, attend
+from art.trainer.layers import decoder_layers
 from art.trainer.model import BaseModel
 
 
@@ -19,13 +20,7 @@ def compile_layers(base: BaseModel) -> None:
     """
     from transformers import AttentionInterface
 
-    names = set(getattr(base.model, "_no_split_modules", None) or ())
-    layers = [module for module in base.model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ConfigError(
-            f"{type(base.model).__name__} does not name its decoder layers; leave `compile_layers` off",
-            param="compile_layers",
-        )
+    layers = decoder_layers(base.model, option="compile_layers")
     try:
         torch.compile(_probe)(torch.ones(8, device=base.device))
     except Exception as error:  # whatever is missing: a C++ compiler, Triton, headers

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from art.errors import ConfigError
 from art.trainer.attention import TreeLayout
+from art.trainer.layers import decoder_layers
 
 
 def shard_layers(model: Any, device: torch.device) -> None:
@@ -27,13 +27,7 @@ def shard_layers(model: Any, device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ConfigError(
-            f"{type(model).__name__} does not name its decoder layers, so it cannot be sharded; leave `shard_base` off",
-            param="shard_base",
-        )
+    layers = decoder_layers(model, option="shard_base")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     whole = set(model.parameters())
     for layer in layers:

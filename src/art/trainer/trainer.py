@@ -101,8 +101,8 @@ class Trainer:
         self._team = team
         with team.call(in_lockstep=config.shard_base):
             self._base = load_base_model(base_model, config)
-        if config.compile_layers:
-            compile_layers(self._base)
+            if config.compile_layers:
+                compile_layers(self._base)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
         self._kernel_checked = False
