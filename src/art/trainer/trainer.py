@@ -28,6 +28,7 @@ from art.errors import ConfigError, ConflictError, NothingTrainableError, Trajec
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer import usage
+from art.trainer.attention import KernelName
 from art.trainer.base_kl import with_sampled_base
 from art.trainer.compilation import compile_layers
 from art.trainer.distributed import ALONE, Team
@@ -35,6 +36,7 @@ from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
 from art.trainer.measure import add_stream
 from art.trainer.metrics import StepRecord, summarise
+from art.trainer.micro_batch import MicroBatch, split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.optimizer import Optimizer
 from art.trainer.pack import split_batches, split_minibatches
@@ -42,7 +44,7 @@ from art.trainer.prepare import Measure, prepare_paths
 from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
 from art.trainer.tree import SamplePath, check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import MicroBatch, Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ class Trainer:
                 compile_layers(self._base)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
-        self._kernel_checked = False
+        self._checked_kernels: set[KernelName] = set()
         self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig) -> StepResult:
@@ -266,14 +268,14 @@ class Trainer:
 
         def split(updates: list[Update]) -> list[list[MicroBatch]]:
             return [
-                split_micro_batches(update.paths, policy, max_tokens=self._max_tokens, team=self._team)
+                split_micro_batches(update.paths, self._base, max_tokens=self._max_tokens, team=self._team)
                 for update in updates
             ]
 
         batches = split(updates)
-        if not self._kernel_checked:
-            check_kernel(self._base, updates[0].paths)
-            self._kernel_checked = True
+        for kernel in {part.layout.kernel for batch in batches for part in batch} - self._checked_kernels:
+            check_kernel(self._base, kernel, updates[0].paths)
+            self._checked_kernels.add(kernel)
         total, done = sum(map(len, batches)), itertools.count(1)
 
         def tick() -> None:
@@ -303,9 +305,12 @@ class Trainer:
                 if isinstance(source, int):
                     stack.enter_context(policy.using(_adapter_of(references, source)))
                 self._team.gather(None)  # nobody begins before all could read it
-                return add_stream(
-                    paths, name, policy, hidden_states, max_tokens=self._max_tokens, tick=tick, team=self._team
+                paths, fitting = add_stream(
+                    paths, name, self._base, hidden_states, max_tokens=self._max_tokens, tick=tick, team=self._team
                 )
+            if fitting is not None:  # what does not fit without a gradient does not fit with one
+                self._max_tokens = min(self._max_tokens, fitting)
+            return paths
 
         return measure
 

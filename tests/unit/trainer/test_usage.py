@@ -15,9 +15,10 @@ from art.trainer import usage
 from art.trainer.logprobs import Head
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import BaseModel, load_base_model
 from art.trainer.tree import build_tree, check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
     samples = random_samples(3)
     paths = [path for s in samples if (path := check_sample(s, vocab_size=VOCAB_SIZE)) is not None]
     record = StepRecord()
-    micro_batches = split_micro_batches(paths, policy, max_tokens=1000)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=1000)
     update = Update(paths=paths, learning_rate=1e-3)
     compute_gradient(policy, update, micro_batches, record, lambda: None)
     tree = build_tree(paths)
