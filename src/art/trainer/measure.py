@@ -21,7 +21,7 @@ from art.trainer.shard import idle_layout
 from art.trainer.tree import FloatArray, SamplePath
 
 HiddenStates = Callable[[TreeLayout], Tensor]
-"""Final hidden states [T, H] of a layout: `LoraPolicy.hidden_states`, or `base_hidden_states`."""
+"""Final hidden states [T, H] of a layout: `Policy.hidden_states`, or `base_hidden_states`."""
 
 
 def add_stream(

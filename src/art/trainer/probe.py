@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from art.trainer.lora import LoraPolicy
 from art.trainer.measure import HiddenStates, target_logprobs_in_order
 from art.trainer.micro_batch import make_micro_batch
+from art.trainer.policy import Policy
 from art.trainer.tree import check_sample
 from art.trainer.types import Probe, TrainingSample
 
@@ -21,7 +21,7 @@ def fresh_probe_tokens(vocab_size: int) -> list[int]:
     return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
 
 
-def measure_probe(policy: LoraPolicy, token_ids: list[int]) -> Probe:
+def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
     """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
     path = check_sample(as_sample(token_ids), vocab_size=policy.base.vocab_size)
     assert path is not None

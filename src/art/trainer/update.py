@@ -23,11 +23,11 @@ from art.config import LossConfig, MismatchConfig
 from art.errors import TrainingError
 from art.trainer.distributed import ALONE, Team
 from art.trainer.logprobs import target_logprobs
-from art.trainer.lora import LoraPolicy
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.metrics import StepRecord, record_targets
 from art.trainer.micro_batch import MicroBatch, count_idle_passes, run_fitting
 from art.trainer.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.policy import Policy
 from art.trainer.shard import idle_layout
 from art.trainer.tree import FloatArray, SamplePath, Targets
 
@@ -57,7 +57,7 @@ def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
 
 
 def compute_gradient(
-    policy: LoraPolicy,
+    policy: Policy,
     update: Update,
     micro_batches: list[MicroBatch],
     record: StepRecord,
@@ -99,7 +99,7 @@ def compute_gradient(
 
 
 def _accumulate(
-    policy: LoraPolicy,
+    policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
     tick: Callable[[], None],
@@ -124,7 +124,7 @@ def _add(part: StepRecord, record: StepRecord) -> None:
         setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
 
 
-def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
+def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
     """Forward and backward of one micro-batch; returns its share of the loss."""
     rows = micro_batch.rows
     hidden = policy.hidden_states(micro_batch.layout)
