@@ -29,13 +29,14 @@ from art.storage import checkpoints
 from art.trainer import usage
 from art.trainer.full import FullPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.optimizer import Optimizer
 from art.trainer.probe import fresh_probe_tokens, measure_probe
 from art.trainer.trainer import Trainer
 from art.trainer.tree import check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 TOLERANCE = 1e-5
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral"]
@@ -55,7 +56,7 @@ def disturb(policy: FullPolicy, by: float = 0.02) -> None:
 
 def gradient(policy: FullPolicy, samples: list[TrainingSample], max_tokens: int = 4096) -> torch.Tensor:
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
-    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
     compute_gradient(policy, update, micro_batches, StepRecord(), lambda: None)
     return policy.grads.clone()
