@@ -33,7 +33,8 @@ from cuda_helpers import (
 from art.config import TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.errors import HandshakeError
-from art.runtime.publish import TOLERANCE_NATS, publish
+from art.runtime.handshake import TOLERANCE_NATS
+from art.runtime.publish import publish
 from art.trainer import micro_batch
 from art.trainer.attention import KernelName
 from art.trainer.trainer import Trainer
