@@ -1,8 +1,8 @@
 """Kills of random processes at random moments of a training run: what is lost, and how long until it goes on.
 
 A script trains the tiny model, step after step. Again and again one of its processes gets a SIGKILL: the server, the
-engine, the trainer, or the script itself, which is then started again. Mostly the next kill waits for a whole step
-and a random time, sometimes it comes at once, while the run still recovers. In the end everything that the script
+engine, the trainer, or the script itself, which is then started again. Half of the time the next kill waits for a whole
+step and a random time, else it comes at once, while the run still recovers. In the end everything that the script
 was told is compared with what is on disk (`storm_checks`).
 
     python -m benchmarks kill_storm --json kill_storm.json
@@ -37,7 +37,7 @@ VICTIMS = {"server": 3, "engine": 3, "trainer": 3, "script": 1}
 """How often each is chosen, relative to each other."""
 _WORDS = {"server": "art.cli.server", "engine": "art.runtime.engine_child", "trainer": "art.runtime.trainer_child"}
 """What their command lines hold."""
-AT_ONCE_SHARE = 0.2
+AT_ONCE_SHARE = 0.5
 """Of kills that do not wait for a step to finish."""
 LONGEST_PAUSE_S = 3.0
 STEP_DEADLINE_S = 300.0
