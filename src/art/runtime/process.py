@@ -197,7 +197,7 @@ class ChildProcess:
             self._last_end = death.message.splitlines()[0]
             client.fail(death)
             await client.close()
-            logger.error("%s; restarting it", death.message)
+            logger.error("restarting the %s: %s", self.spec.name, death.message)
             self._crashes.append(time.monotonic())
             if len(self._crashes) == CRASH_LIMIT and self._crashes[-1] - self._crashes[0] < CRASH_WINDOW_S:
                 await self._give_up(
@@ -245,6 +245,7 @@ class ChildProcess:
                     f"the {spec.name} died while starting ({self._how(process)}){self._log_tail()}"
                 ) from error
             raise
+        vitals.is_ready = True
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
         return process, client, watch
 
