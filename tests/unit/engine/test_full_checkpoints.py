@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch
 from engine_helpers import hf_logprobs, hf_model, request, tokens
 from safetensors.torch import load_file, save_file
 
-from art.config import EngineConfig
+from art.config import EngineConfig, TrainerConfig, TrainSFTConfig
 from art.engine import TokenChunk
 from art.engines.torch import full
 from art.engines.torch.engine import Output
 from art.engines.torch.pool import EnginePool
 from art.errors import AdapterError, ArtError, NotFoundError
+from art.storage.checkpoints import read_probe
+from art.trainer.probe import as_sample
+from art.trainer.trainer import Trainer
 
 
 def write_full(folder: Path, base: Path, seed: int, **changes: Callable[[torch.Tensor], torch.Tensor]) -> Path:
@@ -65,6 +69,35 @@ def score(pool: EnginePool, token_ids: list[int], adapter: str | None) -> list[f
     (output,) = drain(pool)
     assert output.logprobs is not None
     return output.logprobs
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_what_was_trained_is_served(
+    dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of a trainer: log-probs of the probe, and the norm of the change after rounding."""
+    monkeypatch.setattr("art.trainer.usage.peak_flops", lambda device, dtype: 1e12)  # takes seconds in bfloat16
+    trainer = Trainer(str(qwen3), TrainerConfig(device="cpu", dtype=dtype, num_threads=1))
+    trainer.init_checkpoint(tmp_path / "0", None)
+    pool = EnginePool.load(str(qwen3), EngineConfig(device="cpu", dtype=dtype, num_threads=1))
+    assert pool.load_adapter("m@0", tmp_path / "0").norm == 0
+    for number in (1, 2):
+        path = tmp_path / str(number)
+        sample = replace(as_sample(tokens(number, 30)), component="sft")
+        result = trainer.train_sft(
+            [sample],
+            TrainSFTConfig(learning_rate=3e-3),
+            from_checkpoint=tmp_path / str(number - 1),
+            to_checkpoint=path,
+            job_id=f"job-{number}",
+        )
+        assert pool.load_adapter(f"m@{number}", path).norm == pytest.approx(
+            result.metrics["loss/adapter_norm"], rel=1e-6
+        )
+        probe = read_probe(path)
+        assert score(pool, probe.token_ids, f"m@{number}") == pytest.approx(probe.logprobs, abs=tolerance)
+        assert score(pool, probe.token_ids, None) == pytest.approx(probe.base_logprobs, abs=tolerance)
+        assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)) > 2 * tolerance
 
 
 @pytest.mark.parametrize("general", [False, True])
