@@ -69,6 +69,7 @@ class ChildSpec:
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
+            "TQDM_DISABLE": "1",  # the last lines of a log are to tell of a death, not of its loading
             "PYTHONUNBUFFERED": "1",
         }
 
