@@ -234,7 +234,7 @@ class ChildProcess:
         except BaseException as error:
             watch.cancel()
             await client.close()
-            if process.returncode is None:
+            if alive := process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await process.wait()
@@ -243,9 +243,8 @@ class ChildProcess:
                     f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
                 ) from None
             if isinstance(error, ProcessError):
-                raise ProcessError(
-                    f"the {spec.name} died while starting ({self._how(process)}){self._log_tail()}"
-                ) from error
+                what = f"could not start: {error.message}" if alive else f"died while starting ({self._how(process)})"
+                raise ProcessError(f"the {spec.name} {what}{self._log_tail()}") from error
             raise
         vitals.is_ready = True
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
