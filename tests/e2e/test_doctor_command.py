@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import art
+from art.cli.doctor import examine_task
 from art.protocol.preflight import PreflightRequest
+from art.task import get_task
 
 
 def doctor(cwd: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -22,6 +26,7 @@ def doctor(cwd: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(path.read_text()) if path.exists() else {}, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_that_is_ready(tiny_model: Path, tmp_path: Path) -> None:
     code, summary, output = doctor(tmp_path, str(tiny_model), "--task", "yes_no_maybe", "--longest", "200")
     assert code == 0, output
@@ -60,3 +65,14 @@ async def test_a_preflight_changes_nothing(model: art.TrainableModel, backend: a
     report = await backend.preflight(model, PreflightRequest(quick=False, trial_tokens=64))
     assert [(check.name, check.status) for check in report.checks] == [("longest sequence", "ok")]
     assert await model.get_step() == before
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_task_is_looked_at(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    arguments = argparse.Namespace(scenarios=2, rollouts=4, seed=0, steps=None, price_per_hour=None)
+    checks = await examine_task(Console(quiet=True), arguments, get_task("yes_no_maybe"), backend, model)
+    assert [check.name for check in checks] == ["rollouts", "reward spread", "step of the rollouts", "forecast"]
+    assert all(check.status == "ok" for check in checks), checks
+    sampled, step = checks[2].measured["num_sampled_tokens"], checks[3].measured["step_s"]
+    assert 8 <= sampled < checks[2].measured["num_tokens"]
+    assert step > checks[2].measured["seconds"] * 16  # the task's step has 16 times as many rollouts

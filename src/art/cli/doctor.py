@@ -117,7 +117,7 @@ async def _examine(
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
-            checks += await _examine_task(console, args, task, backend, model)
+            checks += await examine_task(console, args, task, backend, model)
     return checks
 
 
@@ -214,9 +214,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-async def _examine_task(
+async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
+    """Rollouts, their rewards, a trial step of them and what a training would take."""
     with console.status(f"Rollouts of {task.name} ..."):
         rolled = await roll_out(model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed)
     checks = [check_rollouts(rolled), check_spread(rolled.groups)]

@@ -179,12 +179,13 @@ class BaseModelHost:
         result: dict[str, Any] = await self._train_call(kind, **params)
         return result
 
-    async def trial(self, samples: list[TrainingSample], lora: LoraConfig) -> dict[str, float]:
+    async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
         """What a step takes; see `Trainer.trial`. Not made again when the trainer dies of it."""
         turn = f"its turn for a trial step in the {self.trainer_process.spec.name}"
         async with acquired(self._trainer_lock, turn, self._job_timeout_s):
             client = await self.trainer_process.connect()
-            result: dict[str, float] = await client.call("trial", samples=samples, lora=lora.model_dump())
+            settings = None if lora is None else lora.model_dump()
+            result: dict[str, float] = await client.call("trial", samples=samples, lora=settings)
         return result
 
     async def _train_call(self, method: str, **params: Any) -> Any:

@@ -82,7 +82,7 @@ class TrainerCalls:
         return asdict(self._started().train_sft(config=config, on_progress=on_progress, **_job(params)))
 
     def _trial(self, params: Params, on_progress: OnProgress | None) -> Params:
-        lora = validated(LoraConfig, params["lora"])
+        lora = None if params["lora"] is None else validated(LoraConfig, params["lora"])
         return self._started().trial(samples_from_wire(params["samples"]), lora)
 
     def _started(self) -> Trainer:

@@ -216,9 +216,9 @@ class Trainer:
         with self._team.call(in_lockstep=self._base.is_sharded):
             return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
-    def trial(self, samples: Sequence[TrainingSample], lora: LoraConfig) -> dict[str, float]:
-        """One update on `samples`, of component "sft", by a fresh adapter that is then forgotten: no checkpoint is read
-        or written, and the next call begins from the one that it names.
+    def trial(self, samples: Sequence[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+        """One update on `samples`, of component "sft", from step 0 that is then forgotten: no checkpoint is read or
+        written, and the next call begins from the one that it names.
 
         Returns:
             `seconds` of the update, `num_tokens` of the samples, `num_tree_tokens` without what they share,

@@ -31,11 +31,11 @@ def long_sample(trainer: Trainer, length: int = 200) -> TrainingSample:
     return random_sample(length=length, vocab_size=trainer._base.vocab_size)
 
 
-def two_steps(trainer: Trainer, directory: Path, *, trial: bool) -> bytes:
-    trainer.init_checkpoint(directory / "0000", LORA)
+def two_steps(trainer: Trainer, directory: Path, lora: LoraConfig | None, *, trial: bool) -> bytes:
+    trainer.init_checkpoint(directory / "0000", lora)
     for number in (1, 2):
         if trial:
-            trainer.trial([long_sample(trainer)], LORA)
+            trainer.trial([long_sample(trainer)], lora)
         trainer.train(
             random_samples(number),
             RL,
@@ -43,11 +43,14 @@ def two_steps(trainer: Trainer, directory: Path, *, trial: bool) -> bytes:
             to_checkpoint=directory / f"{number:04d}",
             job_id=f"job-{number:08d}",
         )
-    return (directory / "0002" / checkpoints.ADAPTER_WEIGHTS).read_bytes()
+    name = checkpoints.MODEL_WEIGHTS if lora is None else checkpoints.ADAPTER_WEIGHTS
+    return (directory / "0002" / name).read_bytes()
 
 
-def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer, tmp_path: Path) -> None:
-    assert two_steps(trainer, tmp_path / "with", trial=True) == two_steps(trainer, tmp_path / "without", trial=False)
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "full"])
+def test_training_goes_on_as_if_there_had_been_none(trainer: Trainer, tmp_path: Path, lora: LoraConfig | None) -> None:
+    with_trial = two_steps(trainer, tmp_path / "with", lora, trial=True)
+    assert with_trial == two_steps(trainer, tmp_path / "without", lora, trial=False)
 
 
 def test_it_measures_what_a_step_takes(trainer: Trainer) -> None:
