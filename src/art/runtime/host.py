@@ -197,7 +197,7 @@ class BaseModelHost:
                     async for result in client.stream(method, **params):
                         logger.debug("%s: %s", method, result)
             except TimeoutError:
-                problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:.0f} s"
+                problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
                 await self.trainer_process.end(problem)
                 raise TrainingError(f"{problem}; the {self.trainer_process.spec.name} was ended") from None
             return result

@@ -59,6 +59,10 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/ratio_p99": Metric("its 99th percentile", RL),
     "offpolicy/ratio_max": Metric("the largest", RL),
     "offpolicy/ratio_outside_share": Metric("share of targets whose ratio is outside [0.9, 1.1]", RL),
+    "offpolicy/first_update_gap": Metric(
+        "mean distance of sampler's and trainer's log-probs of the sampled tokens before anything is trained, in nats",
+        RL,
+    ),
     "offpolicy/first_update_kl": Metric(
         "`loss/kl_to_sampler` of the first update: what sampler and trainer differ by", RL
     ),
