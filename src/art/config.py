@@ -23,6 +23,13 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _check_indices(device: Device, indices: tuple[int, ...]) -> None:
+    if indices and device not in ("auto", "cuda"):
+        raise ValueError(f'`device_indices` names GPUs, but `device` is "{device}"; leave one of the two out')
+    if len(set(indices)) < len(indices) or any(index < 0 for index in indices):
+        raise ValueError(f"`device_indices` must be different numbers from 0; got {indices}")
+
+
 class LoraConfig(Config):
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -35,6 +42,8 @@ class LoraConfig(Config):
 
 class EngineConfig(Config):
     device: Device = "auto"
+    device_indices: tuple[int, ...] = ()
+    """GPU by its index, of those that the server sees; empty: one that the trainer does not use, if there is one."""
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on CUDA, the checkpoint's on MPS."""
     max_context: int | None = Field(default=None, ge=16)
@@ -54,9 +63,18 @@ class EngineConfig(Config):
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        _check_indices(self.device, self.device_indices)
+        if len(self.device_indices) > 1:
+            raise ValueError(f"the embedded engine runs on one device: `device_indices` has {self.device_indices}")
+        return self
+
 
 class TrainerConfig(Config):
     device: Device = "auto"
+    device_indices: tuple[int, ...] = ()
+    """GPUs by their index, one per process; empty: the first that the engine is not told to use."""
     dtype: Dtype = "auto"
     """Of the base weights, and of the rounded copy that full fine-tuning computes with; adapters, trained weights and
     logits are always float32."""
@@ -88,6 +106,12 @@ class TrainerConfig(Config):
             raise ValueError("`compile_layers` is for whole weights: not with `shard_base` or `quantization`")
         if self.device == "mps" and self.num_processes > 1:
             raise ValueError('device "mps" is a single device: `num_processes` must be 1')
+        _check_indices(self.device, self.device_indices)
+        if self.device_indices and len(self.device_indices) != self.num_processes:
+            raise ValueError(
+                f"`device_indices` has {len(self.device_indices)} GPUs for `num_processes` = {self.num_processes}; "
+                "give one per process"
+            )
         return self
 
 
@@ -462,5 +486,8 @@ class ServerConfig(Config):
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """How long one training step may take in all."""
     memory: MemoryConfig = MemoryConfig()
+    preflight: bool = True
+    """Before a model's first step, look at versions, devices, disk space and chat format, and refuse to train where one
+    of them is sure to fail; `art doctor` looks closer."""
     handshake_tolerance: float | None = None
     """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class ChildSpec:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     interruptible: bool = False
     """Calls of a child that ends go on with its successor, at little cost: it need not be idle to be started anew."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables, e.g. which GPUs it sees."""
 
     def environment(self) -> dict[str, str]:
         """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
@@ -71,6 +73,7 @@ class ChildSpec:
             "TOKENIZERS_PARALLELISM": "false",
             "TQDM_DISABLE": "1",  # the last lines of a log are to tell of a death, not of its loading
             "PYTHONUNBUFFERED": "1",
+            **self.variables,
         }
 
 
