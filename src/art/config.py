@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -33,7 +33,9 @@ class LoraConfig(Config):
     """Of the initial A matrices; B starts at zero."""
 
 
-class EngineConfig(Config):
+class EngineSettings(Config):
+    """What every kind of engine understands."""
+
     device: Device = "auto"
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on CUDA, the checkpoint's on MPS."""
@@ -43,6 +45,14 @@ class EngineConfig(Config):
     """Requests decoded together, which is the number of KV slots in use at once."""
     max_waiting: int = Field(default=4096, ge=0)
     """Requests that may queue; one more is refused with 429."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
+
+
+class EngineConfig(EngineSettings):
+    """The embedded engine."""
+
+    kind: Literal["torch"] = "torch"
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """KV cache size; `None` fits `max_running` average requests and what memory allows."""
     prefill_tokens: int = Field(default=4096, ge=16)
@@ -50,8 +60,57 @@ class EngineConfig(Config):
     quantization: Quantization = "none"
     """As the trainer's: the engine computes with the values that NF4 leaves of the base weights, kept in `dtype`, so it
     becomes neither smaller nor faster."""
-    num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
+
+
+_VLLM_OWNED = {
+    **dict.fromkeys(("model", "served_model_name", "tokenizer", "skip_tokenizer_init"), "follows from `base_model`"),
+    **dict.fromkeys(("host", "port", "uds", "api_key"), "is chosen anew at each start; only loopback is listened on"),
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "max_cpu_loras"), "follows from the LoRA settings"),
+    **dict.fromkeys(("logprobs_mode", "max_logprobs", "generation_config"), "decides what log-probs mean"),
+    **dict.fromkeys(("api_server_count",), "must be 1, because adapters are loaded through one API server"),
+    **dict.fromkeys(("trust_remote_code",), "would run code that comes with a model"),
+    **dict.fromkeys(("enable_sleep_mode",), "does nothing yet: the engine does not sleep while the trainer works"),
+    "dtype": "is the field `dtype`",
+    "max_model_len": "is the field `max_context`",
+    "max_num_seqs": "is the field `max_running`",
+    "max_loras": "is the field `max_loras`",
+}
+"""Flags of `vllm serve` that a user cannot set, and why."""
+
+
+class VllmConfig(EngineSettings):
+    """vLLM: a server of its own, which ART starts and watches, or servers that run already."""
+
+    kind: Literal["vllm"] = "vllm"
+    urls: tuple[str, ...] = ()
+    """Replicas that run already, e.g. `("http://gpu1:8000",)`; nothing is started then. Their key is read from
+    VLLM_API_KEY, and checkpoints must be reachable for them under the same path."""
+    max_loras: int = Field(default=4, ge=1)
+    """Adapters, which are steps of models, in one batch; requests for more of them wait."""
+    flags: dict[str, bool | int | float | str | list[str]] = {}
+    """Any further flag of `vllm serve`, with underscores: `{"tensor_parallel_size": 2}`. True becomes `--flag`,
+    False `--no-flag`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.device == "mps":
+            raise ValueError('vLLM has no device "mps"; expected "auto", "cpu" or "cuda"')
+        for name in self.flags:
+            if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_")):
+                raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
+        if self.urls and self.flags:
+            raise ValueError("`flags` are for a server that ART starts; with `urls`, set them where the servers start")
+        return self
+
+
+def _engine_kind(value: Any) -> str:
+    """`torch` where nothing is said, as in settings that were stored before there was a choice."""
+    return str(value.get("kind", "torch") if isinstance(value, dict) else getattr(value, "kind", "torch"))
+
+
+AnyEngineConfig = Annotated[
+    Annotated[EngineConfig, Tag("torch")] | Annotated[VllmConfig, Tag("vllm")], Discriminator(_engine_kind)
+]
 
 
 class TrainerConfig(Config):
@@ -394,17 +453,23 @@ class ModelSettings(Config):
     """What a trainable model is made of, beside its name. Sent at registration and kept by the server."""
 
     lora: LoraConfig = LoraConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: AnyEngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     render: RenderConfig = RenderConfig()
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
         """Engine and trainer have to start from the same base weights."""
-        if self.engine.quantization != self.trainer.quantization:
+        rounded = self.engine.quantization if isinstance(self.engine, EngineConfig) else "none"
+        if isinstance(self.engine, VllmConfig) and self.trainer.quantization != "none":
+            raise ValueError(
+                f"`trainer.quantization` is {self.trainer.quantization!r}, which the vLLM engine cannot round alike; "
+                'set it to "none", or use the embedded engine'
+            )
+        if rounded != self.trainer.quantization:
             raise ValueError(
                 f"`trainer.quantization` is {self.trainer.quantization!r} and `engine.quantization` is "
-                f"{self.engine.quantization!r}; the sampled policy would not be the trained one: set both alike"
+                f"{rounded!r}; the sampled policy would not be the trained one: set both alike"
             )
         return self
 
@@ -422,5 +487,7 @@ class ServerConfig(Config):
     """A child whose heartbeat stops for so long is killed and restarted."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
     """So is one whose heartbeat goes on, but which works on one micro-batch or engine step for so long."""
+    vllm_python: str | None = None
+    """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     handshake_tolerance: float | None = None
     """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from art.config import ModelSettings, ServerConfig
+from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
 from art.storage.layout import DataDir
@@ -52,4 +52,6 @@ class Hosts:
 def host_key(model: RegisteredModel) -> str:
     settings = model.settings
     parts = (settings.engine, settings.trainer, settings.render)
-    return "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    # vLLM has to know the rank of its adapters when it starts.
+    return f"{key}|{settings.lora.rank}" if isinstance(settings.engine, VllmConfig) else key
