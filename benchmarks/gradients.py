@@ -18,9 +18,10 @@ from art.config import DppoConfig, TrainerConfig
 from art.trainer.lora import LoraPolicy
 from art.trainer.losses import LossInputs, term_loss
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 from benchmarks.models import LORA, ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.timing import main_clock, measure
 from benchmarks.workloads import Samples, learnt
@@ -84,7 +85,7 @@ def tree_gradient(policy: LoraPolicy, samples: Samples, max_tokens: int) -> Grad
     checked = (check_sample(sample, vocab_size=policy.base.vocab_size) for sample in samples)
     paths = [path for path in checked if path is not None]
     update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
-    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
     compute_gradient(policy, update, micro_batches, record, lambda: None)
     return Gradient(record.num_tree_tokens, policy.grads.clone())
 

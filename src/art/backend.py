@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, Self, cast
 
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
-from art.dev import train_config
+from art.dev import LossName, train_config
 from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.training import (
@@ -33,10 +33,6 @@ from art.protocol.training import (
     WireTrajectory,
 )
 from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
-
-LossName = Literal[
-    "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
-]
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from art.config import (
     MismatchConfig,
     ModelSettings,
     PpoConfig,
+    Quantization,
     ReinforceConfig,
     RenderConfig,
     SftConfig,
@@ -90,7 +91,7 @@ class InternalModelConfig(TypedDict, total=False):
 _HINTS = {
     "init_args": {
         "disable_log_stats", "device_map", "enable_prefix_caching", "fast_inference", "gpu_memory_utilization",
-        "load_in_4bit", "load_in_8bit", "max_lora_rank", "num_scheduler_steps", "use_async",
+        "max_lora_rank", "num_scheduler_steps", "use_async",
     },
     "engine_args": {
         "block_size", "cpu_offload_gb", "disable_log_requests", "disable_log_stats", "enable_chunked_prefill",
@@ -103,7 +104,10 @@ _HINTS = {
 """How vLLM and Unsloth share a GPU: no effect on what is computed, and nothing that the embedded engine needs."""
 
 _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
-    "init_args": {"full_finetuning": (False,), "trust_remote_code": (False,), "max_seq_length": (None,)},
+    "init_args": {
+        "full_finetuning": (False,), "load_in_4bit": (None,), "load_in_8bit": (False, None), "max_seq_length": (None,),
+        "trust_remote_code": (False,),
+    },
     "engine_args": {"generation_config": ("vllm",), "pipeline_parallel_size": (1,), "trust_remote_code": (False,)},
     "peft_args": {
         "bias": ("none",), "lora_dropout": (0,), "loftq_config": (None,), "use_dora": (False,), "use_rslora": (False,),
@@ -112,18 +116,31 @@ _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Values that ask for what is done anyway."""
 
-_HONOURED: dict[str, dict[str, tuple[str, str, Callable[[Any], Any]]]] = {
-    "init_args": {"max_seq_length": ("engine", "max_context", int)},
-    "engine_args": {"max_model_len": ("engine", "max_context", int), "max_num_seqs": ("engine", "max_running", int)},
+
+def _quantization(load_in_4bit: bool) -> Quantization:
+    return "nf4" if load_in_4bit else "none"
+
+
+_Target = tuple[tuple[str, ...], str, Callable[[Any], Any]]
+
+_HONOURED: dict[str, dict[str, _Target]] = {
+    "init_args": {
+        "max_seq_length": (("engine",), "max_context", int),
+        "load_in_4bit": (("trainer", "engine"), "quantization", _quantization),
+    },
+    "engine_args": {
+        "max_model_len": (("engine",), "max_context", int),
+        "max_num_seqs": (("engine",), "max_running", int),
+    },
     "peft_args": {
-        "r": ("lora", "rank", int),
-        "lora_alpha": ("lora", "alpha", float),
-        "target_modules": ("lora", "target_modules", list),
-        "random_state": ("lora", "seed", int),
-        "use_gradient_checkpointing": ("trainer", "gradient_checkpointing", bool),
+        "r": (("lora",), "rank", int),
+        "lora_alpha": (("lora",), "alpha", float),
+        "target_modules": (("lora",), "target_modules", list),
+        "random_state": (("lora",), "seed", int),
+        "use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),
     },
 }
-"""What each older name becomes: the part of `ModelSettings`, the setting, and its type."""
+"""What each older name becomes: the parts of `ModelSettings`, the setting, and its type."""
 
 _SECTIONS = ("init_args", "engine_args", "peft_args", "trainer_args")
 _MODELS = {"lora": LoraConfig, "engine": EngineConfig, "trainer": TrainerConfig, "render": RenderConfig}
@@ -168,16 +185,15 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
     return _build(found)
 
 
-def _set(
-    found: dict[str, dict[str, Any]], target: tuple[str, str, Callable[[Any], Any]], value: Any, name: str
-) -> None:
-    part, setting, convert = target
+def _set(found: dict[str, dict[str, Any]], target: _Target, value: Any, name: str) -> None:
+    parts, setting, convert = target
     if setting == "target_modules" and isinstance(value, str):
         value = None if value == "all-linear" else [value]
     value = value if value is None else convert(value)
-    if found[part].get(setting, value) != value:
-        raise ConfigError(f"{name}={value} contradicts an earlier {part}.{setting}={found[part][setting]}")
-    found[part][setting] = value
+    for part in parts:
+        if found[part].get(setting, value) != value:
+            raise ConfigError(f"{name}={value} contradicts an earlier {part}.{setting}={found[part][setting]}")
+        found[part][setting] = value
 
 
 def _build(found: dict[str, dict[str, Any]]) -> ModelSettings:
@@ -189,7 +205,12 @@ def _build(found: dict[str, dict[str, Any]]) -> ModelSettings:
 
 # -- training options --
 
-_LOSSES: dict[str, Callable[..., TrainingConfig]] = {
+LossName = Literal[
+    "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
+]
+"""What `loss_fn` may be: a loss, or an algorithm with its baseline, scale and normalisation."""
+
+_LOSSES: dict[LossName, Callable[..., TrainingConfig]] = {
     "dppo": partial(TrainingConfig, loss=DppoConfig()),
     "ppo": partial(TrainingConfig, loss=PpoConfig()),
     "cispo": partial(TrainingConfig, loss=CispoConfig()),
@@ -203,7 +224,6 @@ _LOSSES: dict[str, Callable[..., TrainingConfig]] = {
     "rloo": TrainingConfig.rloo,
     "maxrl": TrainingConfig.maxrl,
 }
-"""What `loss_fn` may name: a loss, or an algorithm with its baseline, scale and normalisation."""
 _LOSS_OPTIONS = ("loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "importance_sampling_level")
 _KL_OPTIONS = ("kl_penalty_coef", "kl_penalty_reference_step", "beta")
 _TRAIN_HONOURED = (

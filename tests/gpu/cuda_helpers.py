@@ -10,22 +10,22 @@ from typing import Any
 import peft
 import torch
 import transformers
+from benchmarks.gradients import LOSS
 from torch import Tensor
 
-from art.config import DppoConfig, EngineConfig, LoraConfig, TrainerConfig
+from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.torch.engine import Output, TorchEngine
 from art.trainer.lora import LoraPolicy
-from art.trainer.losses import LossInputs, term_loss
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
 from art.trainer.types import TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 VOCAB = 256
 LORA = LoraConfig(rank=8, alpha=16)
-LOSS = DppoConfig()
 ADAPTER = "test@1"
 
 
@@ -82,31 +82,6 @@ def plain_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
 
 
-def plain_gradient(model: Any, samples: list[TrainingSample], names: dict[str, Tensor]) -> Tensor:
-    """[P] of the loss, sequence by sequence, in the order of `names`."""
-    model.zero_grad()
-    total = sum(sum(sample.loss_mask) for sample in samples)
-    for sample in samples:
-        mask = torch.tensor(sample.loss_mask)
-        logprobs = plain_logprobs(model, sample.token_ids)[mask[1:].to(model.device)].cpu()
-        sampling, advantages = (torch.tensor(x)[mask] for x in (sample.sampling_logprobs, sample.advantages))
-        (_plain_loss(logprobs, sampling, advantages) / total).backward()
-    parameters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
-    return torch.cat([parameters[name].grad.flatten().float() for name in names]).cpu()
-
-
-def _plain_loss(logprobs: Tensor, sampling: Tensor, advantages: Tensor) -> Tensor:
-    inputs = LossInputs(
-        policy_logprobs=logprobs,
-        anchor_logprobs=sampling,
-        sampling_logprobs=sampling,
-        advantages=advantages,
-        samples=torch.zeros(len(logprobs), dtype=torch.int64, device=logprobs.device),
-        num_samples=1,
-    )
-    return term_loss(inputs, LOSS).values.sum()
-
-
 # -- the trainer --
 
 
@@ -123,7 +98,9 @@ def tree_gradient(
     """[P] on the CPU, and what the passes saw."""
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB))]
     update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=max_tokens), record, lambda: None)
+    compute_gradient(
+        policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record, lambda: None
+    )
     return policy.grads.cpu().clone(), record
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from benchmarks.gradients import plain_gradient
 from cuda_helpers import (
     ADAPTER,
     LORA,
@@ -25,7 +26,6 @@ from cuda_helpers import (
     load_policy,
     make_files,
     make_samples,
-    plain_gradient,
     plain_logprobs,
     tree_gradient,
 )
@@ -34,7 +34,7 @@ from art.config import TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.errors import HandshakeError
 from art.runtime.publish import TOLERANCE_NATS, publish
-from art.trainer import attention
+from art.trainer import micro_batch
 from art.trainer.attention import KernelName
 from art.trainer.trainer import Trainer
 from art.trainer.types import TrainingSample
@@ -70,8 +70,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelName], None]:
     """Force an attention kernel of the trainer, whatever the size of the layout."""
 
     def choose(name: KernelName) -> None:
-        monkeypatch.setattr(attention, "_DENSE_BELOW", 0)
-        monkeypatch.setattr(attention, "default_kernel", lambda device: name)
+        monkeypatch.setattr(micro_batch, "choose_kernel", lambda base, num_tokens: name)
 
     return choose
 
@@ -137,7 +136,7 @@ def test_gradients_over_the_tree_equal_those_one_by_one(
     kernel: Callable[[KernelName], None],
 ) -> None:
     policy, samples = load_policy(files(family), device, "float32"), make_samples(1)
-    expected = plain_gradient(load_peft(files(family), device, "float32"), samples, policy.tensors)
+    expected = plain_gradient(load_peft(files(family), device, "float32"), samples, 1, policy.tensors).values.cpu()
     kernel(kernel_name)
     found, record = tree_gradient(policy, samples, max_tokens)
     assert len(record.micro_batches) == num_parts

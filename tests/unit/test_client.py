@@ -439,8 +439,9 @@ def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> N
     assert settings.engine.max_running == 8
     assert (settings.lora.rank, settings.lora.alpha, settings.lora.target_modules) == (8, 16.0, ["q_proj"])
     assert settings.render.chat_template_kwargs == {"enable_thinking": False}
+    assert (settings.trainer.quantization, settings.engine.quantization) == ("nf4", "nf4")
     assert len(caplog.records) == 1
-    for hint in ("init_args.gpu_memory_utilization", "init_args.load_in_4bit", "engine_args.enforce_eager"):
+    for hint in ("init_args.gpu_memory_utilization", "engine_args.enforce_eager"):
         assert hint in caplog.records[0].message
 
 
@@ -451,6 +452,8 @@ def test_internal_config_nothing_and_direct() -> None:
     with pytest.raises(ConfigError, match="stands alone"):
         settings_from_internal_config({"settings": settings, "init_args": {}})
     assert settings_from_internal_config({"peft_args": {"target_modules": "all-linear"}}) == ModelSettings()
+    whole = {"load_in_4bit": False, "load_in_8bit": False}
+    assert settings_from_internal_config({"init_args": whole}) == ModelSettings()
 
 
 @pytest.mark.parametrize(
@@ -463,6 +466,7 @@ def test_internal_config_nothing_and_direct() -> None:
         ({"chat_template": "x"}, "chat_template"),
         ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
         ({"peft_args": {"r": 0}}, "rank"),
+        ({"init_args": {"load_in_4bit": True, "load_in_8bit": True}}, "init_args.load_in_8bit"),
         ({"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}}, "max_model_len"),
     ],
 )

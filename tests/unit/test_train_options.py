@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 
-from art.backend import LossName
 from art.config import (
     CispoConfig,
     DpoConfig,
@@ -20,7 +19,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.dev import train_config
+from art.dev import LossName, train_config
 from art.errors import ConfigError
 
 

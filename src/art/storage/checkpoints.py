@@ -1,8 +1,9 @@
 """Checkpoints on disk: one directory per step, complete or absent.
 
     <checkpoints>/0007/
-      adapter_model.safetensors  adapter_config.json     the LoRA in PEFT's format
-      optimizer.safetensors                              first and second moments of every adapter tensor
+      adapter_model.safetensors  adapter_config.json     the LoRA in PEFT's format; or, after full fine-tuning,
+      model.safetensors  config.json  tokenizer* ...     the whole model as transformers loads it: a *full checkpoint*
+      optimizer.safetensors                              first and second moments of every trained tensor
       state.json                                         `CheckpointState`
       probe.json                                         `Probe`: what the engine must reproduce
       manifest.json                                      size and sha256 of each file above
@@ -13,7 +14,7 @@ Nothing is pickled. The manifest's own hash identifies a checkpoint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +25,15 @@ from art.storage.atomic import remove_directory, remove_leftovers, storage_error
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
+MODEL_WEIGHTS = "model.safetensors"
+MODEL_CONFIG = "config.json"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 PROBE = "probe.json"
 MANIFEST = "manifest.json"
-FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, OPTIMIZER, STATE, PROBE)
+ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
+MODEL_FILES = (MODEL_WEIGHTS, MODEL_CONFIG)
+COMMON_FILES = (OPTIMIZER, STATE, PROBE)
 
 
 class _Record(BaseModel):
@@ -42,8 +47,8 @@ class CheckpointState(_Record):
     job_id: str | None
     """The job that made this step; `None` for step 0."""
     base_model: str
-    lora: dict[str, Any]
-    """`LoraConfig` as a dict."""
+    lora: dict[str, Any] | None
+    """`LoraConfig` as a dict; `None` after full fine-tuning."""
     config: dict[str, Any]
     """The training configuration of the step; empty for step 0."""
     num_updates: int
@@ -57,8 +62,8 @@ class Probe(_Record):
     """Log-probs that the trainer measured on a fixed token path right after a step, for the publish handshake."""
 
     token_ids: list[int]  # [T]
-    logprobs: list[float]  # [T - 1] of token_ids[1:] with the adapter
-    base_logprobs: list[float]  # [T - 1] with the adapter off
+    logprobs: list[float]  # [T - 1] of token_ids[1:] under the policy
+    base_logprobs: list[float]  # [T - 1] under the base model
 
 
 class _FileEntry(_Record):
@@ -74,18 +79,35 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
-    """Write `files` (every name in `FILES`) and their manifest as the checkpoint `path`; returns its identity.
+    """Write `files` and their manifest as the checkpoint `path`; returns its identity.
+
+    `files` has every name of `COMMON_FILES`, and those of `ADAPTER_FILES` or `MODEL_FILES`; beside the latter whatever
+    else belongs to the model's folder.
 
     Raises:
         DiskFullError, StorageError: nothing was written.
     """
-    if missing := set(FILES) ^ set(files):
-        raise ValueError(f"a checkpoint consists of {FILES}; missing or unknown: {sorted(missing)}")
+    wrong = _missing(files)
+    if MODEL_WEIGHTS not in files:
+        wrong |= files.keys() - {*ADAPTER_FILES, *COMMON_FILES}
+    if wrong:
+        raise ValueError(f"these files are missing in a checkpoint, or do not belong there: {sorted(wrong)}")
     entries = {n: _FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for n, d in files.items()}
     manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
     remove_leftovers(path.parent)
     write_directory(path, {**files, MANIFEST: manifest})
     return hashlib.sha256(manifest).hexdigest()
+
+
+def _missing(names: Collection[str]) -> set[str]:
+    """What a checkpoint that has the files `names` lacks."""
+    weights = MODEL_FILES if MODEL_WEIGHTS in names else ADAPTER_FILES
+    return {*weights, *COMMON_FILES} - set(names)
+
+
+def is_full(path: Path) -> bool:
+    """Whether the checkpoint `path` is a full one, with a whole model instead of an adapter."""
+    return (path / MODEL_WEIGHTS).is_file()
 
 
 def identify(path: Path) -> str:
@@ -101,16 +123,16 @@ def verify(path: Path) -> None:
         CorruptCheckpointError: a file is missing, cut or altered; the message names it.
     """
     manifest = _parse(_Manifest, path, MANIFEST)
-    if missing := set(FILES) - set(manifest.files):
+    if missing := _missing(manifest.files):
         raise CorruptCheckpointError(f"the manifest of checkpoint {path} does not list {', '.join(sorted(missing))}")
     for name, entry in manifest.files.items():
-        data = _read(path, name)
-        if len(data) != entry.size:
+        size, digest = _measure(path, name)
+        if size != entry.size:
             raise CorruptCheckpointError(
-                f"{path / name} has {len(data)} bytes where its manifest says {entry.size}: the file was cut or "
+                f"{path / name} has {size} bytes where its manifest says {entry.size}: the file was cut or "
                 "replaced. Delete this checkpoint and continue from an older one"
             )
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
+        if digest != entry.sha256:
             raise CorruptCheckpointError(
                 f"{path / name} does not have the sha256 of its manifest: its content changed after it was written. "
                 "Delete this checkpoint and continue from an older one"
@@ -150,13 +172,25 @@ def delete(path: Path) -> None:
 
 
 def _read(path: Path, name: str) -> bytes:
+    file = _file(path, name)
+    with storage_errors(file, "reading"):
+        return file.read_bytes()
+
+
+def _measure(path: Path, name: str) -> tuple[int, str]:
+    """Size and sha256 of a file that may be larger than memory."""
+    with storage_errors(_file(path, name), "reading"), (path / name).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
+
+
+def _file(path: Path, name: str) -> Path:
     file = path / name
     if not path.is_dir():
         raise NotFoundError(f"there is no checkpoint at {path}")
     if not file.is_file():
         raise CorruptCheckpointError(f"checkpoint {path} lacks {name}. Delete it and continue from an older one")
-    with storage_errors(file, "reading"):
-        return file.read_bytes()
+    return file
 
 
 def _parse(model: type[_Model], path: Path, name: str) -> _Model:

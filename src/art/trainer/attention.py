@@ -6,6 +6,8 @@ Every kernel computes the one rule, query q attends key k iff k <= q < subtree_e
     chains   the CPU kernel: a chain of the layout is a causal sequence behind its ancestors (see `art.trainer.chains`)
     flex     FlexAttention with a block mask, for CUDA
 
+Which of them runs a layout is for `art.trainer.kernel_choice` to say.
+
 A model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`, which reaches
 the attention function as a keyword argument of every layer.
 """
@@ -28,10 +30,6 @@ from art.trainer.tree import PrefixTree
 ATTENTION_NAME = "art_prefix_tree"
 KernelName = Literal["dense", "chains", "flex"]
 
-_DENSE_BELOW = 256
-"""Up to this many tokens the CPU uses `dense`. Measured with 4 heads of 16: at 180 tokens dense takes 0.8 ms and chains
-0.9 ms, at 390 tokens 3.0 and 2.1, at 1,900 tokens 73 and 10. Many very short chains favour dense in a small layout."""
-
 _UNSUPPORTED = ("softcap", "position_bias", "s_aux")
 """Attention features that change the formula and that no kernel here computes."""
 
@@ -49,12 +47,8 @@ class TreeLayout:
     """Masks by (kind, window), made by the first layer that needs them."""
 
 
-def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName | None = None) -> TreeLayout:
-    """`tree` on `device`; `kernel` None chooses by device and size."""
-    if kernel is None:
-        kernel = default_kernel(device)
-        if kernel == "chains" and len(tree) <= _DENSE_BELOW:
-            kernel = "dense"
+def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -> TreeLayout:
+    """`tree` on `device`, to be run by `kernel`."""
     return TreeLayout(
         token_ids=torch.from_numpy(tree.token_ids).to(device),
         positions=torch.from_numpy(tree.positions).to(device),
@@ -62,12 +56,6 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName | 
         chains=[make_chain_keys(chain) for chain in tree.chains] if kernel == "chains" else [],
         kernel=kernel,
     )
-
-
-def default_kernel(device: torch.device) -> KernelName:
-    if device.type == "cpu":
-        return "chains"
-    return "flex" if device.type == "cuda" else "dense"
 
 
 def register_attention() -> None:

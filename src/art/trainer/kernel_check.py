@@ -9,48 +9,52 @@ import torch
 from torch import Tensor
 
 from art.errors import TrainingError
-from art.trainer.attention import KERNELS, TreeLayout, attend_dense, default_kernel, make_layout
+from art.trainer.attention import KERNELS, KernelName, TreeLayout, attend_dense, make_layout
+from art.trainer.kernel_choice import HeadShape
 from art.trainer.model import BaseModel
-from art.trainer.tree import SamplePath, build_tree
+from art.trainer.probe import as_sample
+from art.trainer.tree import SamplePath, build_tree, check_sample
 
 _MAX_TOKENS = 1024
+"""The reference needs memory for all pairs of tokens."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest error relative to the largest number; rounding stays well below, a wrong key is of order one."""
 
 
-def check_kernel(base: BaseModel, paths: Sequence[SamplePath]) -> None:
-    """Compare the kernel of this device with the dense reference: outputs and gradients, on the first of `paths`.
+def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath]) -> None:
+    """Compare `kernel` with the dense reference: outputs and gradients, on the first of `paths`.
 
     Raises:
         TrainingError: they differ.
     """
-    kernel = default_kernel(base.device)
     if kernel == "dense":
         return
-    chosen: list[SamplePath] = []
-    for path in paths:
-        if chosen and sum(len(p.token_ids) for p in chosen) + len(path.token_ids) > _MAX_TOKENS:
-            break
-        chosen.append(path)
-    layout = make_layout(build_tree(chosen), device=base.device, kernel=kernel)
-    model: Any = base.model
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    dtype = base.head.weight.dtype
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(1, count, len(layout.token_ids), size) for count in (heads, groups, groups)]
-    inputs = [torch.randn(shape, generator=generator).to(base.device, dtype) for shape in shapes]
-    expected = _run(attend_dense, inputs, layout, size)
-    found = _run(KERNELS[kernel], inputs, layout, size)
+    layout = make_layout(build_tree(_first(paths, base)), device=base.device, kernel=kernel)
+    heads = HeadShape.of(base)
+    inputs = heads.random_inputs(len(layout.token_ids))
+    expected = _run(attend_dense, inputs, layout, heads.size)
+    found = _run(KERNELS[kernel], inputs, layout, heads.size)
     for name, one, other in zip(("output", "query", "key", "value"), expected, found, strict=True):
         error = float((one - other).abs().max() / one.abs().max())
-        if not error <= _TOLERANCE.get(dtype, 5e-2):
+        if not error <= _TOLERANCE.get(heads.dtype, 5e-2):
             raise TrainingError(
                 f"the {kernel!r} attention kernel is wrong on this machine: its {name} differs from the reference by "
                 f"{error:.2g} of the largest value. Nothing was trained; please report torch's version and the device"
             )
+
+
+def _first(paths: Sequence[SamplePath], base: BaseModel) -> list[SamplePath]:
+    """As many of `paths` as the reference has memory for, or the beginning of the first."""
+    chosen: list[SamplePath] = []
+    for path in paths:
+        if sum(len(p.token_ids) for p in [*chosen, path]) > _MAX_TOKENS:
+            break
+        chosen.append(path)
+    if not chosen:
+        beginning = check_sample(as_sample(paths[0].sample.token_ids[:_MAX_TOKENS]), vocab_size=base.vocab_size)
+        assert beginning is not None
+        chosen.append(beginning)
+    return chosen
 
 
 def _run(function: Any, inputs: list[Tensor], layout: TreeLayout, size: int) -> list[Tensor]:

@@ -17,24 +17,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from art.config import LoraConfig
-from art.errors import AdapterError, ConfigError
+from art.errors import ConfigError
+from art.storage import checkpoints
 from art.trainer.attention import TreeLayout
 from art.trainer.model import BaseModel, run_backbone
+from art.trainer.policy import Policy
+from art.trainer.tensor_files import copy_named, dump_named
 
 _ADAPTER = "default"
 
 
-class LoraPolicy:
-    """The policy that is trained: the base model with one adapter.
+class LoraPolicy(Policy):
+    """The base model with one adapter: a `Policy` whose `tensors` are named as in PEFT files."""
 
-    `values` [P] and `grads` [P] are the flat vectors; `tensors` names the views of `values` as PEFT files do.
-    """
+    config: LoraConfig
+    weights_file = checkpoints.ADAPTER_WEIGHTS
+    trains_base_weights = False
 
     def __init__(self, base: BaseModel, config: LoraConfig, *, may_fold: bool) -> None:
         self.base = base
@@ -78,6 +79,10 @@ class LoraPolicy:
             else:
                 tensor.zero_()
 
+    def files(self) -> dict[str, bytes]:
+        """The adapter as peft reads it."""
+        return {checkpoints.ADAPTER_WEIGHTS: self.dump(), checkpoints.ADAPTER_CONFIG: self.adapter_config()}
+
     def dump(self) -> bytes:
         """`adapter_model.safetensors`."""
         return dump_named(self.tensors)
@@ -89,16 +94,6 @@ class LoraPolicy:
             AdapterError: they do not fit this model and configuration.
         """
         copy_named(data, self.tensors, "adapter")
-
-    @contextlib.contextmanager
-    def using(self, data: bytes) -> Iterator[None]:
-        """The matrices of another checkpoint's `adapter_model.safetensors` inside the block; errors as of `load`."""
-        own = self.values.clone()
-        try:
-            self.load(data)
-            yield
-        finally:
-            self.values.copy_(own)
 
     def adapter_config(self) -> bytes:
         """`adapter_config.json`."""
@@ -185,38 +180,6 @@ class LoraPolicy:
     def remove(self) -> None:
         """Take the adapter out of the base model again, which is then as it was loaded."""
         self._peft_model.unload()
-
-
-def dump_named(tensors: dict[str, Tensor]) -> bytes:
-    data: bytes = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    return data
-
-
-def copy_named(data: bytes, into: dict[str, Tensor], what: str) -> None:
-    """Copy the safetensors `data` into the tensors of the same names.
-
-    Raises:
-        AdapterError: unreadable, or names or shapes differ, or a number is not finite.
-    """
-    try:
-        found = load_tensors(data)
-    except SafetensorError as error:
-        raise AdapterError(f"the {what} file is not readable as safetensors: {error}") from error
-    if difference := sorted(found.keys() ^ into.keys()):
-        raise AdapterError(
-            f"the {what} file does not fit the model: {len(difference)} tensors are missing or unknown, the first is "
-            f"{difference[0]!r}. It belongs to another base model or to other target modules"
-        )
-    for name, tensor in found.items():
-        if tensor.shape != into[name].shape:
-            raise AdapterError(
-                f"the {what} file has {name!r} of shape {list(tensor.shape)}, expected {list(into[name].shape)}: it "
-                "belongs to another base model or LoRA rank"
-            )
-        if not tensor.isfinite().all():
-            raise AdapterError(f"the {what} file holds numbers in {name!r} that are not finite")
-    for name, tensor in found.items():
-        into[name].copy_(tensor)
 
 
 def _inject(base: BaseModel, config: LoraConfig) -> Any:

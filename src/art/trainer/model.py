@@ -124,7 +124,7 @@ def check_architecture(base: BaseModel) -> None:
     tree = build_tree(paths)
     rows = group_by_row(tree.targets, base.device)
     with torch.no_grad():
-        hidden = run_backbone(base, make_layout(tree, device=base.device))
+        hidden = run_backbone(base, make_layout(tree, device=base.device, kernel="dense"))
         ours = torch.empty(len(rows.rows))
         ours[rows.order.cpu()] = target_logprobs(hidden, base.head, rows)[0].cpu()
         theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])

@@ -1,4 +1,4 @@
-"""AdamW over the adapter's flat vector, and what its state looks like in a checkpoint."""
+"""AdamW over a policy's flat vector, and what its state looks like in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from art.config import OptimizerConfig
 from art.errors import TrainingError
-from art.trainer.lora import LoraPolicy, copy_named, dump_named
+from art.trainer.policy import Policy
+from art.trainer.tensor_files import copy_named, dump_named
 
 
 class Optimizer:
     """Decoupled weight decay Adam (Loshchilov and Hutter, arXiv 1711.05101) on `policy.values`."""
 
-    def __init__(self, policy: LoraPolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._grads = policy.grads
         self._parameter = torch.nn.Parameter(policy.values)  # shares its memory
         self._parameter.grad = policy.grads
@@ -51,14 +52,14 @@ class Optimizer:
         return norm
 
     def dump(self) -> bytes:
-        """`optimizer.safetensors`: both moments of every adapter tensor."""
+        """`optimizer.safetensors`: both moments of every trained tensor."""
         return dump_named(self._named_moments())
 
     def load(self, data: bytes, num_updates: int) -> None:
         """Continue from the moments of `data` after `num_updates` updates.
 
         Raises:
-            AdapterError: they do not fit this adapter.
+            AdapterError: they do not fit this policy.
         """
         self.reset()
         copy_named(data, self._named_moments(), "optimizer")
@@ -74,7 +75,7 @@ class Optimizer:
         self._adam.state[self._parameter] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 
     def _named_moments(self) -> dict[str, Tensor]:
-        """Views of the flat moments as `<moment>.<adapter tensor>`."""
+        """Views of the flat moments as `<moment>.<trained tensor>`."""
         named = {}
         for moment in ("exp_avg", "exp_avg_sq"):
             sizes = [shape.numel() for shape in self._shapes.values()]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from art.trainer.attention import make_layout
-from art.trainer.logprobs import group_by_row, target_logprobs
-from art.trainer.lora import LoraPolicy
-from art.trainer.tree import build_tree, check_sample
+from art.trainer.measure import HiddenStates, target_logprobs_in_order
+from art.trainer.micro_batch import make_micro_batch
+from art.trainer.policy import Policy
+from art.trainer.tree import check_sample
 from art.trainer.types import Probe, TrainingSample
 
 PROBE_TOKENS = 64
@@ -22,23 +21,21 @@ def fresh_probe_tokens(vocab_size: int) -> list[int]:
     return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
 
 
-def measure_probe(policy: LoraPolicy, token_ids: list[int]) -> Probe:
+def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
     """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
     path = check_sample(as_sample(token_ids), vocab_size=policy.base.vocab_size)
     assert path is not None
-    tree = build_tree([path])
-    layout = make_layout(tree, device=policy.base.device)
-    rows = group_by_row(tree.targets, policy.base.device)
+    micro_batch = make_micro_batch([path], policy.base)
 
-    def logprobs(hidden: Tensor) -> list[float]:
-        values: list[float] = target_logprobs(hidden, policy.base.head, rows)[0].tolist()
-        return values  # a single path: its rows are in order already
+    def logprobs(hidden_states: HiddenStates) -> list[float]:
+        values: list[float] = target_logprobs_in_order(micro_batch, policy.base, hidden_states).tolist()
+        return values
 
     with torch.no_grad():
         return Probe(
             token_ids=token_ids,
-            logprobs=logprobs(policy.hidden_states(layout)),
-            base_logprobs=logprobs(policy.base_hidden_states(layout)),
+            logprobs=logprobs(policy.hidden_states),
+            base_logprobs=logprobs(policy.base_hidden_states),
         )
 
 

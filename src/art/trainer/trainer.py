@@ -3,8 +3,8 @@
     samples -> check -> measure (references, anchor) -> updates (mini-batches) -> micro-batches (pack) -> prefix trees
        -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
 
-What it holds between calls is exactly one checkpoint: base model, adapter, moments, generator. Each call names the
-checkpoint that it continues from, and whatever is in memory is replaced by it unless it *is* that checkpoint. So a
+What it holds between calls is exactly one checkpoint: base model, trained weights, moments, generator. Each call names
+the checkpoint that it continues from, and whatever is in memory is replaced by it unless it *is* that checkpoint. So a
 trainer that died, or failed half-way through a step, needs no repair: the next call loads and goes on.
 """
 
@@ -28,21 +28,25 @@ from art.errors import ConfigError, ConflictError, NothingTrainableError, Trajec
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
 from art.trainer import usage
+from art.trainer.attention import KernelName
 from art.trainer.base_kl import with_sampled_base
 from art.trainer.compilation import compile_layers
 from art.trainer.distributed import ALONE, Team
+from art.trainer.full import FullPolicy
 from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
 from art.trainer.measure import add_stream
 from art.trainer.metrics import StepRecord, summarise
+from art.trainer.micro_batch import MicroBatch, split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.optimizer import Optimizer
 from art.trainer.pack import split_batches, split_minibatches
+from art.trainer.policy import Policy
 from art.trainer.prepare import Measure, prepare_paths
 from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
 from art.trainer.tree import SamplePath, check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import MicroBatch, Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ _SFT_AUTO_BATCH_SIZE = 2
 class _Loaded:
     """The checkpoint in memory."""
 
-    policy: LoraPolicy
+    policy: Policy
     optimizer: Optimizer
     step: int
     identity: str | None
@@ -79,7 +83,7 @@ _MakePlan = Callable[[list[SamplePath], _Loaded], _Plan]
 
 
 class Trainer:
-    """Trains one LoRA adapter of one base model. Not for use by several threads."""
+    """Trains one base model: a LoRA adapter on it, or all of its weights. Not for use by several threads."""
 
     def __init__(self, base_model: str, config: TrainerConfig, team: Team = ALONE) -> None:
         """Load `base_model`.
@@ -105,14 +109,15 @@ class Trainer:
                 compile_layers(self._base)
         self._max_tokens = min(config.max_tokens, _CPU_TOKENS) if self._base.device.type == "cpu" else config.max_tokens
         self._loaded: _Loaded | None = None
-        self._kernel_checked = False
+        self._checked_kernels: set[KernelName] = set()
         self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
-    def init_checkpoint(self, path: Path, lora: LoraConfig) -> StepResult:
-        """Write step 0: a fresh adapter that changes nothing. A valid checkpoint that is there already stays.
+    def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
+        """Write step 0: a fresh adapter that changes nothing, or with `lora=None` (full fine-tuning) the base weights.
+        A valid checkpoint that is there already stays.
 
         Raises:
-            ConfigError: `lora` does not fit the model.
+            ConfigError: `lora` does not fit the model, or `None` this trainer's settings.
             DiskFullError, StorageError, CorruptCheckpointError
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
@@ -239,7 +244,13 @@ class Trainer:
         record = self._run_updates(loaded, plan.updates, config, on_progress)
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=config.optimizer.max_grad_norm)
-        metrics |= plan.metrics | usage.measure_usage(self._base, record, updates_s, peak_flops=self._peak_flops)
+        metrics |= plan.metrics | usage.measure_usage(
+            self._base,
+            record,
+            updates_s,
+            peak_flops=self._peak_flops,
+            trains_base_weights=loaded.policy.trains_base_weights,
+        )
         metrics["throughput/peak_memory_bytes"] = max(self._team.gather(metrics["throughput/peak_memory_bytes"]))
         metrics["loss/learning_rate"] = plan.updates[-1].learning_rate
         metrics["loss/adapter_norm"] = norm = loaded.policy.norm()
@@ -266,14 +277,14 @@ class Trainer:
 
         def split(updates: list[Update]) -> list[list[MicroBatch]]:
             return [
-                split_micro_batches(update.paths, policy, max_tokens=self._max_tokens, team=self._team)
+                split_micro_batches(update.paths, self._base, max_tokens=self._max_tokens, team=self._team)
                 for update in updates
             ]
 
         batches = split(updates)
-        if not self._kernel_checked:
-            check_kernel(self._base, updates[0].paths)
-            self._kernel_checked = True
+        for kernel in {part.layout.kernel for batch in batches for part in batch} - self._checked_kernels:
+            check_kernel(self._base, kernel, updates[0].paths)
+            self._checked_kernels.add(kernel)
         total, done = sum(map(len, batches)), itertools.count(1)
 
         def tick() -> None:
@@ -301,18 +312,22 @@ class Trainer:
             hidden_states = policy.base_hidden_states if source == "base" else policy.hidden_states
             with contextlib.ExitStack() as stack:
                 if isinstance(source, int):
-                    stack.enter_context(policy.using(_adapter_of(references, source)))
+                    weights = _weights_of(references, source, policy.weights_file)
+                    stack.enter_context(policy.using(weights))
                 self._team.gather(None)  # nobody begins before all could read it
-                return add_stream(
-                    paths, name, policy, hidden_states, max_tokens=self._max_tokens, tick=tick, team=self._team
+                paths, fitting = add_stream(
+                    paths, name, self._base, hidden_states, max_tokens=self._max_tokens, tick=tick, team=self._team
                 )
+            if fitting is not None:  # what does not fit without a gradient does not fit with one
+                self._max_tokens = min(self._max_tokens, fitting)
+            return paths
 
         return measure
 
     # -- the checkpoint in memory --
 
-    def _inject(self, lora: LoraConfig) -> _Loaded:
-        """A fresh adapter in memory, in place of whatever was there."""
+    def _inject(self, lora: LoraConfig | None) -> _Loaded:
+        """A fresh policy in memory, in place of whatever was there."""
         if self._loaded is not None and self._loaded.policy.config == lora:
             loaded = self._loaded
             loaded.policy.reset()
@@ -322,10 +337,15 @@ class Trainer:
         if self._loaded is not None:
             self._loaded.policy.remove()
             self._loaded = None
-        may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
-        policy = LoraPolicy(self._base, lora, may_fold=may_fold)
+        policy = self._make_policy(lora)
         self._loaded = _Loaded(policy, Optimizer(policy), step=0, identity=None)
         return self._loaded
+
+    def _make_policy(self, lora: LoraConfig | None) -> Policy:
+        if lora is None:
+            return FullPolicy(self._base, compiles=self._config.compile_layers)
+        may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
+        return LoraPolicy(self._base, lora, may_fold=may_fold)
 
     def _load(self, path: Path) -> _Loaded:
         """The checkpoint `path` in memory, read only if it is not there already."""
@@ -336,8 +356,8 @@ class Trainer:
         state = checkpoints.read_state(path)
         if state.base_model != self._base.name:
             raise ConflictError(f"checkpoint {path} is of base model {state.base_model!r}, not {self._base.name!r}")
-        loaded = self._inject(LoraConfig.model_validate(state.lora))
-        loaded.policy.load(checkpoints.read_file(path, checkpoints.ADAPTER_WEIGHTS))
+        loaded = self._inject(None if state.lora is None else LoraConfig.model_validate(state.lora))
+        loaded.policy.load(checkpoints.read_file(path, loaded.policy.weights_file))
         loaded.optimizer.load(checkpoints.read_file(path, checkpoints.OPTIMIZER), state.num_updates)
         torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
         loaded.step, loaded.identity = state.step, checkpoints.identify(path)
@@ -355,11 +375,12 @@ class Trainer:
         config: dict[str, Any],
         metrics: dict[str, float],
     ) -> None:
+        lora = loaded.policy.config
         state = CheckpointState(
             step=loaded.step,
             job_id=job_id,
             base_model=self._base.name,
-            lora=loaded.policy.config.model_dump(mode="json"),
+            lora=None if lora is None else lora.model_dump(mode="json"),
             config=config,
             num_updates=loaded.optimizer.num_updates,
             rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
@@ -371,8 +392,7 @@ class Trainer:
             return checkpoints.write_checkpoint(
                 path,
                 {
-                    checkpoints.ADAPTER_WEIGHTS: loaded.policy.dump(),
-                    checkpoints.ADAPTER_CONFIG: loaded.policy.adapter_config(),
+                    **loaded.policy.files(),
                     checkpoints.OPTIMIZER: loaded.optimizer.dump(),
                     checkpoints.STATE: state.model_dump_json().encode(),
                     checkpoints.PROBE: probe.model_dump_json().encode(),
@@ -382,11 +402,11 @@ class Trainer:
         loaded.identity = self._team.from_first(write)
 
 
-def _adapter_of(references: Mapping[int, Path], step: int) -> bytes:
+def _weights_of(references: Mapping[int, Path], step: int, file: str) -> bytes:
     if step not in references:
         raise ConfigError(f"the loss compares with checkpoint {step}, which was not given to the trainer", param="loss")
     checkpoints.verify(references[step])
-    return checkpoints.read_file(references[step], checkpoints.ADAPTER_WEIGHTS)
+    return checkpoints.read_file(references[step], file)
 
 
 def default_num_threads() -> int:

@@ -10,9 +10,8 @@ Targets that a loss or the gate masks stay in N: leaving tokens out must not mak
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -22,33 +21,18 @@ from torch import Tensor
 
 from art.config import LossConfig, MismatchConfig
 from art.errors import TrainingError
-from art.trainer.attention import TreeLayout, make_layout
-from art.trainer.deal import pack_shares
 from art.trainer.distributed import ALONE, Team
-from art.trainer.logprobs import TargetRows, group_by_row, target_logprobs
-from art.trainer.lora import LoraPolicy
+from art.trainer.logprobs import target_logprobs
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
-from art.trainer.memory import is_out_of_memory, release_memory
 from art.trainer.metrics import StepRecord, record_targets
+from art.trainer.micro_batch import MicroBatch, count_idle_passes, run_fitting
 from art.trainer.mismatch import correct_mismatch, judge_mismatch
-from art.trainer.pack import pack
+from art.trainer.policy import Policy
 from art.trainer.shard import idle_layout
-from art.trainer.tree import FloatArray, SamplePath, Targets, build_tree
-
-_log = logging.getLogger(__name__)
+from art.trainer.tree import FloatArray, SamplePath, Targets
 
 ANCHOR = "anchor"
 """The stream with the policy's log-probs at the step's start."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    paths: list[SamplePath]
-    layout: TreeLayout
-    targets: Targets
-    rows: TargetRows
-    num_samples: int
-    scales: FloatArray  # [N] what a target's loss is multiplied with: weight / N of its component
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,39 +48,16 @@ class Update:
     mismatch: MismatchConfig | None = None
 
 
-def split_micro_batches(
-    paths: list[SamplePath], policy: LoraPolicy, *, max_tokens: int, team: Team = ALONE
-) -> list[MicroBatch]:
-    """This process's micro-batches of one update, on the policy's device."""
-    shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
-    return _make_micro_batches([[paths[index] for index in part] for part in shares[team.rank]], paths, policy)
-
-
-def _make_micro_batches(parts: list[list[SamplePath]], paths: list[SamplePath], policy: LoraPolicy) -> list[MicroBatch]:
-    """A micro-batch of each part of an update that has the `paths`."""
+def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
+    """[N] what the loss of each target is multiplied with, in an update of `paths`: its weight / N of its component."""
     totals = {False: 0.0, True: 0.0}  # by "is SFT"
     for path in paths:
         totals[path.sample.component == "sft"] += path.share
-    micro_batches = []
-    for part in parts:
-        tree = build_tree(part)
-        targets = tree.targets
-        totals_of = np.where(targets.is_sft, totals[True], totals[False])
-        micro_batches.append(
-            MicroBatch(
-                paths=part,
-                layout=make_layout(tree, device=policy.base.device),
-                targets=targets,
-                rows=group_by_row(targets, policy.base.device),
-                num_samples=len(part),
-                scales=(targets.weights / totals_of).astype(np.float32),
-            )
-        )
-    return micro_batches
+    return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
 
 
 def compute_gradient(
-    policy: LoraPolicy,
+    policy: Policy,
     update: Update,
     micro_batches: list[MicroBatch],
     record: StepRecord,
@@ -116,67 +77,45 @@ def compute_gradient(
         TrainingError: the loss is not finite, or too many samples do not come from this policy, or a single sample
             does not fit into memory.
     """
-    num_idle = max(team.gather(len(micro_batches))) - len(micro_batches) if policy.base.is_sharded else 0
-    gathered = team.gather(
-        _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=len(record.losses))
-    )
-    loss = sum(loss for loss, _, _ in gathered)
+    num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
+
+    def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
+        return _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=number)
+
+    gathered = team.gather(run_fitting(micro_batches, run, policy.base))
+    loss = sum(loss for (loss, _), _ in gathered)
     if not math.isfinite(loss):
         raise TrainingError(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for _, part, _ in gathered:
+    for (_, part), _ in gathered:
         _add(part, record)
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
     team.sum_gradients(policy.grads)
-    return min((found for _, _, found in gathered if found is not None), default=None)
+    return min((fitting for _, fitting in gathered if fitting is not None), default=None)
 
 
 def _accumulate(
-    policy: LoraPolicy,
+    policy: Policy,
     update: Update,
-    micro_batches: list[MicroBatch],
+    micro_batches: Iterator[MicroBatch],
     tick: Callable[[], None],
     *,
     num_idle: int,
     number: int,
-) -> tuple[float, StepRecord, int | None]:
-    """This process's loss, record and gradient, and how many tokens fit into memory where that was found out."""
-    fitting = None
-    while True:
-        loss, record = 0.0, StepRecord()
-        try:
-            with policy.accumulate_gradients():
-                for micro_batch in micro_batches:
-                    loss += _backward(policy, update, micro_batch, record, number=number)
-                    tick()
-                for _ in range(num_idle):
-                    (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
-            return loss, record, fitting
-        except RuntimeError as error:
-            # Processes with sharded weights run in lockstep, so one of them cannot start again alone.
-            if policy.base.is_sharded or not is_out_of_memory(error):
-                raise
-            failed = micro_batches[min(len(record.micro_batches), len(micro_batches) - 1)]
-            if len(failed.paths) == 1:
-                raise _too_long(failed.paths[0]) from error
-        release_memory()  # here, since the error held on to the tensors of the failed pass
-        num_tokens = len(failed.layout.token_ids)
-        fitting = max(1, num_tokens // 2)
-        _log.warning("%d tokens at once do not fit into memory: starting the update again with %d", num_tokens, fitting)
-        paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
-        parts = [[paths[index] for index in part] for part in pack(paths, max_tokens=fitting)]
-        micro_batches = _make_micro_batches(parts, update.paths, policy)
-
-
-def _too_long(path: SamplePath) -> TrainingError:
-    return TrainingError(
-        f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even alone; set "
-        "`gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out so long trajectories"
-    )
+) -> tuple[float, StepRecord]:
+    """This process's loss and record; its gradient is left in the policy."""
+    loss, record = 0.0, StepRecord()
+    with policy.accumulate_gradients():
+        for micro_batch in micro_batches:
+            loss += _backward(policy, update, micro_batch, record, number=number)
+            tick()
+        for _ in range(num_idle):
+            (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
+    return loss, record
 
 
 def _add(part: StepRecord, record: StepRecord) -> None:
@@ -185,7 +124,7 @@ def _add(part: StepRecord, record: StepRecord) -> None:
         setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
 
 
-def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
+def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
     """Forward and backward of one micro-batch; returns its share of the loss."""
     rows = micro_batch.rows
     hidden = policy.hidden_states(micro_batch.layout)
@@ -194,7 +133,7 @@ def _backward(policy: LoraPolicy, update: Update, micro_batch: MicroBatch, recor
     order = rows.order.cpu()
     logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
     inputs = _loss_inputs(logprobs, update, micro_batch)
-    scales = torch.from_numpy(micro_batch.scales)
+    scales = torch.from_numpy(_target_scales(micro_batch.targets, update.paths))
     if update.mismatch is not None:
         scales = scales * _correct(inputs, micro_batch, update.mismatch, record)
     losses = _target_losses(inputs, update.terms, torch.from_numpy(micro_batch.targets.is_sft))
@@ -229,7 +168,7 @@ def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> L
         sampling_logprobs=sampling,
         advantages=torch.from_numpy(targets.advantages),
         samples=torch.from_numpy(targets.samples),
-        num_samples=micro_batch.num_samples,
+        num_samples=len(micro_batch.paths),
         streams=streams,
     )
 
@@ -252,7 +191,7 @@ def _correct(inputs: LossInputs, micro_batch: MicroBatch, config: MismatchConfig
     is_sft = torch.from_numpy(micro_batch.targets.is_sft)
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
     log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
-    correction = correct_mismatch(log_ratio, inputs.samples, micro_batch.num_samples, config)
+    correction = correct_mismatch(log_ratio, inputs.samples, len(micro_batch.paths), config)
     record.num_gated += len(np.unique(micro_batch.targets.samples[~micro_batch.targets.is_sft]))
     record.num_mismatched += int(correction.masked_samples.sum())
     record.num_mismatched_targets += int((correction.factors == 0).sum())

@@ -34,9 +34,11 @@ _PRODUCT_SIZE = 1024
 _NUM_PRODUCTS = 3
 
 
-def measure_usage(base: BaseModel, record: StepRecord, updates_s: float, *, peak_flops: float) -> dict[str, float]:
+def measure_usage(
+    base: BaseModel, record: StepRecord, updates_s: float, *, peak_flops: float, trains_base_weights: bool
+) -> dict[str, float]:
     """Metrics of updates that took `updates_s` on a device that can do `peak_flops` operations per second."""
-    flops_per_s = count_flops(base, record) / updates_s
+    flops_per_s = count_flops(base, record, trains_base_weights=trains_base_weights) / updates_s
     return {
         "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
         "throughput/train_flops_per_s": flops_per_s,
@@ -47,19 +49,19 @@ def measure_usage(base: BaseModel, record: StepRecord, updates_s: float, *, peak
     }
 
 
-def count_flops(base: BaseModel, record: StepRecord) -> float:
+def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: bool = False) -> float:
     """Operations that the step's updates need, a multiplication and an addition being two.
 
-    Per token and weight: 2 forward and 2 for the gradient of the input. That is 4 N D where arXiv 2001.08361 has 6 N D:
-    the base is frozen, and the thin products of its adapter are not counted. Attention takes 12 per query, visible key
-    and head feature, the head 4 per row and weight. What is computed twice, e.g. by gradient checkpointing, is counted
-    once.
+    Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for that of the weight if it is trained.
+    With a frozen base that is 4 N D where arXiv 2001.08361 has 6 N D; the thin products of its adapter are not counted.
+    Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight. What is computed
+    twice, e.g. by gradient checkpointing, is counted once.
     """
     config = base.model.config
     config = getattr(config, "get_text_config", lambda: config)()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
-    linear = 4 * record.num_tree_tokens * count_active_weights(base)
+    linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
     return float(linear + attention + 4 * record.num_rows * base.head.weight.numel())
 
 

@@ -22,6 +22,7 @@ STATE = CheckpointState(
     rng="",
     metrics={"a/b": 1.5},
 )
+FILES = (*checkpoints.ADAPTER_FILES, *checkpoints.COMMON_FILES)
 PROBE = Probe(token_ids=[1, 2, 3], logprobs=[-1.0, -2.0], base_logprobs=[-1.5, -2.5])
 
 
@@ -52,7 +53,7 @@ def test_reads_back_what_was_written(checkpoint: Path) -> None:
     assert checkpoints.read_state(checkpoint) == STATE
     assert checkpoints.read_probe(checkpoint) == PROBE
     assert checkpoints.read_file(checkpoint, checkpoints.OPTIMIZER) == b"moments" * 2000
-    assert sorted(entry.name for entry in checkpoint.iterdir()) == sorted([*checkpoints.FILES, checkpoints.MANIFEST])
+    assert sorted(entry.name for entry in checkpoint.iterdir()) == sorted([*FILES, checkpoints.MANIFEST])
 
 
 def test_identity_follows_the_content(directory: Path, checkpoint: Path) -> None:
@@ -62,7 +63,7 @@ def test_identity_follows_the_content(directory: Path, checkpoint: Path) -> None
     assert other == checkpoints.identify(directory / "0005") != same
 
 
-@pytest.mark.parametrize("name", checkpoints.FILES)
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_found_and_named(checkpoint: Path, name: str, damage: str) -> None:
     file = checkpoint / name
@@ -96,6 +97,21 @@ def test_unknown_and_missing_files_are_refused(directory: Path) -> None:
         checkpoints.write_checkpoint(
             directory / "0001", {k: v for k, v in contents().items() if k != checkpoints.PROBE}
         )
+
+
+def test_a_full_checkpoint_may_have_further_files_of_its_model(directory: Path) -> None:
+    model = {checkpoints.MODEL_WEIGHTS: b"weights", checkpoints.MODEL_CONFIG: b"{}", "tokenizer.json": b"[]"}
+    common = {name: data for name, data in contents().items() if name in checkpoints.COMMON_FILES}
+    checkpoints.write_checkpoint(directory / "0004", model | common)
+    checkpoints.verify(directory / "0004")
+    (directory / "0004/tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(CorruptCheckpointError, match=r"tokenizer\.json"):
+        checkpoints.verify(directory / "0004")
+    checkpoints.write_checkpoint(directory / "0005", contents())
+    assert [checkpoints.is_full(directory / name) for name in ("0004", "0005")] == [True, False]
+    del model[checkpoints.MODEL_CONFIG]
+    with pytest.raises(ValueError, match=r"config\.json"):
+        checkpoints.write_checkpoint(directory / "0006", model | common)
 
 
 def test_state_refuses_unknown_fields_and_non_finite_metrics(checkpoint: Path) -> None:
@@ -172,7 +188,7 @@ from pathlib import Path
 from art.storage import atomic, checkpoints
 real = Path.rename
 Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys(checkpoints.FILES, b"x"))
+checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys({FILES!r}, b"x"))
 """
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -9

@@ -28,12 +28,13 @@ from art.config import (
 from art.trainer.distributed import Team
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.optimizer import Optimizer
 from art.trainer.prepare import prepare_paths
 from art.trainer.trainer import Trainer
 from art.trainer.tree import check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -138,7 +139,7 @@ class Bench:
         total, record = torch.zeros_like(loaded.policy.grads), StepRecord()
         for rank in range(num_shares):
             batches = split_micro_batches(
-                paths, loaded.policy, max_tokens=max_tokens, team=Team(rank=rank, size=num_shares)
+                paths, loaded.policy.base, max_tokens=max_tokens, team=Team(rank=rank, size=num_shares)
             )
             compute_gradient(loaded.policy, update, batches, record, lambda: None)
             total += loaded.policy.grads

@@ -18,9 +18,16 @@ from art.trainer.attention import attend, make_layout
 from art.trainer.kernel_check import check_kernel
 from art.trainer.logprobs import Head
 from art.trainer.model import check_architecture, load_base_model
+from art.trainer.probe import as_sample
 from art.trainer.tree import SamplePath, build_tree, check_sample
 
 CPU = TrainerConfig(device="cpu", num_threads=1)
+
+
+def long_path(num_tokens: int) -> SamplePath:
+    path = check_sample(as_sample([i % VOCAB_SIZE for i in range(num_tokens)]), vocab_size=VOCAB_SIZE)
+    assert path is not None
+    return path
 
 
 def paths() -> list[SamplePath]:
@@ -85,11 +92,13 @@ def test_flex_kernel_equals_the_dense_reference() -> None:
 
 def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     base = load_base_model(model_path("Qwen3"), CPU)
-    check_kernel(base, paths())
+    check_kernel(base, "chains", paths())
 
     def sees_the_future(query: Any, key: Any, value: Any, layout: Any, scale: float, window: int | None) -> Any:
         return attention.attend_dense(query, key, value.cumsum(2), layout, scale, window)
 
     monkeypatch.setitem(kernel_check.KERNELS, "chains", sees_the_future)
     with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
-        check_kernel(base, paths())
+        check_kernel(base, "chains", paths())
+    with pytest.raises(TrainingError, match="'chains' attention kernel is wrong"):
+        check_kernel(base, "chains", [long_path(3 * kernel_check._MAX_TOKENS)])

@@ -14,10 +14,11 @@ from art.trainer.compilation import compile_layers
 from art.trainer.lora import LoraPolicy
 from art.trainer.measure import add_stream
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import BaseModel, load_base_model
 from art.trainer.trainer import Trainer
 from art.trainer.tree import SamplePath, check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 
 def load(path: str) -> BaseModel:
@@ -37,12 +38,14 @@ def make_paths(seed: int) -> list[SamplePath]:
 def gradient(policy: LoraPolicy, seed: int) -> torch.Tensor:
     paths = make_paths(seed)
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=4096), StepRecord(), lambda: None)
+    compute_gradient(
+        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
+    )
     return policy.grads.clone()
 
 
 def base_logprobs(policy: LoraPolicy) -> torch.Tensor:
-    paths = add_stream(make_paths(4), "base", policy, policy.base_hidden_states, max_tokens=4096)
+    paths, _ = add_stream(make_paths(4), "base", policy.base, policy.base_hidden_states, max_tokens=4096)
     return torch.cat([torch.from_numpy(path.streams["base"]) for path in paths])
 
 

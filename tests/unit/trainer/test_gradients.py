@@ -13,14 +13,15 @@ from trainer_reference import reference_gradient, reference_loss, with_own_logpr
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
-from art.trainer import attention, chains
+from art.trainer import attention, chains, micro_batch
 from art.trainer.attention import KernelName
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord, summarise
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
 from art.trainer.types import TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 TOLERANCE = 1e-5
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral"]
@@ -51,7 +52,9 @@ def tree_gradient(
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
     record = StepRecord()
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=max_tokens), record, lambda: None)
+    compute_gradient(
+        policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record, lambda: None
+    )
     return policy.grads.clone(), record.losses[0]
 
 
@@ -64,8 +67,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelName], None]:
     """Force a kernel whatever the size of the layout."""
 
     def choose(name: KernelName) -> None:
-        monkeypatch.setattr(attention, "_DENSE_BELOW", 0)
-        monkeypatch.setattr(attention, "default_kernel", lambda device: name)
+        monkeypatch.setattr(micro_batch, "choose_kernel", lambda base, num_tokens: name)
 
     return choose
 
@@ -182,7 +184,7 @@ def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPoli
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     record = StepRecord()
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=50), record, lambda: None)
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=50), record, lambda: None)
     record.grad_norms.append(0.0)
     metrics = summarise(record, paths, step=3, max_grad_norm=1.0)
     assert metrics["offpolicy/ratio_mean"] == pytest.approx(1, abs=1e-5)

@@ -15,9 +15,10 @@ from art.trainer import linear
 from art.trainer.linear import AdaptedLinear, pack_where_faster
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 LORA = LoraConfig(rank=4, alpha=8)
 
@@ -47,7 +48,9 @@ def adapted_layers(policy: LoraPolicy) -> list[AdaptedLinear]:
 def gradient(policy: LoraPolicy) -> torch.Tensor:
     paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=4096), StepRecord(), lambda: None)
+    compute_gradient(
+        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
+    )
     return policy.grads.clone()
 
 

@@ -1,4 +1,4 @@
-"""Where memory runs out, an update starts again on smaller micro-batches, and its gradient stays the same."""
+"""Where memory runs out, a pass starts again on smaller micro-batches, and what comes of it stays the same."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import pytest
 import torch
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art.config import DppoConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
+from art.config import DppoConfig, KlConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
 from art.errors import TrainingError
 from art.trainer import update as module
+from art.trainer.attention import TreeLayout
 from art.trainer.distributed import Team
 from art.trainer.lora import LoraPolicy
+from art.trainer.measure import HiddenStates, add_stream
 from art.trainer.memory import is_out_of_memory
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.pack import pack
 from art.trainer.trainer import Trainer
 from art.trainer.tree import SamplePath, build_tree, check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 LORA = LoraConfig(rank=8, alpha=16)
 ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -77,7 +80,7 @@ def run(
 ) -> tuple[torch.Tensor, StepRecord, int | None]:
     paths = make_paths()
     update, record = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),), mismatch=gate), StepRecord()
-    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
     fitting = compute_gradient(policy, update, micro_batches, record, lambda: None, **options)
     return policy.grads.clone(), record, fitting
 
@@ -156,8 +159,8 @@ def test_one_process_of_several_splits_its_own_share(policy: LoraPolicy, limit: 
     """It meets the others as often as without: nothing of what they do depends on how it got there."""
     paths = make_paths()
     team = _Pair(rank=0, size=2)
-    object.__setattr__(team, "other", (0.0, StepRecord(), 17))
-    own = split_micro_batches(paths, policy, max_tokens=4096, team=team)
+    object.__setattr__(team, "other", ((0.0, StepRecord()), 17))
+    own = split_micro_batches(paths, policy.base, max_tokens=4096, team=team)
     largest = max(len(batch.layout.token_ids) for batch in own)
     update, record = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),)), StepRecord()
     assert compute_gradient(policy, update, own, record, lambda: None, team) == 17  # what fits all
@@ -201,6 +204,77 @@ def test_the_trainer_remembers_what_fits(
     warnings = [record for record in caplog.records if "do not fit into memory" in record.message]
     assert len(warnings) == failures[0]
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-5)
+
+
+# -- passes that only measure --
+
+
+class _Small:
+    """A model whose forward pass has memory for so many tokens."""
+
+    def __init__(self, hidden_states: HiddenStates, max_tokens: int, error: Exception = ON_CPU) -> None:
+        self._hidden_states, self.max_tokens, self._error = hidden_states, max_tokens, error
+        self.tried: list[int] = []
+
+    def __call__(self, layout: TreeLayout) -> torch.Tensor:
+        self.tried.append(len(layout.token_ids))
+        if self.tried[-1] > self.max_tokens:
+            raise self._error
+        return self._hidden_states(layout)
+
+
+def streams(paths: list[SamplePath], name: str) -> torch.Tensor:
+    return torch.cat([torch.from_numpy(path.streams[name]) for path in paths])
+
+
+@pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
+def test_a_measurement_in_smaller_parts_is_the_same(error: Exception, policy: LoraPolicy) -> None:
+    paths = make_paths()
+    expected, untouched = add_stream(paths, "base", policy.base, policy.base_hidden_states, max_tokens=4096)
+    assert untouched is None
+    small = _Small(policy.base_hidden_states, max(len(path.token_ids) for path in paths), error)
+    found, fitting = add_stream(paths, "base", policy.base, small, max_tokens=4096)
+    assert small.tried[0] > small.max_tokens
+    assert fitting is not None
+    assert fitting <= small.tried[0] // 2
+    torch.testing.assert_close(streams(found, "base"), streams(expected, "base"), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_that_cannot_be_measured_alone_is_named(policy: LoraPolicy) -> None:
+    small = _Small(policy.hidden_states, 3)
+    with pytest.raises(TrainingError, match=r"sample '.*', of \d+ tokens, does not fit into memory even alone"):
+        add_stream(make_paths(), "anchor", policy.base, small, max_tokens=4096)
+    small = _Small(policy.hidden_states, 3, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        add_stream(make_paths(), "anchor", policy.base, small, max_tokens=4096)
+    assert len(small.tried) == 1
+
+
+def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
+    model_path: Callable[[str], str],
+    tmp_path: Path,
+    limit: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The references of a step are measured first, over all of its samples."""
+    config = TrainConfig(learning_rate=1e-2, mismatch=None, loss=[DppoConfig(), KlConfig(weight=0.1)])
+    longest = max(len(path.token_ids) for path in make_paths())
+    values = []
+    for memory in (4096, longest):
+        trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+        steps = [tmp_path / str(memory) / str(number) for number in range(2)]
+        trainer.init_checkpoint(steps[0], LORA)
+        policy = trainer._loaded.policy  # type: ignore[union-attr]
+        small = _Small(policy.base_hidden_states, memory)
+        monkeypatch.setattr(policy, "base_hidden_states", small)
+        trained = limit(4096)
+        trainer.train(
+            random_samples(11, count=14), config, from_checkpoint=steps[0], to_checkpoint=steps[1], job_id="job"
+        )
+        assert max(small.tried) > longest
+        assert (max(trained) > longest) == (memory == 4096)
+        values.append(policy.values.clone())
+    torch.testing.assert_close(values[0], values[1], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("max_tokens", [20, 60, 200])

@@ -19,9 +19,10 @@ from art.errors import ConfigError
 from art.quantization import loading_options
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
 from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 pytest.importorskip("bitsandbytes")
 
@@ -38,7 +39,9 @@ def make_policy(path: str, **config: Any) -> LoraPolicy:
 def gradient(policy: LoraPolicy) -> torch.Tensor:
     paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy, max_tokens=4096), StepRecord(), lambda: None)
+    compute_gradient(
+        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
+    )
     return policy.grads.clone()
 
 

@@ -15,9 +15,10 @@ from art.trainer import usage
 from art.trainer.logprobs import Head
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import BaseModel, load_base_model
 from art.trainer.tree import build_tree, check_sample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 
 @pytest.fixture
@@ -25,17 +26,21 @@ def base(model_path: Callable[[str], str]) -> BaseModel:
     return load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
 
 
-def test_a_sequence_needs_what_torch_counts(base: BaseModel, model_path: Callable[[str], str]) -> None:
-    """Forward, and backward to the inputs, of one sequence, whose queries all look at all keys in the counted kernel."""
+@pytest.mark.parametrize("trains_base_weights", [False, True])
+def test_a_sequence_needs_what_torch_counts(
+    trains_base_weights: bool, base: BaseModel, model_path: Callable[[str], str]
+) -> None:
+    """Forward and backward of one sequence, whose queries all look at all keys in the counted kernel."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_path("Qwen3"), attn_implementation="eager").requires_grad_(False)
+    model.model.layers.requires_grad_(trains_base_weights)
     size = 24
     inputs = torch.randn(1, size, model.config.hidden_size, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         model(inputs_embeds=inputs, use_cache=False).logits.sum().backward()
     record = StepRecord(num_tree_tokens=size, num_visible_keys=size * size, num_rows=size)
-    assert usage.count_flops(base, record) == counter.get_total_flops()
+    assert usage.count_flops(base, record, trains_base_weights=trains_base_weights) == counter.get_total_flops()
 
 
 def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
@@ -44,7 +49,7 @@ def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
     samples = random_samples(3)
     paths = [path for s in samples if (path := check_sample(s, vocab_size=VOCAB_SIZE)) is not None]
     record = StepRecord()
-    micro_batches = split_micro_batches(paths, policy, max_tokens=1000)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=1000)
     update = Update(paths=paths, learning_rate=1e-3)
     compute_gradient(policy, update, micro_batches, record, lambda: None)
     tree = build_tree(paths)
@@ -79,7 +84,7 @@ def test_of_a_mixture_of_experts_a_token_meets_only_some() -> None:
 def test_metrics_are_rates_of_the_updates(base: BaseModel) -> None:
     record = StepRecord(num_tree_tokens=100, num_visible_keys=500, num_rows=10)
     flops = usage.count_flops(base, record)
-    metrics = usage.measure_usage(base, record, 0.5, peak_flops=8 * flops)
+    metrics = usage.measure_usage(base, record, 0.5, peak_flops=8 * flops, trains_base_weights=False)
     assert metrics["throughput/train_tree_tokens_per_s"] == 200
     assert metrics["throughput/train_flops_per_s"] == 2 * flops
     assert metrics["throughput/train_utilization"] == 0.25

@@ -25,10 +25,11 @@ from art.storage import checkpoints
 from art.trainer import trainer, update
 from art.trainer.distributed import ALONE, Team
 from art.trainer.metrics import StepRecord
+from art.trainer.micro_batch import split_micro_batches
 from art.trainer.trainer import Trainer
 from art.trainer.tree import check_sample
 from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient, split_micro_batches
+from art.trainer.update import Update, compute_gradient
 
 LORA = LoraConfig(rank=8, alpha=16)
 _MODULES = {"trainer": trainer, "update": update, "checkpoints": checkpoints}
@@ -125,7 +126,7 @@ def gradient(
     policy = trainer._inject(LORA).policy
     policy.values.copy_(0.1 * torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(0)))
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
-    micro_batches = split_micro_batches(paths, policy, max_tokens=max_tokens, team=member.team)
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
     record = StepRecord()
     with member.team.call():
         compute_gradient(

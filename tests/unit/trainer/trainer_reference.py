@@ -11,11 +11,14 @@ from torch import Tensor
 from art.config import LossConfig, TrainConfig
 from art.trainer.attention import ATTENTION_NAME
 from art.trainer.lora import LoraPolicy
+from art.trainer.policy import Policy
 from art.trainer.types import TrainingSample
 
 
-def _merged_weights(policy: LoraPolicy, values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """W + scale * B A of every adapted layer, by its name in the whole model."""
+def _merged_weights(policy: Policy, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that training changes, W + scale * B A where there is an adapter, by their name in the whole model."""
+    if not isinstance(policy, LoraPolicy):
+        return values
     weights = {}
     for key, layer in policy._layers.items():
         a, b = values[f"{key}.lora_A.weight"], values[f"{key}.lora_B.weight"]
@@ -24,11 +27,11 @@ def _merged_weights(policy: LoraPolicy, values: dict[str, Tensor]) -> dict[str, 
     return weights
 
 
-def sequence_logprobs(policy: LoraPolicy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
+def sequence_logprobs(policy: Policy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
     """Log-probs of `token_ids[1:]`, by the model's own code."""
     model = policy.base.model
     model.set_attn_implementation("eager")
-    enabled = not policy._folds
+    enabled = isinstance(policy, LoraPolicy) and not policy._folds
     if enabled:
         policy._peft_model.base_model.disable_adapter_layers()
     try:
@@ -54,9 +57,7 @@ def token_loss(logp: Tensor, sample: TrainingSample, place: int, config: LossCon
     return loss
 
 
-def _total_loss(
-    policy: LoraPolicy, values: dict[str, Tensor], samples: list[TrainingSample], config: LossConfig
-) -> Tensor:
+def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[TrainingSample], config: LossConfig) -> Tensor:
     sums = {"rl": torch.zeros(()), "sft": torch.zeros(())}
     weights = {"rl": 0.0, "sft": 0.0}
     for sample in samples:
@@ -74,19 +75,19 @@ def _total_loss(
     return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))
 
 
-def reference_gradient(policy: LoraPolicy, samples: list[TrainingSample], config: LossConfig) -> Tensor:
-    """[P] gradient with respect to the adapter, in the order of `policy.tensors`."""
+def reference_gradient(policy: Policy, samples: list[TrainingSample], config: LossConfig) -> Tensor:
+    """[P] gradient with respect to what is trained, in the order of `policy.tensors`."""
     values = {name: tensor.clone().requires_grad_() for name, tensor in policy.tensors.items()}
     _total_loss(policy, values, samples, config).backward()
     return torch.cat([value.grad.flatten() for value in values.values()])
 
 
-def reference_loss(policy: LoraPolicy, samples: list[TrainingSample], config: LossConfig) -> float:
+def reference_loss(policy: Policy, samples: list[TrainingSample], config: LossConfig) -> float:
     with torch.no_grad():
         return float(_total_loss(policy, dict(policy.tensors), samples, config))
 
 
-def with_own_logprobs(policy: LoraPolicy, samples: list[TrainingSample]) -> list[TrainingSample]:
+def with_own_logprobs(policy: Policy, samples: list[TrainingSample]) -> list[TrainingSample]:
     """The samples with the policy's own log-probs as those of the sampler."""
     result = []
     for sample in samples:

@@ -1,0 +1,51 @@
+"""Named tensors as safetensors, and back, strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from art.errors import AdapterError
+
+
+def dump_named(tensors: Mapping[str, Tensor]) -> bytes:
+    """Readable by transformers too, which asks for the format in the metadata."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data: bytes = save_tensors(contiguous, metadata={"format": "pt"})
+    return data
+
+
+def read_named(data: bytes, like: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+    """The tensors in the safetensors `data`: every one of `like`, of its shape, finite, and no other.
+
+    Raises:
+        AdapterError: unreadable, or names or shapes differ, or a number is not finite.
+    """
+    try:
+        found: dict[str, Tensor] = load_tensors(data)
+    except SafetensorError as error:
+        raise AdapterError(f"the {what} file is not readable as safetensors: {error}") from error
+    if difference := sorted(found.keys() ^ like.keys()):
+        raise AdapterError(
+            f"the {what} file does not fit the model: {len(difference)} tensors are missing or unknown, the first is "
+            f"{difference[0]!r}. It belongs to another base model or to other target modules"
+        )
+    for name, tensor in found.items():
+        if tensor.shape != like[name].shape:
+            raise AdapterError(
+                f"the {what} file has {name!r} of shape {list(tensor.shape)}, expected {list(like[name].shape)}: it "
+                "belongs to another base model or LoRA rank"
+            )
+        if not tensor.isfinite().all():
+            raise AdapterError(f"the {what} file holds numbers in {name!r} that are not finite")
+    return found
+
+
+def copy_named(data: bytes, into: Mapping[str, Tensor], what: str) -> None:
+    """Copy the tensors in `data` into those of the same names; errors as of `read_named`, with nothing changed."""
+    for name, tensor in read_named(data, into, what).items():
+        into[name].copy_(tensor)
