@@ -66,8 +66,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "vllm":
         if (python := vllm_python()) is None:
             pytest.skip("vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>")
-        # Blocks of 32 tokens, so that these short prompts have some to share.
-        config = VllmConfig.model_validate(settings | {"flags": {"block_size": 32}})
+        config = VllmConfig.model_validate(settings)
         module, start = "vllm_child", {"config": config.model_dump(), "lora_rank": 4, "python": python}
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -19,6 +19,8 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as its largest rank. 1 is left out: it saves nothing that could be noticed."""
 CPU_KV_CACHE_GIB = 1
 """On CPU vLLM would take a large share of the machine's memory, in which the trainer lives too."""
+PREFILL_TOKENS = 4096
+"""Prompt tokens in one forward pass, as of the embedded engine."""
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -102,7 +104,15 @@ def server_command(
         "disable_uvicorn_access_log": True,
     }
     if installation.device == "cpu":
-        flags["enforce_eager"] = True
+        flags |= {
+            "enforce_eager": True,
+            # Instead of 128: only whole blocks are reused, and adapters make prompts expensive to compute on CPU.
+            "block_size": 32,
+            # A prompt with a seed that is computed in two parts ends a CPU server of vLLM 0.32 ("CPU Generator does not
+            # use offset"), so each is computed in one.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
+        }
     flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
     # The module, because the `vllm` program of the CPU package does not start, and because with data parallelism the
     # program runs several API servers, of which only one would learn of an adapter.

@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.2
 CAUSE_WINDOW_S = 30.0
 """The first error that it printed in this time before its death is taken for the cause; others follow from it."""
+DRAIN_TIMEOUT_S = 2.0
 GUARD = Path(__file__).with_name("guard.py")
-_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+"""Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)")
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
 
@@ -64,23 +66,36 @@ class VllmServer:
         return server
 
     async def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        self._output.cancel()
+        self._kill()
+        await self._exit()
+        await self._drain()
         await self.replica.close()
 
     async def death(self) -> ProcessError:
         """Returns when the server is dead, with the reason as far as it is known."""
-        status = await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):  # the guard may have been killed alone
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await asyncio.shield(self._output)
+        await self._exit()
+        self._kill()  # the guard may have been killed alone
+        await self._drain()
         recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return ProcessError(f"the vLLM server died ({how})" + (f": {recent[0]}" if recent else ""))
+        # The status is that of the guard, which kills its group and itself with it.
+        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else ""))
+
+    async def _exit(self) -> None:
+        """Returns when the guard is gone. `Process.wait` would also wait for the end of its output, which processes
+        further below may keep open."""
+        while self._process.returncode is None:
+            await asyncio.sleep(POLL_S)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _drain(self) -> None:
+        """Read its output to the end, which comes when no process of the group is left."""
+        await asyncio.wait([self._output], timeout=DRAIN_TIMEOUT_S)
+        self._output.cancel()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
 
     async def _until_ready(self) -> None:
         death = asyncio.ensure_future(self.death())

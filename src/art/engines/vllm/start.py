@@ -6,14 +6,15 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from art.config import VllmConfig
-from art.engine import EngineInfo
+from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm.command import MODEL_NAME, find_installation, server_command
 from art.engines.vllm.engine import VllmEngine
-from art.engines.vllm.replica import Replica
+from art.engines.vllm.replica import Limits, Replica
 from art.engines.vllm.server import VllmServer
 from art.errors import ArtError, ConfigError
 
@@ -64,6 +65,8 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
     replicas = [Replica(url, os.environ.get("VLLM_API_KEY")) for url in config.urls]
     try:
         served = await asyncio.gather(*(replica.model() for replica in replicas))
+        for replica, (name, _) in zip(replicas, served, strict=True):
+            await _check_logprobs(replica, name)
     except ArtError:
         for replica in replicas:
             await replica.close()
@@ -85,6 +88,24 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
         draws_by_index=False,
     )
     return VllmEngine(replicas, served[0][0], info, config)
+
+
+async def _check_logprobs(replica: Replica, model: str) -> None:
+    """Log-probs must be those of the distribution that was sampled from, which is not vLLM's default."""
+    prompt = [0, 0]
+    request = GenerateRequest(
+        request_id="check", adapter=None, prompt_token_ids=prompt, max_tokens=4, stop_token_ids=(), seed=0,
+        temperature=2.0,
+    )  # fmt: skip
+    limits = Limits(vocab_size=1, max_context=len(prompt) + request.max_tokens)
+    async with aclosing(replica.generate(request, model, limits, stream=False)) as chunks:
+        sampled = await anext(chunks)
+    plain = await replica.score(prompt + sampled.token_ids, model)
+    if all(abs(a - b) < 1e-3 for a, b in zip(sampled.logprobs, plain[len(prompt) - 1 :], strict=True)):
+        raise ConfigError(
+            f"the vLLM server at {replica.url} reports log-probs before temperature and top_p; start it with "
+            "--logprobs-mode processed_logprobs"
+        )
 
 
 def _dtype(config: VllmConfig, device: str) -> str:
