@@ -474,6 +474,18 @@ class ModelSettings(Config):
         return self
 
 
+class MemoryConfig(Config):
+    """When a process that holds too much memory is started anew, at a moment when that costs nothing: a trainer between
+    two steps, an engine without requests or, if it never is, in the middle of them (they go on at their next token)."""
+
+    limit_bytes: int | None = Field(default=None, gt=0)
+    """Resident memory of an engine or trainer process above which it is; `None`: no limit."""
+    leak_growth_bytes: int | None = Field(default=2**30, gt=0)
+    """Growth that counts as a leak, if every one of the last `leak_windows` windows added to it; `None`: never."""
+    leak_window_s: float = Field(default=300.0, gt=0)
+    leak_windows: int = Field(default=12, ge=4)
+
+
 class ServerConfig(Config):
     """`art-server`."""
 
@@ -484,9 +496,15 @@ class ServerConfig(Config):
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """How long an engine or trainer may take to load its model, the first time with its download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
-    """A child whose heartbeat stops for so long is killed and restarted."""
+    """A child whose heartbeat stops for so long is killed and restarted; `LocalBackend` does the same with a server
+    that gives no answer."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
     """So is one whose heartbeat goes on, but which works on one micro-batch or engine step for so long."""
+    report_after_s: float = Field(default=60.0, gt=0)
+    """Without progress for so long, the server's log tells who waits for whom, with stacks."""
+    job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
+    """How long one training step may take in all."""
+    memory: MemoryConfig = MemoryConfig()
     vllm_python: str | None = None
     """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     handshake_tolerance: float | None = None

@@ -90,9 +90,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
 
 def vllm_python() -> str | None:
     """Interpreter of an environment with vLLM, if there is one."""
-    if python := os.environ.get("ART_VLLM_PYTHON"):
-        return python
-    return sys.executable if importlib.util.find_spec("vllm") else None
+    return os.environ.get("ART_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 
 
 def write_adapter(folder: Path, seed: int) -> Path:

@@ -6,6 +6,7 @@ where there is no GPU too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -33,9 +34,11 @@ from cuda_helpers import (
 from art.config import TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.errors import HandshakeError
-from art.runtime.publish import TOLERANCE_NATS, publish
+from art.runtime.handshake import TOLERANCE_NATS
+from art.runtime.publish import publish
 from art.trainer import micro_batch
 from art.trainer.attention import KernelName
+from art.trainer.kernel_choice import HeadShape, time_kernel
 from art.trainer.trainer import Trainer
 from art.trainer.types import TrainingSample
 
@@ -141,6 +144,15 @@ def test_gradients_over_the_tree_equal_those_one_by_one(
     found, record = tree_gradient(policy, samples, max_tokens)
     assert len(record.micro_batches) == num_parts
     assert relative_error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_kernels_are_timed_before_one_is_chosen(device: str) -> None:
+    """FlexAttention has no backward pass on the CPU, where it must lose instead of ending the run."""
+    heads = HeadShape(num_heads=4, num_groups=2, size=32, dtype=torch.float32, device=torch.device(device))
+    seconds = {kernel: time_kernel(kernel, heads, 512) for kernel in ("dense", "flex")}
+    assert 0 < seconds["dense"] < math.inf
+    assert math.isfinite(seconds["flex"]) == (device == "cuda")
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -22,13 +22,18 @@ from weakref import WeakKeyDictionary
 from art.backend import Backend
 from art.client import ArtClient
 from art.config import ServerConfig
-from art.errors import ConfigError, ProcessError
+from art.errors import ArtError, ConfigError, ProcessError
+from art.protocol.exits import describe_exit
 from art.storage.layout import DataDir
-from art.storage.logs import log_tail, open_log
+from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+PINGS_PER_TIMEOUT = 4
+"""A server is silent when so many questions in a row got no answer. A single one may be the fault of this process: code
+that blocks the event loop hides answers."""
+LOG_CHECK_S = 60.0
 STOP_TIMEOUT_S = 10.0
 MAX_RESTARTS_PER_MINUTE = 6
 
@@ -65,6 +70,8 @@ class LocalBackend(Backend):
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._failure: ProcessError | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._cause: str | None = None
+        """Why this process has killed the server that ran last."""
         self._restarts: list[float] = []
 
     @property
@@ -153,23 +160,63 @@ class LocalBackend(Backend):
             health.cancel()
 
     async def _keep_alive(self) -> None:
-        """Restart the server whenever it dies; requests in flight are retried by the clients."""
+        """Restart the server whenever it dies or falls silent; requests in flight are retried by the clients."""
+        helpers = [
+            asyncio.create_task(self._end_if_silent(), name="local-backend-ping"),
+            asyncio.create_task(self._keep_log_short(), name="local-backend-log"),
+        ]
+        try:
+            await self._restart_if_dead()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+
+    async def _keep_log_short(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            await asyncio.to_thread(rotate_log, self.log_path)
+
+    async def _end_if_silent(self) -> None:
+        """Kill a server that gives no answer for `heartbeat_timeout_s`: stopped by a signal, or its event loop stands
+        still."""
+        silence_s = self._config.heartbeat_timeout_s
+        process, num_missed = self._process, 0
+        while self._client is not None:
+            try:
+                async with asyncio.timeout(silence_s / PINGS_PER_TIMEOUT):
+                    await self._client.health()
+                num_missed = 0
+                await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
+            except TimeoutError:
+                num_missed += 1
+            except ArtError:  # closed, or a server that is ill in another way: its answers will tell
+                await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
+            if self._process is not process:
+                process, num_missed = self._process, 0
+            elif process is not None and num_missed == PINGS_PER_TIMEOUT:
+                self._cause = f"it gave no answer for {silence_s:.0f} s and was killed"
+                process.kill()
+
+    async def _restart_if_dead(self) -> None:
         while True:
             await asyncio.sleep(0.1)
             if self._process is None or self._process.poll() is None:
                 continue
+            cause, self._cause = self._cause, None
+            how = describe_exit(self._process.returncode) + (f"; {cause}" if cause else "")
             now = time.monotonic()
             self._restarts = [at for at in self._restarts if now - at < 60] + [now]
             if len(self._restarts) > MAX_RESTARTS_PER_MINUTE:
-                await self._give_up()
+                await self._give_up(how)
                 return
-            logger.warning("art-server died (status %s): restarting it; nothing is lost", self._process.returncode)
+            logger.warning("art-server died (%s): restarting it; nothing is lost", how)
             self._spawn()
 
-    async def _give_up(self) -> None:
+    async def _give_up(self, how: str) -> None:
         """Fail what waits for the server, and all that comes until `close`."""
         self._failure = ProcessError(
-            f"art-server died {len(self._restarts)} times in a minute and is not restarted{log_tail(self.log_path)}"
+            f"art-server died {len(self._restarts)} times in a minute, the last time by {how}, and is not restarted"
+            f"{log_tail(self.log_path)}"
         )
         logger.error("%s", self._failure)
         if self._socket is not None:

@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 from art.cli.event_loop import run_coroutine
+from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.storage.layout import DataDir
 
 logger = logging.getLogger("art.server")
 
@@ -28,11 +29,10 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 LISTEN_BACKLOG = 4096
 KEEP_ALIVE_S = 75
 """Clients keep their connections over a training step."""
-GRACEFUL_SHUTDOWN_S = 5
-"""Given to requests that run when the server is asked to stop."""
-
-ORPHAN_DEADLINE_S = 15.0
-"""From the end of the parent to the end of this process, whatever it is doing."""
+GRACEFUL_SHUTDOWN_S = 4
+"""Given to requests that run when the server is asked to stop; its children get `EXIT_TIMEOUT_S` after that."""
+SHUTDOWN_DEADLINE_S = 9.0
+"""From a signal to the end, whatever the server is doing."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,6 +107,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             yield
 
     runtime = Runtime(data_dir, config)
+    watch = ServerWatch(DataDir(data_dir), runtime.report)
+    watch.install()
+    watching = asyncio.create_task(watch.run(), name="server-watch")
     await runtime.start()
     try:
         app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
@@ -123,6 +126,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
         def stop() -> None:
             server.should_exit = True
+            end_within(SHUTDOWN_DEADLINE_S)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
@@ -130,6 +134,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         await server.serve(sockets=[sock])
     finally:
+        watching.cancel()
         await runtime.close()
 
 
@@ -142,9 +147,8 @@ def _die_with_parent() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1024):
                 pass
+        end_within(SHUTDOWN_DEADLINE_S)  # the signal alone does nothing to an event loop that stands still
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_DEADLINE_S)
-        os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
     if sys.platform == "linux":

@@ -20,7 +20,9 @@ import itertools
 import socket
 import struct
 import threading
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -44,6 +46,19 @@ def error_body(error: BaseException) -> dict[str, Any]:
     return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
 
 
+@dataclass(slots=True)
+class PendingCall:
+    """A call that has not ended. Times are those of `time.monotonic`."""
+
+    method: str
+    caller: str
+    """Name of the asyncio task that made it."""
+    since: float
+    last_frame: float
+    """When an answer last came; `since` before the first one."""
+    frames: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+
+
 class RpcClient:
     """The parent's end of one child process. Dies with it: every pending call then raises `ProcessError`."""
 
@@ -60,13 +75,18 @@ class RpcClient:
         self._on_heartbeat = on_heartbeat
         self._explain_loss = explain_loss
         self._ids = itertools.count(1)
-        self._pending: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._closed: ProcessError | None = None
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     @property
     def closed(self) -> bool:
         return self._closed is not None
+
+    @property
+    def pending(self) -> list[PendingCall]:
+        """Calls that have not ended, oldest first."""
+        return list(self._pending.values())
 
     async def call(self, method: str, **params: Any) -> Any:
         """The single result of `method`."""
@@ -79,14 +99,14 @@ class RpcClient:
         if self._closed:
             raise self._closed
         call_id = next(self._ids)
-        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._pending[call_id] = queue
+        task, now = asyncio.current_task(), time.monotonic()
+        pending = self._pending[call_id] = PendingCall(method, task.get_name() if task else "", now, now)
         finished = False
         try:
             # No drain: a child always reads, and requests are small; `drain` would cost a task switch per request.
             self._writer.write(encode_frame({"id": call_id, "method": method, "params": params}))
             while not finished:
-                frame = await queue.get()
+                frame = await pending.frames.get()
                 finished = frame.get("last", False)
                 if (error := frame.get("error")) is not None:
                     raise error_from_code(error["code"], error["message"], param=error.get("param"))
@@ -102,8 +122,8 @@ class RpcClient:
         if self._closed is None:
             self._closed = error
         frame = {"error": error_body(self._closed), "last": True}
-        for queue in self._pending.values():
-            queue.put_nowait(frame)
+        for pending in self._pending.values():
+            pending.frames.put_nowait(frame)
 
     async def close(self) -> None:
         self.fail(ProcessError("the connection was closed"))
@@ -120,8 +140,9 @@ class RpcClient:
                 frame = orjson.loads(await reader.readexactly(size))
                 if frame["id"] == HEARTBEAT_ID:
                     self._on_heartbeat(frame["result"])
-                elif (queue := self._pending.get(frame["id"])) is not None:
-                    queue.put_nowait(frame)
+                elif (pending := self._pending.get(frame["id"])) is not None:
+                    pending.last_frame = time.monotonic()
+                    pending.frames.put_nowait(frame)
         except (asyncio.IncompleteReadError, OSError):
             explain = self._explain_loss
             self.fail(await explain() if explain else ProcessError("the process closed its connection"))

@@ -1,14 +1,16 @@
 """The inside of an engine or trainer process: frames in, frames out, a heartbeat, and never outliving the parent.
 
-A child is started as `python -m art.runtime.<name>_child --fd N`, where N is its end of a socket pair. Its log is its
-stderr, which the parent sends to a file. The main thread does the work; one thread reads frames into `inbox`, another
-sends a heartbeat that tells how long ago the main thread last said `tick`.
+A child is started as `python -m art.runtime.<name>_child --fd N --log FILE ...`, where N is its end of a socket pair
+and FILE is where its stderr goes. The main thread does the work; one thread reads frames into `inbox`, another sends a
+heartbeat that tells how long ago the main thread last said `tick`. On `STACKS_SIGNAL` the stacks of all threads go to
+stderr, whatever the process is doing at the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import logging
 import os
 import queue
@@ -18,20 +20,32 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from art.config import ServerConfig
 from art.protocol.rpc import RpcServerSocket
 
 HEARTBEAT_S = 1.0
+DEFAULT_SILENCE_S = ServerConfig().heartbeat_timeout_s
+STACKS_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 
 class Child:
     """This process, seen from its main thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(
+        self, sock: socket.socket, log_path: Path | None = None, heartbeat_timeout_s: float = DEFAULT_SILENCE_S
+    ) -> None:
         self.socket = RpcServerSocket(sock)
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.log_path = log_path
+        """Where its stderr goes, if that is a file."""
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        """How long a process may be silent, those that this one has started included."""
+        self.helpers: dict[int, Path | None] = {}
+        """Further processes that this one has started and that write their stacks on `STACKS_SIGNAL`: pid to log."""
         self._last_tick = time.monotonic()
         self._doing = "starting"
 
@@ -56,10 +70,24 @@ class Child:
                 {
                     "doing": self._doing,
                     "since_s": time.monotonic() - self._last_tick,
+                    "rss_bytes": sum(filter(None, map(rss_bytes, (os.getpid(), *self.helpers)))),
                     "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                    "dumps_stacks": [
+                        [pid, str(log)]
+                        for pid, log in {os.getpid(): self.log_path, **self.helpers}.items()
+                        if log is not None
+                    ],
                 }
             )
             time.sleep(HEARTBEAT_S)
+
+
+def rss_bytes(pid: int) -> int | None:
+    """Resident memory of a process, by Linux's /proc; `None` elsewhere, and for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return None
 
 
 def die_with_parent() -> None:
@@ -78,13 +106,22 @@ def ignore_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def dump_stacks_on_signal() -> None:
+    """By a handler in C: it works while the main thread is deep in a library, or waits for ever."""
+    faulthandler.enable()
+    faulthandler.register(STACKS_SIGNAL)
+
+
 def child_from_argv(name: str) -> Child:
     """Set up logging and the connection from the command line of a child process."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--fd", type=int, required=True)
-    fd = parser.parse_args().fd
+    parser.add_argument("--log", type=Path, help="the file that stderr is")
+    parser.add_argument("--heartbeat-timeout", type=float, default=DEFAULT_SILENCE_S, metavar="S")
+    args = parser.parse_args()
     log_to_stderr()
     ignore_ctrl_c()
-    child = Child(socket.socket(fileno=fd))
+    dump_stacks_on_signal()
+    child = Child(socket.socket(fileno=args.fd), args.log, args.heartbeat_timeout)
     child.start()
     return child

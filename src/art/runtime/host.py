@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.engines.process import ProcessEngine
-from art.errors import ArtError, ProcessError
+from art.errors import ArtError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
 from art.runtime.publish import publish
+from art.runtime.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 
@@ -59,6 +60,8 @@ class BaseModelHost:
                 start_timeout_s=config.child_start_timeout_s,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
                 stall_timeout_s=config.stall_timeout_s,
+                memory=config.memory,
+                interruptible=kind == "engine",
             )
 
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
@@ -74,6 +77,8 @@ class BaseModelHost:
         self._renderer: Renderer | None = None
         self._engine_info: EngineInfo | None = None
         self._trainer_lock = asyncio.Lock()
+        self._load_timeout_s = config.child_start_timeout_s * ATTEMPTS
+        self._job_timeout_s = config.job_timeout_s
 
     def start(self) -> None:
         """Start both processes in the background."""
@@ -111,7 +116,11 @@ class BaseModelHost:
 
         Raises: as `publish`.
         """
-        async with self._load_lock:
+        async with acquired(
+            self._load_lock,
+            f"its turn to load {adapter_id} into the {self.engine_process.spec.name}",
+            self._load_timeout_s,
+        ):
             wanted = _Loaded(checkpoint, await asyncio.to_thread(checkpoints.identify, checkpoint))
             if self.is_loaded(adapter_id) and self._loaded[adapter_id] == wanted:
                 return {}
@@ -155,11 +164,18 @@ class BaseModelHost:
         async def run() -> Any:
             client = await self.trainer_process.connect()
             result = None
-            async for result in client.stream(method, **params):
-                logger.debug("%s: %s", method, result)
+            try:
+                async with asyncio.timeout(self._job_timeout_s):
+                    async for result in client.stream(method, **params):
+                        logger.debug("%s: %s", method, result)
+            except TimeoutError:
+                problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:.0f} s"
+                await self.trainer_process.end(problem)
+                raise TrainingError(f"{problem}; the {self.trainer_process.spec.name} was ended") from None
             return result
 
-        async with self._trainer_lock:
+        turn = f"its turn to `{method}` in the {self.trainer_process.spec.name}"
+        async with acquired(self._trainer_lock, turn, self._job_timeout_s):
             return await _insist(run, method)
 
     async def _start_engine(self, client: RpcClient) -> None:

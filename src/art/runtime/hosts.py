@@ -8,6 +8,7 @@ from typing import Any
 
 from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost
+from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
 from art.storage.layout import DataDir
 
@@ -44,6 +45,9 @@ class Hosts:
 
     async def close(self) -> None:
         await self.close_unused(())
+
+    def processes(self) -> list[ChildProcess]:
+        return [process for host in self._hosts.values() for process in (host.engine_process, host.trainer_process)]
 
     def status(self) -> list[dict[str, Any]]:
         return [host.status() for host in self._hosts.values()]

@@ -23,6 +23,7 @@ from art.protocol.training import JobStatus, WireError
 from art.runtime.host import BaseModelHost
 from art.runtime.plan import close_ledger
 from art.runtime.registry import Job, RegisteredModel, Registry
+from art.runtime.waits import waiting
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 from art.trainer.findings import find_findings
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 RECORD_AGAIN_S = 5.0
 """Between attempts to record a failure."""
+IDLE_TIMEOUT_S = 24 * 3600.0
+"""Longest wait for the jobs of a model to end, as the client's for a single one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class _Unfinished:
     recovered: bool
     """A server before this one was given it."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    since: float = field(default_factory=time.monotonic)
 
 
 class JobRunner:
@@ -110,7 +114,17 @@ class JobRunner:
         for job in list(self._unfinished.values()):
             if job.model == (project, name) and (job.recovered or not recovered_only):
                 logger.info("waiting for a training job of %s/%s", project, name)
-                await job.ended.wait()
+                async with waiting(f"a training job of {project}/{name} to end", IDLE_TIMEOUT_S):
+                    await job.ended.wait()
+
+    def describe(self) -> list[str]:
+        """Unfinished jobs, in the order they came; the first of each base model runs."""
+        now = time.monotonic()
+        return [
+            f"{job_id} of {'/'.join(job.model)}, for {now - job.since:.0f} s"
+            + (", begun before this server" if job.recovered else "")
+            for job_id, job in self._unfinished.items()
+        ]
 
     async def close(self) -> None:
         for worker in self._workers:

@@ -10,18 +10,23 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from art.config import MemoryConfig
 from art.errors import ArtError, ProcessError
+from art.protocol.exits import describe_exit
 from art.protocol.rpc import RpcClient
-from art.storage.logs import log_tail, open_log
+from art.runtime.stacks import dump_stacks
+from art.runtime.vitals import Limits, Vitals
+from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,12 @@ CRASH_LIMIT, CRASH_WINDOW_S = 20, 120.0
 """More crashes than this within the window, and a child that comes up but keeps dying is given up on."""
 EXIT_TIMEOUT_S = 3.0
 """From the end of a child's connection to its exit."""
+CHECK_S = 1.0
+"""Between two looks at a child that runs."""
+LOG_CHECKS = 60
+"""Looks between two at the length of its log."""
+INTERRUPT_AFTER_S = 60.0
+"""How long a child that is to be started anew may go on with its calls, if they can be interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,9 @@ class ChildSpec:
     heartbeat_timeout_s: float
     stall_timeout_s: float
     """How long the main thread may work on one thing."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    interruptible: bool = False
+    """Calls of a child that ends go on with its successor, at little cost: it need not be idle to be started anew."""
 
     def environment(self) -> dict[str, str]:
         """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
@@ -66,12 +80,18 @@ class ChildProcess:
         self.spec = spec
         self._initialise = initialise
         self._process: asyncio.subprocess.Process | None = None
+        self._connection: RpcClient | None = None
+        """To the process that runs or starts."""
         self._client: RpcClient | None = None
+        """The same, once it may be used."""
         self._changed = asyncio.Condition()
         self._failure: ArtError | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._last_heartbeat = 0.0
-        self._heartbeat: dict[str, Any] = {}
+        self._vitals: Vitals | None = None
+        self._cause: str | None = None
+        """Why the process that runs now was killed by this one."""
+        self._last_end: str | None = None
+        self._num_waiting = 0
         self._crashes: deque[float] = deque(maxlen=CRASH_LIMIT)
         self.num_restarts = 0
 
@@ -82,7 +102,10 @@ class ChildProcess:
     @property
     def status(self) -> dict[str, Any]:
         state = "failed" if self._failure else "up" if self._client else "starting"
-        return {"state": state, "pid": self.pid, "restarts": self.num_restarts, **self._heartbeat}
+        heartbeat = self._vitals.heartbeat if self._vitals else {}
+        return {
+            "state": state, "pid": self.pid, "restarts": self.num_restarts, "last_end": self._last_end, **heartbeat,
+        }  # fmt: skip
 
     def start(self) -> None:
         """Begin to start, also if it was given up on; does not wait."""
@@ -110,6 +133,7 @@ class ChildProcess:
     async def _until_changed(self) -> None:
         """Wait until the child is up or given up on; raises in the latter case."""
         deadline_s = self.spec.start_timeout_s * MAX_FAILED_STARTS
+        self._num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
                 await self._changed.wait_for(lambda: self._live_client() is not None or self._failure is not None)
@@ -117,6 +141,8 @@ class ChildProcess:
             raise ProcessError(
                 f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}"
             ) from None
+        finally:
+            self._num_waiting -= 1
         if self._failure is not None:
             failure = type(self._failure)(self._failure.message)
             failure.transient = False
@@ -140,19 +166,14 @@ class ChildProcess:
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()  # the end of its socket is a child's signal to leave
-        if self._process is not None and self._process.returncode is None:
-            try:
-                async with asyncio.timeout(EXIT_TIMEOUT_S):
-                    await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+        if self._process is not None:
+            await _until_exit(self._process)
 
     async def _supervise(self) -> None:
         failed_starts = 0
         while True:
             try:
-                process, client = await self._start_once()
+                process, client, watch = await self._start_once()
             except Exception as raised:
                 error = raised if isinstance(raised, ArtError) else _unforeseen(self.spec.name, raised)
                 failed_starts += 1
@@ -166,13 +187,17 @@ class ChildProcess:
                 continue
             failed_starts = 0
             await self._set_client(client)
-            await self._until_dead(process)
+            retired = await watch
             await self._set_client(None)
+            self.num_restarts += 1
+            if retired is not None:
+                self._last_end = retired
+                continue
             death = self._death(process)
+            self._last_end = death.message.splitlines()[0]
             client.fail(death)
             await client.close()
             logger.error("%s; restarting it", death.message)
-            self.num_restarts += 1
             self._crashes.append(time.monotonic())
             if len(self._crashes) == CRASH_LIMIT and self._crashes[-1] - self._crashes[0] < CRASH_WINDOW_S:
                 await self._give_up(
@@ -180,24 +205,32 @@ class ChildProcess:
                 )
                 return
 
-    async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient]:
+    async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient, asyncio.Task[str | None]]:
+        """A child that is ready, its connection, and the task that watches it."""
         spec = self.spec
         ours, theirs = socket.socketpair()
         with theirs, open_log(spec.log_path) as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()),
+                sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
+                "--heartbeat-timeout", str(spec.heartbeat_timeout_s),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=spec.environment(),
             )  # fmt: skip
-        self._process = process
-        self._last_heartbeat, self._heartbeat = time.monotonic(), {}
+        limits = Limits(
+            heartbeat_timeout_s=spec.heartbeat_timeout_s, stall_timeout_s=spec.stall_timeout_s, memory=spec.memory
+        )
+        self._process, self._cause = process, None
+        vitals = self._vitals = Vitals(limits, process.pid)
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
-        client = RpcClient(reader, writer, self._on_heartbeat, lambda: self._explain_loss(process))
+        client = RpcClient(reader, writer, vitals.on_heartbeat, lambda: self._explain_loss(process))
+        self._connection = client
+        watch = asyncio.create_task(self._watch(process, client), name=f"watch-{spec.name}")
         try:
             async with asyncio.timeout(spec.start_timeout_s):
                 await self._initialise(client)
         except BaseException as error:
+            watch.cancel()
             await client.close()
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -208,34 +241,65 @@ class ChildProcess:
                     f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
                 ) from None
             if isinstance(error, ProcessError):
-                exit_text = describe_exit(process.returncode)
-                raise ProcessError(f"the {spec.name} died while starting ({exit_text}){self._log_tail()}") from error
+                raise ProcessError(
+                    f"the {spec.name} died while starting ({self._how(process)}){self._log_tail()}"
+                ) from error
             raise
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
-        return process, client
+        return process, client, watch
 
-    async def _until_dead(self, process: asyncio.subprocess.Process) -> None:
-        """Returns when the process is gone; kills it when its heartbeat stops, or its main thread does."""
+    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient) -> str | None:
+        """Returns when the process is gone. Kills it when its heartbeat stops, or its main thread does; lets it go when
+        it should be started anew, and then returns the reason."""
+        vitals = self._vitals
+        assert vitals is not None
         exited = asyncio.ensure_future(process.wait())
+        num_checks, wanted_since = 0, None
         try:
             while not exited.done():
-                await asyncio.wait([exited], timeout=1.0)
-                if (problem := self._stuck()) is not None and not exited.done():
-                    logger.error("the %s (pid %d) %s: killing it", self.spec.name, process.pid, problem)
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
+                before = time.monotonic()
+                await asyncio.wait([exited], timeout=CHECK_S)
+                if (late_s := time.monotonic() - before - CHECK_S) > CHECK_S:
+                    vitals.forgive(late_s)
+                if exited.done():
+                    break
+                if (problem := vitals.stuck(client.pending)) is not None:
+                    await self._kill(process, problem)
+                    continue
+                if self._client is client and (reason := vitals.memory_problem()) is not None:
+                    wanted_since = wanted_since or before
+                    waited_s = time.monotonic() - wanted_since
+                    if vitals.is_idle(client.pending) or (self.spec.interruptible and waited_s > INTERRUPT_AFTER_S):
+                        return await self._retire(process, client, reason)
+                num_checks += 1
+                if num_checks % LOG_CHECKS == 0:
+                    await asyncio.to_thread(rotate_log, self.spec.log_path)
         finally:
             exited.cancel()
-
-    def _stuck(self) -> str | None:
-        """What is wrong with a child that still runs, or `None`."""
-        silent_s = time.monotonic() - self._last_heartbeat
-        if silent_s > self.spec.heartbeat_timeout_s:
-            return f"was silent for {silent_s:.0f} s"
-        doing, since_s = self._heartbeat.get("doing", "idle"), self._heartbeat.get("since_s", 0.0)
-        if doing != "idle" and since_s > self.spec.stall_timeout_s:
-            return f"made no progress for {since_s:.0f} s ({doing})"
         return None
+
+    async def end(self, cause: str) -> None:
+        """Kill the process that runs now, for a reason that its callers are told; it is started anew."""
+        if self._process is not None:
+            await self._kill(self._process, cause)
+
+    async def _kill(self, process: asyncio.subprocess.Process, cause: str) -> None:
+        if process.returncode is not None or self._cause is not None:
+            return
+        self._cause = f"{cause} and was killed"
+        logger.error("the %s (pid %d) is to be killed: %s", self.spec.name, process.pid, cause)
+        await asyncio.to_thread(dump_stacks, self.status)  # into its log, whose end goes with the error
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _retire(self, process: asyncio.subprocess.Process, client: RpcClient, reason: str) -> str:
+        """End a healthy process; it leaves by itself when its connection ends."""
+        logger.warning("the %s (pid %d) is started anew: %s", self.spec.name, process.pid, reason)
+        await self._set_client(None)
+        client.fail(ProcessError(f"the {self.spec.name} is started anew: {reason}"))
+        await client.close()
+        await _until_exit(process)
+        return f"the {self.spec.name} was started anew: {reason}"
 
     async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
@@ -244,11 +308,37 @@ class ChildProcess:
         return self._death(process)
 
     def _death(self, process: asyncio.subprocess.Process) -> ProcessError:
-        return ProcessError(f"the {self.spec.name} died ({describe_exit(process.returncode)}){self._log_tail()}")
+        return ProcessError(f"the {self.spec.name} died ({self._how(process)}){self._log_tail()}")
 
-    def _on_heartbeat(self, status: dict[str, Any]) -> None:
-        self._last_heartbeat = time.monotonic()
-        self._heartbeat = status
+    def _how(self, process: asyncio.subprocess.Process) -> str:
+        how = describe_exit(process.returncode)
+        if self._cause is not None:
+            how += f"; {self._cause}"
+        elif process.returncode == -signal.SIGKILL:
+            how += "; sent from outside: the system does that when memory runs out"
+        return how
+
+    def waits(self) -> list[str]:
+        """What is waited for here, in words."""
+        status, found = self.status, []
+        if self._num_waiting:
+            found.append(f"{self._num_waiting} callers wait for the {self.spec.name}, which is {status['state']}")
+        doing = f"it does `{self._vitals.doing}`" if self._vitals else "it does not run"
+        if status.get("since_s") is not None:
+            doing += f" since {status['since_s']:.0f} s"
+        now = time.monotonic()
+        for call in self._connection.pending if self._connection else ():
+            found.append(
+                f"{call.caller} waits for the {self.spec.name} to answer `{call.method}`, for "
+                f"{now - call.since:.0f} s; {doing}"
+            )
+        return found
+
+    def stalled_s(self) -> float:
+        """How long somebody has waited for this child without any sign of progress; 0 if nobody does."""
+        if self._vitals is None or self._failure is not None:
+            return 0.0
+        return self._vitals.stalled_s(self._connection.pending if self._connection else ())
 
     async def _set_client(self, client: RpcClient | None) -> None:
         async with self._changed:
@@ -264,15 +354,20 @@ class ChildProcess:
         return log_tail(self.spec.log_path)
 
 
+async def _until_exit(process: asyncio.subprocess.Process) -> None:
+    """Wait for a process that was asked to leave, and kill it if it does not."""
+    if process.returncode is None:
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
 def _unforeseen(name: str, error: Exception) -> ProcessError:
     logger.error("the %s could not be started", name, exc_info=error)
     return ProcessError(f"the {name} could not be started: {type(error).__name__}: {error}")
-
-
-def describe_exit(returncode: int | None) -> str:
-    if returncode is None:
-        return "still running"
-    return f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
 
 
 def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:

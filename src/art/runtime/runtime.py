@@ -29,8 +29,10 @@ from art.runtime.jobs import JobRunner
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import Job, RegisteredModel, Registry
+from art.runtime.report import write_report
 from art.runtime.samples import exchange_ids, resolve
 from art.runtime.sft import sft_samples
+from art.runtime.watchdog import Watchdog
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir, validate_name
@@ -57,6 +59,8 @@ class Runtime:
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
         self._jobs = JobRunner(self._registry, self.data_dir, self._find, self._on_published)
+        self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
+        self._watching: asyncio.Task[None] | None = None
         self.gateway = Gateway(self, self._recorder)
 
     async def start(self) -> None:
@@ -70,8 +74,11 @@ class Runtime:
         for model in await self._registry.models():
             self._models[model.key] = model
         await self._jobs.recover()
+        self._watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         await self._jobs.close()
         await self._hosts.close()
         self._database.close()
@@ -225,6 +232,10 @@ class Runtime:
 
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": self._hosts.status()}
+
+    async def report(self) -> str:
+        """Which processes run, and who waits for whom, with stacks; see `report.py`."""
+        return await write_report(self._hosts.processes(), self._jobs.describe())
 
     # -- resolving a request's model, for the gateway ----------------------------------------------------------------
 

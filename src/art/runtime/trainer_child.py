@@ -67,7 +67,7 @@ class TrainerServer:
         if config.num_processes > 1 and self._calls.team is None:
             from art.runtime.trainer_team import start_team  # torch: only once the connection stands
 
-            self._calls.team = start_team(config)
+            self._calls.team = start_team(config, self._child)
 
     def _is_cancelled(self, call_id: int) -> bool:
         """Whether the caller of a waiting call has gone meanwhile."""

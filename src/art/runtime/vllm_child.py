@@ -129,6 +129,7 @@ class VllmChild:
             await asyncio.sleep(WATCH_S)
             if self._engine is None or not self._calls:
                 self._child.tick("idle" if self._engine is not None else "starting vLLM")
+                done = -1.0
                 continue
             with contextlib.suppress(ProcessError, TimeoutError):
                 async with asyncio.timeout(WATCH_S):

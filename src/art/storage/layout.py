@@ -80,6 +80,15 @@ class DataDir:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def report(self) -> Path:
+        """The newest that the server has written about itself."""
+        return self.logs / "report.txt"
+
+    @property
+    def server_stacks(self) -> Path:
+        return self.logs / "server-stacks.log"
+
     def model(self, project: str, name: str) -> ModelPaths:
         project = validate_name(project, param="project")
         return ModelPaths(self.root / project / "models" / validate_name(name, param="name"))

@@ -17,6 +17,23 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 
 
+def lock_holder(path: Path) -> int | None:
+    """The process that holds the lock `path`; `None` if nobody does."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(file, 32, 0).decode(errors="replace")
+        return int(text) if text.isdigit() else None
+    else:
+        return None
+    finally:
+        os.close(file)
+
+
 class DirectoryLock:
     """Taken by one process at a time. The file stays; what counts is the kernel's lock on it."""
 

@@ -145,6 +145,7 @@ SFT_METRICS: dict[str, Metric] = {
 
 JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference of log-probs between engine and trainer on the probe, in nats"),
+    "publish/base_gap": Metric("the same of the base model: what the number types and kernels of the two cost"),
     "publish/probe_effect": Metric("largest difference that the adapter makes there, in nats"),
     "publish/adapter_norm": Metric("`loss/adapter_norm` as the engine has it"),
     "time/publish_s": Metric("loading the checkpoint into the engine, with its proof"),

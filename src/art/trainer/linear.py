@@ -1,9 +1,12 @@
 """Adapted linear layers in float32 on CPU: y = x W^T + bias + scale * (x A^T) B^T as one autograd function.
 
-peft's own layer adds the adapter with four more passes over the output and three over its gradient; here products add
-to what is there. And since W is frozen, its two products (x W^T forward, g W backward) can run on copies of W that
-oneDNN has put into its own order. Which is faster depends on the processor: where torch's default library knows it well
-nothing is gained, on AVX-512 processors of AMD packing wins by a factor of two. So it is measured, by shape.
+peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here either
+- W + scale * B A is made once per update and stands in for W: the forward pass and the gradient of x then cost nothing
+  more than without an adapter, and only the gradients of A and B take thin products (`merge`);
+- or, since W is frozen, its two products (x W^T forward, g W backward) run on copies of W that oneDNN has put into its
+  own order, and thin products add to what is there (`pack`). Which is faster depends on the processor: where torch's
+  default library knows it well nothing is gained, on AVX-512 processors of AMD packing wins by a factor of two. So it
+  is measured, by shape.
 
 Other devices, dtypes and quantised layers keep peft's layer. Import this module late: it imports peft.
 """
@@ -30,6 +33,9 @@ _ROWS = 256
 _MIN_GAIN = 1.15
 """Packed copies take memory, twice that of the layers; a smaller gain is not worth it, and might be noise."""
 
+_MAX_MERGED_BYTES = 2**29
+"""Merged copies take as much memory as the layers, and are made anew in each update."""
+
 _MIN_ELEMENTS = 2**16
 """Smaller weights stay in the cache, and are not packed."""
 
@@ -40,14 +46,28 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._packed: tuple[Tensor, Tensor] | None = None
+        self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters:  # also while other weights stand in for the base layer's own
             return super().forward(x, *args, **kwargs)
-        (name,) = self.active_adapters
-        base, a, b = self.base_layer, self.lora_A[name].weight, self.lora_B[name].weight
-        out: Tensor = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, self.scaling[name], self._packed)
+        base, (a, b, scale) = self.base_layer, self._factors()
+        out: Tensor
+        if self._merged is None:
+            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self._packed)
+        else:
+            out = _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
         return out
+
+    def merge(self) -> None:
+        """Run on W + scale * B A of the present factors, until the next call."""
+        a, b, scale = self._factors()
+        self._merged = torch.addmm(self.base_layer.weight, b.detach(), a.detach(), alpha=scale)
+
+    def _factors(self) -> tuple[Tensor, Tensor, float]:
+        """A [r, in], B [out, r] and the scale of their product."""
+        (name,) = self.active_adapters
+        return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
     @property
     def is_packed(self) -> bool:
@@ -84,14 +104,45 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, a, b, weight = ctx.saved_tensors
         rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
-        grad_inner = (grad @ b).mul_(ctx.scale)  # [N, r]
-        grad_a = grad_inner.T @ rows
-        grad_b = (grad.T @ inner).mul_(ctx.scale)
+        grad_inner = _grad_inner(grad, b, ctx.scale)
+        grad_a, grad_b = grad_inner @ rows, _grad_b(grad, inner.T, ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = grad @ weight if ctx.packed is None else _packed_product(grad, ctx.packed[1], None)
-            grad_x = grad_x.addmm_(grad_inner, a).view(x.shape)
+            grad_x = grad_x.addmm_(grad_inner.T, a).view(x.shape)
         return grad_x, grad_a, grad_b, None, None, None, None
+
+
+class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
+    """x [..., in] and the merged weight [out, in] give [..., out]; A [r, in] and B [out, r] take part in gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, merged: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+        ctx.save_for_backward(x, a, b, merged)
+        ctx.scale = scale
+        return linear(x, merged, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, merged = ctx.saved_tensors
+        rows, grad = x.flatten(0, -2), grads[0].flatten(0, -2)
+        grad_a, grad_b = _grad_inner(grad, b, ctx.scale) @ rows, _grad_b(grad, a @ rows.T, ctx.scale)
+        grad_x = (grad @ merged).view(x.shape) if ctx.needs_input_grad[0] else None
+        return grad_x, grad_a, grad_b, None, None, None
+
+
+# Thin products go the way round in which torch's library is fast at every rank: the other one takes four times as long
+# at rank 8 (measured at 256 to 2,048 columns), and as long at rank 16.
+
+
+def _grad_inner(grad: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Gradient [r, N] of x A^T, transposed, from that of the output [N, out]."""
+    return (b.T.contiguous() @ grad.T).mul_(scale)
+
+
+def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
+    """Gradient [out, r] of B; `inner` [r, N] is x A^T, transposed."""
+    return (inner.contiguous() @ grad).mul_(scale).T
 
 
 def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,6 +157,12 @@ def _packed_product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor
 
 
 # -- what pays --
+
+
+def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
+    """Those that gain by it: not the packed ones, and none if the copies are large, which gain least."""
+    plain = [layer for layer in layers if not layer.is_packed]
+    return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:

@@ -14,7 +14,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from art.trainer.attention import TreeLayout
 from art.trainer.model import BaseModel, run_backbone
 from art.trainer.policy import Policy
 from art.trainer.tensor_files import copy_named, dump_named
+
+if TYPE_CHECKING:
+    from art.trainer.linear import AdaptedLinear
 
 _ADAPTER = "default"
 
@@ -60,10 +63,14 @@ class LoraPolicy(Policy):
         self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
         if self._folds:  # adapters stay off in the layers, whose base weights are exchanged instead
             self._peft_model.base_model.disable_adapter_layers()
+            self._merging: list[AdaptedLinear] = []
         else:
-            from art.trainer.linear import AdaptedLinear, pack_where_faster
+            from art.trainer.linear import AdaptedLinear, layers_to_merge, pack_where_faster
 
-            pack_where_faster([layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)])
+            adapted = [layer for layer in self._layers.values() if isinstance(layer, AdaptedLinear)]
+            pack_where_faster(adapted)
+            self._merging = layers_to_merge(adapted)
+        self._merged_version: int | None = None
         self._folded: dict[str, Tensor] | None = None
         self.reset()
 
@@ -137,12 +144,22 @@ class LoraPolicy(Policy):
         """Final hidden states [T, H] of a layout under the policy. Differentiable inside `accumulate_gradients`."""
         if self._folds and self._folded is None:
             return run_backbone(self.base, layout, self._fold())
+        if self._merging and self._merged_version != self.values._version:  # torch counts changes in place
+            for layer in self._merging:
+                layer.merge()
+            self._merged_version = self.values._version
         return run_backbone(self.base, layout, self._folded)
 
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
         """The same with the adapter off."""
-        with contextlib.nullcontext() if self._folds else self._peft_model.disable_adapter():
+        if self._folds:  # adapters are off anyway
             return run_backbone(self.base, layout)
+        layers = self._peft_model.base_model  # peft's `disable_adapter` does this too, and looks at every layer thrice
+        layers.disable_adapter_layers()
+        try:
+            return run_backbone(self.base, layout)
+        finally:
+            layers.enable_adapter_layers()
 
     @contextlib.contextmanager
     def accumulate_gradients(self) -> Iterator[None]:

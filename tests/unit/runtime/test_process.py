@@ -1,25 +1,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import art.runtime.process
+from art.config import MemoryConfig
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.report import write_report
+from art.runtime.waits import acquired, current_waits
+from art.runtime.watchdog import Watchdog
 from art.storage.logs import log_tail
 
 CHILD = """
 import sys, time
+import art.runtime.child
 from art.runtime.child import child_from_argv
 
+art.runtime.child.HEARTBEAT_S = 0.1
 child = child_from_argv("echo")
 print("echo child started", file=sys.stderr, flush=True)
+hoard = []
 while True:
     child.tick("idle")
     frame = child.inbox.get()
@@ -32,6 +42,11 @@ while True:
     elif method == "die":
         print("about to fail: out of luck", file=sys.stderr, flush=True)
         import os; os._exit(3)
+    elif method == "leak":
+        hoard.append(bytearray(params["mib"] * 2**20))
+        child.socket.reply(frame["id"], len(hoard))
+    elif method == "forget":
+        continue
     elif method == "hang":
         child.tick("hanging")
         time.sleep(60)
@@ -47,11 +62,12 @@ while True:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "echo_child.py").write_text(textwrap.dedent(CHILD))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(art.runtime.process, "CHECK_S", 0.1)
     return "echo_child"
 
 
-def spec(module: str, tmp_path: Path, **changes: float) -> ChildSpec:
-    times = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
+def spec(module: str, tmp_path: Path, **changes: Any) -> ChildSpec:
+    times: dict[str, Any] = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
     return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
 
 
@@ -112,15 +128,43 @@ async def test_a_child_that_cannot_start_is_given_up_on_with_its_log(tmp_path: P
     await process.close()
 
 
-async def test_a_silent_child_is_killed(module: str, tmp_path: Path) -> None:
-    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
-    await process.connect()
+async def test_a_stopped_child_is_killed_its_callers_learn_why_and_a_new_one_answers(
+    module: str, tmp_path: Path
+) -> None:
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=1.0), start)
+    client = await process.connect()
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
+    cause = r"the echo died \(signal 9, SIGKILL; it was silent for 1 s \(a signal has stopped it\) and was killed\)"
     async with asyncio.timeout(15):
-        while process.num_restarts == 0:
-            await asyncio.sleep(0.05)
-    assert await (await process.connect()).call("echo") == {}
+        with pytest.raises(ProcessError, match=cause):
+            await client.call("echo")
+        assert await (await process.connect()).call("echo") == {}
+    assert cause.replace("\\", "") in str(process.status["last_end"])
+    await process.close()
+
+
+async def test_a_child_stopped_while_it_starts_is_started_again(module: str, tmp_path: Path) -> None:
+    stops = [True]
+
+    async def stopped_once(client: RpcClient) -> None:
+        if stops and stops.pop():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+        await client.call("start")
+
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=1.0), stopped_once)
+    async with asyncio.timeout(15):
+        assert await (await process.connect()).call("echo") == {}
+    await process.close()
+
+
+async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=1.0), start)
+    client = await process.connect()
+    async with asyncio.timeout(15):
+        with pytest.raises(ProcessError, match="it owes an answer to `forget` for 1 s, and is idle and was killed"):
+            await client.call("forget")
     await process.close()
 
 
@@ -128,12 +172,94 @@ async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(
     process = ChildProcess(spec(module, tmp_path, stall_timeout_s=1.0), start)
     client = await process.connect()
     async with asyncio.timeout(15):
-        with pytest.raises(ProcessError, match="signal 9"):
-            await client.call("hang")
+        with pytest.raises(ProcessError, match=r"no progress for \d s \(hanging\) and was killed(.|\n)*in <module>"):
+            await client.call("hang")  # the end of the log shows where it hung
     assert await (await process.connect()).call("echo") == {}  # and the old heartbeat does not kill the new child
     await asyncio.sleep(1.5)
     assert process.num_restarts == 1
     await process.close()
+
+
+LEAK = MemoryConfig(leak_growth_bytes=100 * 2**20, leak_window_s=0.4, leak_windows=4)
+
+
+async def test_a_child_that_leaks_is_started_anew_between_two_calls(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, memory=LEAK), start)
+    client = await process.connect()
+    async with asyncio.timeout(30):
+        while process.num_restarts == 0:
+            with contextlib.suppress(ProcessError):  # one that came just then
+                await (await process.connect()).call("leak", mib=10)
+            await asyncio.sleep(0.1)
+    assert "was started anew: its memory has grown" in process.status["last_end"]
+    with pytest.raises(ProcessError, match="started anew: its memory has grown"):
+        await client.call("echo")
+    assert await (await process.connect()).call("leak", mib=1) <= 2
+    await process.close()
+
+
+async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.process, "INTERRUPT_AFTER_S", 0.5)
+    limit = MemoryConfig(limit_bytes=200 * 2**20)
+    for interruptible in (False, True):
+        process = ChildProcess(spec(module, tmp_path, memory=limit, interruptible=interruptible), start)
+        client = await process.connect()
+        forgotten = asyncio.ensure_future(client.call("forget"))
+        await client.call("leak", mib=300)
+        await asyncio.sleep(1.0)
+        assert process.num_restarts == int(interruptible)
+        assert forgotten.done() == interruptible
+        forgotten.cancel()
+        await process.close()
+
+
+async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(child: ChildProcess) -> None:
+    client = await child.connect()
+    hanging = asyncio.create_task(client.call("hang"), name="the caller")
+    await asyncio.sleep(0.5)
+    report = await write_report([child], ["job 1"])
+    assert f"echo: up, pid {child.pid}, 0." in report
+    assert "the caller waits for the echo to answer `hang`, for" in report
+    assert "it does `hanging` since" in report
+    assert "in RpcClient.stream" in report, "the stack of the caller's task"
+    assert "echo_child.py" in report.split("Stacks: echo")[1], "the stack of the child"
+    hanging.cancel()
+
+
+async def test_nothing_moves_and_the_log_tells(child: ChildProcess, caplog: pytest.LogCaptureFixture) -> None:
+    reports = []
+
+    async def report() -> str:
+        reports.append(child.stalled_s())
+        return "the report"
+
+    client = await child.connect()
+    watching = asyncio.create_task(Watchdog(lambda: [child], report, after_s=0.5).run())
+    await asyncio.sleep(0.8)
+    assert reports == [], "nobody waits"
+    hanging = asyncio.create_task(client.call("hang"))
+    await asyncio.sleep(1.4)
+    assert len(reports) == 2, "after 0.5 s, and after twice that"
+    assert "no progress for 1 s\nthe report" in caplog.text
+    hanging.cancel()
+    watching.cancel()
+
+
+async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def report() -> str:
+        return "\n".join(map(str, current_waits()))
+
+    watching = asyncio.create_task(Watchdog(list, report, after_s=0.2).run())
+    lock = asyncio.Lock()
+    async with lock:
+        with pytest.raises(ProcessError, match=r"waited 0\.5 s for its turn, in vain"):
+            async with acquired(lock, "its turn", 0.5):
+                pass
+    assert "waits for its turn, for 0 of 0.5 s" in caplog.text
+    assert current_waits() == []
+    watching.cancel()
 
 
 async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import save
 
 from art.errors import CorruptCheckpointError, HandshakeError, NotFoundError
-from art.runtime.publish import largest_gap, publish
+from art.runtime.handshake import largest_gap
+from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.testing.fake_engine import FakeEngine
 

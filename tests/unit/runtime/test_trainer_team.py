@@ -143,7 +143,7 @@ async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
     with pytest.raises(ProcessError) as death:
         [result async for result in stream]
     if rank == 1:
-        assert f"process 1 of this trainer (pid {pids[1]}) died (signal 9)" in death.value.message
+        assert f"process 1 of this trainer (pid {pids[1]}) died (signal 9, SIGKILL)" in death.value.message
     wait_until_gone(pids)
     assert checkpoints.list_steps(tmp_path) == [0]
     client = await trainer.connect()

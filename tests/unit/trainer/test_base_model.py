@@ -100,5 +100,21 @@ def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.Monk
     monkeypatch.setitem(kernel_check.KERNELS, "chains", sees_the_future)
     with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):
         check_kernel(base, "chains", paths())
-    with pytest.raises(TrainingError, match="'chains' attention kernel is wrong"):
-        check_kernel(base, "chains", [long_path(3 * kernel_check._MAX_TOKENS)])
+
+
+def test_kernel_check_has_memory_for_a_long_sample(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference would need it for all pairs of tokens."""
+    lengths = []
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        lengths.append(len(arguments[3].token_ids))
+        return attention.attend_dense(*arguments)
+
+    monkeypatch.setattr(kernel_check, "_MAX_TOKENS", 100)
+    monkeypatch.setattr(kernel_check, "attend_dense", watched)
+    base = load_base_model(model_path("Qwen3"), CPU)
+    check_kernel(base, "chains", [long_path(300), *paths()])
+    check_kernel(base, "chains", [long_path(40), long_path(300)])
+    assert lengths == [99, 39]  # the last token of a path is predicted only

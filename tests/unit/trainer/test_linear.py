@@ -13,10 +13,11 @@ from trainer_samples import VOCAB_SIZE, random_samples
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.trainer import linear
 from art.trainer.linear import AdaptedLinear, pack_where_faster
-from art.trainer.lora import LoraPolicy
+from art.trainer.lora import LoraPolicy, dump_named
 from art.trainer.metrics import StepRecord
 from art.trainer.micro_batch import split_micro_batches
 from art.trainer.model import load_base_model
+from art.trainer.shard import idle_layout
 from art.trainer.tree import check_sample
 from art.trainer.update import Update, compute_gradient
 
@@ -62,10 +63,10 @@ def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> 
     return [out.detach(), *torch.autograd.grad(out, [leaf, *parameters], weights)]
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
+@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
 @pytest.mark.parametrize("shape", [(1, 9, 32), (7, 32), (1, 32)])
 def test_values_and_gradients_equal_those_of_peft(
-    packed: bool, shape: tuple[int, ...], model_path: Callable[[str], str]
+    way: str, shape: tuple[int, ...], model_path: Callable[[str], str]
 ) -> None:
     layers = adapted_layers(make_policy(model_path))
     assert len(layers) == 14
@@ -74,17 +75,21 @@ def test_values_and_gradients_equal_those_of_peft(
     for layer in layers:
         if layer.in_features != shape[-1]:
             continue
-        if packed:
-            layer.pack()
+        if way != "plain":
+            layer.pack() if way == "packed" else layer.merge()
         expected = values_and_gradients(layer, x, super(AdaptedLinear, layer).forward)
         for one, other in zip(values_and_gradients(layer, x, layer), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=needs_packing)])
-def test_a_whole_update_has_the_reference_gradient(packed: bool, model_path: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
+def test_a_whole_update_has_the_reference_gradient(
+    way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way != "merged":
+        monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 0)
     policy = make_policy(model_path)
-    if packed:
+    if way == "packed":
         for layer in adapted_layers(policy):
             layer.pack()
     expected = reference_gradient(policy, random_samples(3), DppoConfig())
@@ -98,6 +103,29 @@ def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[st
     with policy._peft_model.disable_adapter():
         assert torch.equal(layer(x), layer.base_layer(x))
     assert not torch.allclose(layer(x), layer.base_layer(x))
+
+
+def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    layout = idle_layout(policy.base.device)
+    assert policy._merging
+    before = policy.hidden_states(layout)
+    other = {name: tensor * 2 for name, tensor in policy.tensors.items()}
+    with policy.using(dump_named(other)):
+        assert not torch.allclose(policy.hidden_states(layout), before)
+    assert torch.equal(policy.hidden_states(layout), before)
+    base = policy.base_hidden_states(layout)
+    policy.tensors["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].add_(1.0)
+    assert not torch.allclose(policy.hidden_states(layout), before)
+    for name, tensor in policy.tensors.items():
+        if ".lora_B." in name:
+            tensor.zero_()
+    torch.testing.assert_close(policy.hidden_states(layout), base)
+
+
+def test_large_layers_are_not_merged(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 1000)
+    assert not make_policy(model_path)._merging
 
 
 def test_frozen_weights_get_no_gradient(model_path: Callable[[str], str]) -> None:

@@ -1,7 +1,8 @@
 """Linear layers that serve several adapters in one batch.
 
 Rows of a batch are ordered by adapter, so that each adapter owns one contiguous run of rows and costs one pair of small
-matrix products per layer. Rows in no run get the base weights alone.
+matrix products per layer. Rows in no run get the base weights alone. An adapter that has whole batches to itself can be
+folded into a copy of the weights (see `folding`), and then costs nothing.
 """
 
 from __future__ import annotations
@@ -65,29 +66,45 @@ class Part:
 class Linear:
     """`y = x W^T + bias`, plus the adapters of the rows. May hold several fused layers side by side."""
 
-    __slots__ = ("_packed", "bias", "index", "num_in", "num_out", "weight")
+    __slots__ = ("_folded", "bias", "index", "is_packed", "num_in", "num_out", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, index: int) -> None:
-        self.weight: Tensor | None = weight  # [out, in]
+        self.weight = weight  # [out, in], in oneDNN's order once packed
         self.bias = bias
         self.index = index
+        self.is_packed = False
         self.num_out, self.num_in = weight.shape
-        self._packed: Tensor | None = None
+        self._folded = weight
 
-    def __call__(self, x: Tensor, runs: list[Run]) -> Tensor:
-        """[N, in] -> [N, out]"""
-        if self._packed is None:
-            y = F.linear(x, self.weight, self.bias)
-        else:
-            y = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+    def __call__(self, x: Tensor, runs: list[Run] | None) -> Tensor:
+        """[N, in] -> [N, out]; `runs` None means that every row is the folded adapter's."""
+        if runs is None:
+            return self._product(x, self._folded)
+        y = self._product(x, self.weight)
         add_adapters(x, y, runs, self.index)
         return y
 
     def pack(self) -> None:
         """Reorder the weight for oneDNN and let go of the plain one."""
-        if self.weight is not None:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_BATCH_HINT)
-            self.weight = None
+        self.weight = self._folded = _reorder(self.weight)
+        self.is_packed = True
+
+    def fold(self, factors: Factors | None) -> None:
+        """Keep W + (a b)^T beside W; without `factors` W itself serves."""
+        self._folded = self.weight
+        if factors is not None:
+            plain = self.weight.to_dense() if self.is_packed else self.weight
+            folded = torch.addmm(plain, factors.b.T, factors.a.T)
+            self._folded = _reorder(folded) if self.is_packed else folded
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.is_packed:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")
+        return F.linear(x, weight, self.bias)
+
+
+def _reorder(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_BATCH_HINT)
 
 
 def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
@@ -146,7 +163,7 @@ def pack_where_faster(linears: list[Linear]) -> int:
     num_packed = 0
     for linear in linears:
         weight = linear.weight
-        if weight is None or weight.device.type != "cpu" or weight.numel() < _MIN_PACKED_ELEMENTS:
+        if weight.device.type != "cpu" or weight.numel() < _MIN_PACKED_ELEMENTS:
             continue
         shape = (linear.num_out, linear.num_in)
         if shape not in decided:
@@ -160,7 +177,7 @@ def pack_where_faster(linears: list[Linear]) -> int:
 def _packing_pays(weight: Tensor) -> bool:
     x = torch.randn(_PACK_BATCH_HINT // 2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_BATCH_HINT)
+        packed = _reorder(weight)
         got = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     except (AttributeError, RuntimeError, TypeError) as error:
         logger.info("oneDNN packed weights are not available here: %s", error)

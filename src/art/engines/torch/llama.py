@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from art.engines.torch.attention import attend
 from art.engines.torch.batch import Batch
+from art.engines.torch.folding import Folding
 from art.engines.torch.linear import Linear, Part, pack_where_faster
 
 MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -54,10 +55,13 @@ class LlamaDecoder:
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
         self.num_packed = pack_where_faster(self._linears)
+        self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
         """[rows to sample, vocabulary]"""
-        runs, plan, head_dim = batch.runs, batch.plan, self._head_dim
+        plan, head_dim = batch.plan, self._head_dim
+        folded = self._folding.covers(batch.runs, len(batch.token_ids))
+        runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
         num_q, num_qk = self._num_heads, self._num_heads + self._num_kv_heads
         cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
         x = F.embedding(batch.token_ids, self._embedding)
@@ -74,7 +78,7 @@ class LlamaDecoder:
             x = layer.down(self._activation(gate) * up, runs).add_(x)
         if batch.sample_rows is not None:
             x = x.index_select(0, batch.sample_rows)
-        return self._head(self._rms_norm(x, self._norm), batch.head_runs)
+        return self._head(self._rms_norm(x, self._norm), head_runs)
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self._hidden,), weight, self._eps)

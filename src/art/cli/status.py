@@ -1,0 +1,91 @@
+"""`art status`: how the server of a data directory stands: its processes, its jobs, and who waits for whom.
+
+It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: the stacks of its
+threads then. With --stacks the report ends with the stacks of all tasks and processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from art.cli.server_watch import REPORT_SIGNAL, STACKS_SIGNAL
+from art.errors import NotFoundError, ProcessError
+from art.runtime.report import STACKS_HEADING
+from art.runtime.vitals import process_state
+from art.storage.layout import DataDir
+from art.storage.lock import lock_holder
+from art.storage.logs import log_since, log_size
+
+REPORT_TIMEOUT_S = 10.0
+STACKS_TIMEOUT_S = 2.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "status",
+        help="show what the server of a data directory does",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="of the server (default: .art)")
+    parser.add_argument("--stacks", action="store_true", help="also where each task and process stands in its code")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    report = ask_for_report(DataDir(args.data_dir.resolve()))
+    if not args.stacks:
+        report = report.split(f"\n\n{STACKS_HEADING}")[0]
+    print(report)
+    return 0
+
+
+def ask_for_report(data_dir: DataDir) -> str:
+    """The report of the server that uses `data_dir`.
+
+    Raises:
+        NotFoundError: no server does.
+        ProcessError: it gives none; the message has the stacks of its threads.
+    """
+    pid = lock_holder(data_dir.lock)
+    if pid is None:
+        raise NotFoundError(
+            f"no art-server runs on {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir"
+        )
+    before = _version(data_dir.report)
+    try:
+        os.kill(pid, REPORT_SIGNAL)
+    except PermissionError:
+        raise ProcessError(f"art-server (pid {pid}) belongs to another user; ask as that user") from None
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if _version(data_dir.report) != before:
+            return data_dir.report.read_text()
+        time.sleep(0.05)
+    state = process_state(pid)
+    stopped = ": a signal has stopped it (SIGCONT lets it go on)" if state == "T" else ""
+    problem = f"art-server (pid {pid}, state {state}) gave no report within {REPORT_TIMEOUT_S:.0f} s{stopped}"
+    raise ProcessError(f"{problem}\n{_stacks(data_dir, pid)}")
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Changes when the file is replaced."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
+def _stacks(data_dir: DataDir, pid: int) -> str:
+    size = log_size(data_dir.server_stacks)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + STACKS_TIMEOUT_S
+    while time.monotonic() < deadline and log_size(data_dir.server_stacks) == size:
+        time.sleep(0.05)
+    time.sleep(0.1)
+    return log_since(data_dir.server_stacks, size)

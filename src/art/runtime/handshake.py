@@ -1,0 +1,119 @@
+"""The proof that an engine samples from what was trained: it must reproduce the trainer's log-probs of the probe.
+
+    base model alone        how well engine and trainer agree where nothing was trained: the measure of their noise
+    policy, base, policy, base in one batch     the policy must agree as well as that, and leave the base as it is
+
+The first is what makes the proof sharp. A step at a learning rate of 1e-6 moves log-probs by some 1e-4 nats, which no
+bound for all machines could tell from noise; float32 kernels agree to about 2e-6, so weights of the step before, with a
+layer missing, or without any effect are seen. In bfloat16 the noise hides steps that small; there the norm, and the
+manifest's hashes before it, have to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from art.engine import Engine
+from art.storage.checkpoints import Probe
+
+TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
+"""Largest difference of one token, by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5; a
+bfloat16 forward pass is good to about 3e-2 per token."""
+FLOOR_NATS = {"float32": 2e-5, "bfloat16": 0.05}
+"""Root mean square difference that is never held against an engine: about ten times what is usual."""
+NOISE_FACTOR = 10.0
+"""How much worse than on the base model the agreement may be: adapters add matrix products of their own."""
+NORM_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
+"""Largest relative difference between the norm of what was trained and of what was loaded. In float32 both agree to
+1e-7; bfloat16 rounds it by about 1e-3."""
+NUM_COPIES = 2
+"""Of policy and base in one batch: an engine may take the first request alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What the engine gives for the probe's tokens: lists of [T - 1] log-probs."""
+
+    base_alone: list[float]
+    policy: list[list[float]]
+    """Scored in one batch with `base`."""
+    base: list[list[float]]
+
+
+async def score_probe(engine: Engine, adapter_id: str, probe: Probe) -> Scores:
+    """Base requests that share a batch with requests for an adapter are where engines have been wrong in silence."""
+    base_alone = await engine.score(probe.token_ids, None)
+    names = [adapter_id, None] * NUM_COPIES
+    scores = await asyncio.gather(*(engine.score(probe.token_ids, name) for name in names))
+    return Scores(base_alone=base_alone, policy=scores[::2], base=scores[1::2])
+
+
+def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float | None) -> str | None:
+    """Why these scores do not prove the policy, or `None`.
+
+    Args:
+        tolerance: largest difference of one token, in place of all bounds of this module.
+    """
+    limit = tolerance if tolerance is not None else _of(TOLERANCE_NATS, dtype)
+    effect = largest_gap(probe.base_logprobs, probe.logprobs)
+    base_gap = largest_gap(scores.base_alone, probe.base_logprobs)
+    if not base_gap <= limit:  # NaN fails too
+        return (
+            f"the engine's log-probs of the base model differ from the trainer's by up to {base_gap:.4g} nats, at most "
+            f"{limit:.4g} is allowed: the two do not have the same base model, or not the same settings of it"
+        )
+    gap = worst_gap(scores.policy, probe.logprobs)
+    if not gap <= limit:
+        return (
+            f"the engine's log-probs of the probe differ from the trainer's by up to {gap:.4g} nats, at most "
+            f"{limit:.4g} is allowed (training has moved them by {effect:.4g})"
+        )
+    noise = rms_gap(scores.base_alone, probe.base_logprobs)
+    bound = tolerance if tolerance is not None else max(_of(FLOOR_NATS, dtype), NOISE_FACTOR * noise)
+    rms = _worst([rms_gap(served, probe.logprobs) for served in scores.policy])
+    if not rms <= bound:
+        return (
+            f"the engine's log-probs of the probe differ from the trainer's by {rms:.4g} nats (root mean square), "
+            f"while those of the base model agree to {noise:.4g} (training has moved them by up to {effect:.4g})"
+        )
+    shift = _worst([rms_gap(served, probe.base_logprobs) for served in scores.base])
+    if not shift <= bound:
+        return (
+            f"requests for the base model change by {shift:.4g} nats (root mean square) when they share a batch with "
+            "requests for this adapter: the engine applies adapters to requests that do not ask for them"
+        )
+    return None
+
+
+def norm_differs(loaded: float, trained: float, dtype: str) -> bool:
+    """Whether the engine has loaded other weights than the trainer saved; NaN differs."""
+    return not abs(loaded - trained) <= _of(NORM_TOLERANCE, dtype) * trained
+
+
+def largest_gap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Largest absolute difference; infinite when lengths differ, NaN when any value is."""
+    if len(a) != len(b):
+        return math.inf
+    gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return math.nan if any(math.isnan(gap) for gap in gaps) else max(gaps, default=0.0)
+
+
+def worst_gap(copies: Sequence[Sequence[float]], logprobs: Sequence[float]) -> float:
+    """`largest_gap` of the copy that has the largest."""
+    return _worst([largest_gap(copy, logprobs) for copy in copies])
+
+
+def rms_gap(a: Sequence[float], b: Sequence[float]) -> float:
+    """Root mean square difference of two lists of the same length."""
+    return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / max(len(a), 1))
+
+
+def _worst(gaps: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, gaps)) else max(gaps)
+
+
+def _of(bounds: dict[str, float], dtype: str) -> float:
+    return bounds.get(dtype, max(bounds.values()))

@@ -1,0 +1,64 @@
+"""Whether a process leaks: from its resident memory, second after second.
+
+Caches that fill, allocators that keep what they had, long calls: all of them grow, and then stop. A leak goes on. So
+the lowest value of each window is compared with that of the window before: a leak is a long row of windows that each
+end higher, by a fair amount in all, and by hardly less in the second half than in the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from art.config import MemoryConfig
+
+_STEADY = 0.7
+"""The second half must have grown by this share of what the first half did. A cache that fills slows down."""
+_BUSY_WINDOWS = 10
+"""A window ends when the process is idle, so that it holds the end of a call; after so many lengths, in any case."""
+
+
+class MemoryWatch:
+    """Told of each heartbeat of one process; a new process needs a new watch."""
+
+    def __init__(self, config: MemoryConfig) -> None:
+        self._config = config
+        self._floors: deque[float] = deque(maxlen=config.leak_windows + 1)
+        self._rss_bytes = 0
+        self._window_start: float | None = None
+        self._floor = float("inf")
+        self._is_warm = False
+
+    def add(self, rss_bytes: int, *, idle: bool, now: float) -> None:
+        """`now` in seconds of a monotonic clock."""
+        self._rss_bytes = rss_bytes
+        if self._window_start is None:
+            self._window_start = now
+        self._floor = min(self._floor, rss_bytes)
+        length_s = now - self._window_start
+        if length_s >= self._config.leak_window_s * (1 if idle else _BUSY_WINDOWS):
+            if self._is_warm:  # the first window has seen the process without its model
+                self._floors.append(self._floor)
+            self._is_warm = True
+            self._window_start, self._floor = now, float("inf")
+
+    def problem(self) -> str | None:
+        """Why the process should be started anew, or `None`."""
+        limit = self._config.limit_bytes
+        if limit is not None and self._rss_bytes > limit:
+            return f"it uses {_gib(self._rss_bytes)} of memory, more than the limit of {_gib(limit)}"
+        least, floors = self._config.leak_growth_bytes, list(self._floors)
+        if least is None or len(floors) <= self._config.leak_windows:
+            return None
+        middle = len(floors) // 2
+        first, second = floors[middle] - floors[0], floors[-1] - floors[middle]
+        rising = all(after > before for before, after in itertools.pairwise(floors))
+        if rising and first + second >= least and second >= _STEADY * first:
+            least_s = self._config.leak_windows * self._config.leak_window_s
+            growth = f"from {_gib(floors[0])} to {_gib(floors[-1])}"
+            return f"its memory has grown without a pause for {least_s:.0f} s or more, {growth}"
+        return None
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,55 @@
+"""The server's report on itself, for people: which processes run, which jobs, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Sequence
+
+from art.runtime.process import ChildProcess
+from art.runtime.stacks import dump_stacks, task_stacks
+from art.runtime.waits import current_waits
+
+STACKS_HEADING = "Stacks"
+"""Begins the part that few need to read."""
+MAX_WAITS = 40
+
+
+async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -> str:
+    """The report as it stands now. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer."""
+    waits = [str(wait) for wait in current_waits()] + [wait for process in processes for wait in process.waits()]
+    more = [f"... and {len(waits) - MAX_WAITS} more"] if len(waits) > MAX_WAITS else []
+    stacks = [_section(f"{STACKS_HEADING}: tasks of art-server", task_stacks().splitlines())]
+    dumps = await asyncio.gather(*(asyncio.to_thread(dump_stacks, process.status) for process in processes))
+    for process, text in zip(processes, dumps, strict=True):
+        stacks.append(_section(f"{STACKS_HEADING}: {process.spec.name}", text.splitlines()))
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    return "\n\n".join(
+        [
+            f"art-server, pid {os.getpid()}, at {now}",
+            _section("Processes", [_describe(process) for process in processes]),
+            _section("Training jobs", jobs),
+            _section("Who waits for whom", waits[:MAX_WAITS] + more),
+            *stacks,
+        ]
+    )
+
+
+def _section(heading: str, lines: Iterable[str]) -> str:
+    return "\n".join([heading, *(f"  {line}" for line in list(lines) or ["none"])])
+
+
+def _describe(process: ChildProcess) -> str:
+    status = process.status
+    parts = [f"{process.spec.name}: {status['state']}"]
+    if status["pid"] is not None:
+        parts.append(f"pid {status['pid']}")
+    if "rss_bytes" in status:
+        parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
+    if "doing" in status:
+        parts.append(f"`{status['doing']}` since {status['since_s']:.0f} s")
+    parts.append(f"log {process.spec.log_path}")
+    if status["restarts"]:
+        parts.append(f"{status['restarts']} restarts, the last since {status['last_end']}")
+    return ", ".join(parts)

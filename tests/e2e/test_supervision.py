@@ -1,0 +1,159 @@
+"""Processes that stand still, end, or are asked how they stand: seen from a user's script and a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import art
+from art.cli import main as art_command
+from art.config import ServerConfig
+from process_support import children_of, wait_until_gone
+
+PROMPT = {"role": "user", "content": "say yes, no or maybe"}
+END_WITHIN_S = 10.0
+
+SCRIPT = """
+import asyncio, art
+from art.config import TrainerConfig
+
+async def main():
+    async with art.LocalBackend(path={path!r}) as backend:
+        settings = art.ModelSettings(trainer=TrainerConfig(num_processes={num_processes}, device="cpu"))
+        model = art.TrainableModel(name="agent", project="p", base_model={model!r}, base_path={path!r}, settings=settings)
+        await model.register(backend)
+        print(backend.server_pid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def start_script(tiny_model: Path, path: Path, *, num_processes: int = 1) -> tuple[subprocess.Popen[str], list[int]]:
+    """A user's script that serves a model, and all processes that it has led to."""
+    text = SCRIPT.format(path=str(path), model=str(tiny_model), num_processes=num_processes)
+    script = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    server = int(script.stdout.readline())
+    children = children_of(server)
+    return script, [server, *children, *(pid for child in children for pid in children_of(child))]
+
+
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
+def num_processes(request: pytest.FixtureRequest) -> int:
+    """Of the trainer. Those beyond the first are grandchildren of the server."""
+    return int(request.param)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_everything_ends_with_the_script(
+    number: signal.Signals, num_processes: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    script, pids = start_script(tiny_model, tmp_path, num_processes=num_processes)
+    assert len(pids) == 2 + num_processes
+    script.send_signal(number)
+    wait_until_gone([*pids], within_s=END_WITHIN_S)
+    script.wait(END_WITHIN_S)
+
+
+@pytest.fixture(params=["server", pytest.param("trainer", marks=pytest.mark.slow)])
+def victim(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.slow
+def test_the_children_of_a_killed_process_end_too(victim: str, tiny_model: Path, tmp_path: Path) -> None:
+    script, (server, engine, trainer, member) = start_script(tiny_model, tmp_path, num_processes=2)
+    doomed = [server, engine, trainer, member] if victim == "server" else [trainer, member]
+    os.kill(doomed[0], signal.SIGKILL)
+    wait_until_gone(doomed, within_s=END_WITHIN_S)
+    script.terminate()
+    script.wait(END_WITHIN_S)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """An `art-server` started by hand."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"ART_API_KEY": "the key"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert "listens on" in process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_started_by_hand_ends_when_asked(number: signal.Signals, server: subprocess.Popen[str]) -> None:
+    server.send_signal(number)
+    assert server.wait(END_WITHIN_S) == 0
+
+
+def test_status_of_a_server(server: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 0
+    report = capsys.readouterr().out
+    assert f"art-server, pid {server.pid}, at" in report
+    assert "Who waits for whom\n  none" in report
+    assert "Stacks" not in report
+    assert art_command.main(["status", "--data-dir", str(tmp_path), "--stacks"]) == 0
+    assert "in _serve" in capsys.readouterr().out
+
+
+def test_status_of_a_server_that_stands_still(
+    server: subprocess.Popen[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art.cli.status.REPORT_TIMEOUT_S", 0.5)
+    server.send_signal(signal.SIGSTOP)
+    assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
+    assert f"art-server (pid {server.pid}, state T) gave no report within" in capsys.readouterr().err
+    server.send_signal(signal.SIGCONT)
+    assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 0
+
+
+def test_status_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
+    assert f"no art-server runs on {tmp_path}" in capsys.readouterr().err
+
+
+async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
+    health = await (await backend._connection()).health()
+    assert backend.server_pid is not None
+    kinds = {kind: health["base_models"][0][kind]["pid"] for kind in ("engine", "trainer")}
+    return {"server": backend.server_pid, **kinds}
+
+
+@pytest.mark.parametrize("stopped", ["engine", "trainer", "server"])
+async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
+    stopped: str, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServerConfig(heartbeat_timeout_s=4.0)
+    async with art.LocalBackend(path=tmp_path, server_config=config) as backend:
+        model = art.TrainableModel(name="agent", project="p", base_model=str(tiny_model), base_path=str(tmp_path))
+        await model.register(backend)
+
+        async def rollout(i: int) -> art.Trajectory:
+            completion = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(), messages=[PROMPT], seed=i, max_completion_tokens=8
+            )
+            return art.Trajectory(messages_and_choices=[PROMPT, completion.choices[0]], reward=i % 2)
+
+        os.kill((await pids_of(backend))[stopped], signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            groups = [art.TrajectoryGroup(rollout(i) for i in range(4))]
+            result = await backend.train(model, await art.gather_trajectory_groups(groups, pbar_desc=None))
+            health = await (await backend._connection()).health()
+    assert result.step == 1
+    if stopped == "server":
+        assert "art-server died (signal 9, SIGKILL; it gave no answer for 4 s and was killed)" in caplog.text
+    else:
+        assert "(a signal has stopped it) and was killed" in health["base_models"][0][stopped]["last_end"]
