@@ -42,7 +42,8 @@ class EngineSettings(Config):
     max_context: int | None = Field(default=None, ge=16)
     """Tokens of prompt plus completion; `None` takes the model's own limit, at most 32,768."""
     max_running: int = Field(default=64, ge=1)
-    """Requests decoded together, which is the number of KV slots in use at once."""
+    """Requests decoded together, which is the number of KV slots in use at once. Each loaded full checkpoint has as
+    many of its own, and its own KV cache."""
     max_waiting: int = Field(default=4096, ge=0)
     """Requests that may queue; one more is refused with 429."""
     num_threads: int | None = Field(default=None, ge=1)
@@ -116,7 +117,8 @@ AnyEngineConfig = Annotated[
 class TrainerConfig(Config):
     device: Device = "auto"
     dtype: Dtype = "auto"
-    """Of the frozen base weights; adapters and logits are always float32."""
+    """Of the base weights, and of the rounded copy that full fine-tuning computes with; adapters, trained weights and
+    logits are always float32."""
     max_tokens: int = Field(default=16_384, ge=64)
     """Tree tokens in one forward and backward pass; larger trees are split."""
     gradient_checkpointing: bool = False
@@ -452,10 +454,34 @@ class RenderConfig(Config):
 class ModelSettings(Config):
     """What a trainable model is made of, beside its name. Sent at registration and kept by the server."""
 
-    lora: LoraConfig = LoraConfig()
+    lora: LoraConfig | None = LoraConfig()
+    """`None` is full fine-tuning: instead of an adapter, all weights of the decoder layers and the final norm are
+    trained; embedding and language-model head stay frozen."""
     engine: AnyEngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     render: RenderConfig = RenderConfig()
+
+    @model_validator(mode="after")
+    def _check_full(self) -> Self:
+        """Full fine-tuning needs whole weights, which trainer and engine have to round alike."""
+        engine, trainer = self.engine, self.trainer
+        if self.lora is not None:
+            return self
+        if isinstance(engine, VllmConfig):
+            raise ValueError(
+                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) use the embedded engine"
+            )
+        if trainer.shard_base or trainer.quantization != "none":
+            raise ValueError(
+                "full fine-tuning (lora=None) needs whole weights: `shard_base` and `quantization` do not apply"
+            )
+        if engine.dtype != trainer.dtype or (engine.dtype == "auto" and engine.device != trainer.device):
+            raise ValueError(
+                f"`trainer` has dtype {trainer.dtype!r} on {trainer.device!r} and `engine` {engine.dtype!r} on "
+                f"{engine.device!r}; with full fine-tuning (lora=None) each rounds the trained weights to its dtype, "
+                "and the sampled policy would not be the trained one: set the same dtype for both"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 class InitArgs(TypedDict, total=False):
     max_seq_length: int
     load_in_4bit: bool
+    full_finetuning: bool
     gpu_memory_utilization: float
     fast_inference: bool
 
@@ -164,9 +165,13 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
         found["render"]["chat_template_kwargs"] = kwargs
     hints: list[str] = []
     refused: list[str] = []
+    trains_all = False
     for section, values in [*((name, config.pop(name, None) or {}) for name in _SECTIONS), ("", config)]:
         for key, value in values.items():
             name = f"{section}.{key}" if section else key
+            if name == "init_args.full_finetuning" and value is True:
+                trains_all = True
+                continue
             if value in _NEUTRAL.get(section, {}).get(key, ()):
                 continue
             if target := _HONOURED.get(section, {}).get(key):
@@ -180,9 +185,14 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
             f"_internal_config asks for what ART cannot honour: {', '.join(refused)}. Remove it, or use "
             "`TrainableModel(settings=art.ModelSettings(...))` and `art.TrainConfig(...)`, which list all settings"
         )
+    if trains_all and found["lora"]:
+        raise ConfigError(
+            f"init_args.full_finetuning=True trains all weights, so {', '.join(found['lora'])} of a LoRA would have no "
+            "effect; remove one of the two"
+        )
     if hints:
         logger.warning("not needed by the embedded engine, and without effect: %s", ", ".join(hints))
-    return _build(found)
+    return _build(found | {"lora": None} if trains_all else found)
 
 
 def _set(found: dict[str, dict[str, Any]], target: _Target, value: Any, name: str) -> None:
@@ -196,9 +206,10 @@ def _set(found: dict[str, dict[str, Any]], target: _Target, value: Any, name: st
         found[part][setting] = value
 
 
-def _build(found: dict[str, dict[str, Any]]) -> ModelSettings:
+def _build(found: Mapping[str, dict[str, Any] | None]) -> ModelSettings:
     try:
-        return ModelSettings(**{part: _MODELS[part](**values) for part, values in found.items()})
+        parts = {part: None if values is None else _MODELS[part](**values) for part, values in found.items()}
+        return ModelSettings.model_validate(parts)
     except ValidationError as error:
         raise ConfigError(f"_internal_config holds a value out of range: {error}") from error
 

@@ -1,7 +1,8 @@
 """The engine contract: tokens in, tokens out.
 
 An engine knows nothing of messages, templates or tools. It holds one base model and any number of adapters, and samples
-from the policy that a request names. `engines/` has the kinds; `tests/contract/` has the suite that each must pass.
+from the policy that a request names. A *full checkpoint*, all weights of the model trained, is loaded, named and
+unloaded like an adapter. `engines/` has the kinds; `tests/contract/` has the suite that each must pass.
 
 Two promises matter for training:
 - `logprobs[i]` is the log-probability under the distribution that token i was *really* drawn from, i.e. after
@@ -74,13 +75,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """What loading an adapter found; `num_layers` modules got weights."""
+    """What loading an adapter found; `num_layers` modules got weights (of a full checkpoint: tensors)."""
 
     name: str
     num_layers: int
     rank: int
+    """0 for a full checkpoint."""
     norm: float
-    """Frobenius norm of all B @ A products times their scale; 0 for a fresh adapter."""
+    """Frobenius norm of what it adds to the base weights: of all B @ A products times their scale, or of the
+    differences in the engine's dtype; 0 for a fresh one."""
 
 
 class Engine(Protocol):
@@ -101,10 +104,11 @@ class Engine(Protocol):
         ...
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Load PEFT LoRA files under `name` while requests run.
+        """Load PEFT LoRA files, or a full checkpoint, under `name` while requests run.
 
         Raises:
-            AdapterError: unreadable files, unknown keys, shapes that do not fit, or no layer matched.
+            AdapterError: unreadable files, unknown keys, shapes that do not fit, or no layer matched; or this engine
+                serves no full checkpoints.
         """
         ...
 

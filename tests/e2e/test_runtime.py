@@ -214,6 +214,34 @@ async def test_other_lora_settings_after_a_failed_first_registration(
     assert checkpoints.read_state(runtime.data_dir.model("p", "rank").checkpoint(0)).lora["rank"] == 8
 
 
+@in_module_loop
+async def test_a_fully_trained_model_trains_and_serves(runtime: Runtime, tiny_model: Path) -> None:
+    """Beside a LoRA of the same base model. A copy of its folder goes on under another name."""
+    await runtime.register(request_for(tiny_model, "lora"))
+    await runtime.register(request_for(tiny_model, "whole", lora=None))
+    metrics = []
+    for step in (1, 2):
+        request = await train_request(runtime, "whole", f"job-whole-{step}")
+        status = await ended(runtime, await runtime.submit_train("p", "whole", request))
+        assert (status.state, status.step) == ("succeeded", step), status.error
+        assert status.metrics["publish/probe_gap"] < 1e-4
+        assert status.metrics["publish/adapter_norm"] == pytest.approx(status.metrics["loss/adapter_norm"], rel=1e-6)
+        assert status.metrics["offpolicy/ratio_max"] == pytest.approx(1, abs=1e-4), "sampled by what was trained"
+        metrics.append(status.metrics)
+    assert metrics[1]["publish/probe_effect"] > 1e-3
+    lora = await train_request(runtime, "lora", "job-lora-beside")
+    assert (await ended(runtime, await runtime.submit_train("p", "lora", lora))).state == "succeeded"
+    path = runtime.data_dir.model("p", "whole").checkpoint(2)
+    assert checkpoints.is_full(path)
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {entry.name for entry in path.iterdir()}
+    with pytest.raises(ConfigError, match=r"was trained with LoRA settings None; got .* \(None is full fine-tuning\)"):
+        await runtime.register(request_for(tiny_model, "whole"))
+
+    copy = runtime.data_dir.model("p", "copy").checkpoints
+    shutil.copytree(runtime.data_dir.model("p", "whole").checkpoints, copy)
+    assert (await runtime.register(request_for(tiny_model, "copy", lora=None))).step == 2
+
+
 async def register_in(data_dir: Path, request: RegisterRequest) -> ModelStatus:
     runtime = Runtime(data_dir, ServerConfig())
     await runtime.start()

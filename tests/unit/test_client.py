@@ -454,6 +454,9 @@ def test_internal_config_nothing_and_direct() -> None:
     assert settings_from_internal_config({"peft_args": {"target_modules": "all-linear"}}) == ModelSettings()
     whole = {"load_in_4bit": False, "load_in_8bit": False}
     assert settings_from_internal_config({"init_args": whole}) == ModelSettings()
+    full = {"init_args": {"full_finetuning": True}, "peft_args": {"use_gradient_checkpointing": True}}
+    settings = settings_from_internal_config(full)
+    assert (settings.lora, settings.trainer.gradient_checkpointing) == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -467,6 +470,8 @@ def test_internal_config_nothing_and_direct() -> None:
         ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
         ({"peft_args": {"r": 0}}, "rank"),
         ({"init_args": {"load_in_4bit": True, "load_in_8bit": True}}, "init_args.load_in_8bit"),
+        ({"init_args": {"full_finetuning": True, "load_in_4bit": True}}, "needs whole weights"),
+        ({"init_args": {"full_finetuning": True}, "peft_args": {"r": 8}}, "trains all weights, so rank of a LoRA"),
         ({"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}}, "max_model_len"),
     ],
 )

@@ -11,15 +11,18 @@ from art.config import (
     DistillConfig,
     DpoConfig,
     DppoConfig,
+    EngineConfig,
     GspoConfig,
     KlConfig,
     LengthPenaltyConfig,
     MismatchConfig,
+    ModelSettings,
     OverlongConfig,
     PpoConfig,
     ReinforceConfig,
     SftConfig,
     TrainConfig,
+    TrainerConfig,
 )
 
 DISTILL = DistillConfig(teacher="p/teacher")
@@ -106,3 +109,23 @@ def test_presets_take_further_settings_and_other_values() -> None:
     assert (config.overlong, config.learning_rate, config.scale_rewards) == (OVERLONG, 1e-4, "none")
     with pytest.raises(ValidationError, match="epsilon"):
         TrainConfig.grpo(epsilon=0.2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"trainer": TrainerConfig(quantization="nf4"), "engine": EngineConfig(quantization="nf4")},
+            "needs whole weights",
+        ),
+        ({"trainer": TrainerConfig(shard_base=True, num_processes=2)}, "needs whole weights"),
+        ({"trainer": TrainerConfig(dtype="float32")}, "set the same dtype for both"),
+        ({"engine": EngineConfig(device="cpu")}, "set the same dtype for both"),
+    ],
+)
+def test_full_finetuning_needs_weights_that_both_sides_have_alike(settings: dict[str, Any], message: str) -> None:
+    ModelSettings(**settings)
+    with pytest.raises(ValidationError, match=message):
+        ModelSettings(lora=None, **settings)
+    same = {"device": "cpu", "dtype": "float32"}
+    ModelSettings(lora=None, engine=EngineConfig(**same), trainer=TrainerConfig(**same | {"device": "cuda"}))

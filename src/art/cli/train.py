@@ -33,8 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--learning-rate", type=float, help="peak learning rate (default: the task's own)")
     parser.add_argument("--groups", type=int, help="scenarios per step (default: the task's own)")
     parser.add_argument("--rollouts", type=int, help="rollouts per scenario (default: the task's own)")
-    parser.add_argument(
+    trained = parser.add_mutually_exclusive_group()
+    trained.add_argument(
         "--lora-rank", type=int, default=LoraConfig().rank, help="rank of the adapter (default: %(default)s)"
+    )
+    trained.add_argument(
+        "--full-finetuning", action="store_true", help="train all weights of the decoder layers instead of an adapter"
     )
     parser.add_argument("--max-context", type=int, help="tokens of prompt plus completion (default: the model's own)")
     parser.add_argument(
@@ -72,7 +76,8 @@ def _defaults(task: Task, args: argparse.Namespace) -> TaskDefaults:
 async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> None:
     started = time.perf_counter()
     defaults = _defaults(task, args)
-    settings = ModelSettings(lora=LoraConfig(rank=args.lora_rank), engine=EngineConfig(max_context=args.max_context))
+    lora = None if args.full_finetuning else LoraConfig(rank=args.lora_rank)
+    settings = ModelSettings(lora=lora, engine=EngineConfig(max_context=args.max_context))
     async with LocalBackend(path=data_dir) as backend:
         model = TrainableModel(
             name=args.name or f"{task.name}-seed{args.seed}",

@@ -1,6 +1,7 @@
 """The embedded engine's process: `python -m art.runtime.engine_child --fd N`.
 
-One loop: take what has arrived, do one engine step, answer everything that the step brought in one write. Methods:
+One loop: take what has arrived, let each engine that has work do one step, answer everything that the steps brought in
+one write. There are several engines where full checkpoints are loaded (`EnginePool`). Methods:
 
     start           {model, config}           -> EngineInfo; once, before all others
     info            {}                        -> EngineInfo
@@ -25,6 +26,7 @@ from art.runtime.child import Child, child_from_argv
 
 if TYPE_CHECKING:
     from art.engines.torch.engine import Output, TorchEngine
+    from art.engines.torch.pool import EnginePool
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +35,11 @@ MAX_FAILED_STEPS = 3
 
 
 class EngineChild:
-    """Maps frames to an engine and its outputs to replies. Requests are known to the engine by their call id."""
+    """Maps frames to engines and their outputs to replies. Requests are known to the engines by their call id."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        self._engine: TorchEngine | None = None
+        self._pool: EnginePool | None = None
         self._replies: list[tuple[int, Any, bool]] = []
         self._failures: list[tuple[int, BaseException]] = []
         self._failed_steps = 0
@@ -46,21 +48,24 @@ class EngineChild:
         """Serve until the parent is gone."""
         inbox = self._child.inbox
         while True:
-            idle = self._engine is None or not self._engine.has_work
-            if idle:
+            if not self._busy:
                 self._child.tick("idle")
                 self._handle(inbox.get())
             while not inbox.empty():
                 self._handle(inbox.get())
-            if self._engine is not None and self._engine.has_work:
+            for engine in self._busy:
                 self._child.tick("step")
-                self._step(self._engine)
+                self._step(engine)
             self._flush()
+
+    @property
+    def _busy(self) -> list[TorchEngine]:
+        return self._pool.busy if self._pool is not None else []
 
     def _handle(self, frame: dict[str, Any]) -> None:
         if "cancel" in frame:
-            if self._engine is not None:
-                self._engine.cancel(str(frame["cancel"]))
+            if self._pool is not None:
+                self._pool.cancel(str(frame["cancel"]))
             return
         call_id, method, params = frame["id"], frame["method"], frame["params"]
         try:
@@ -76,31 +81,31 @@ class EngineChild:
 
     def _start(self, model: str, config: dict[str, Any]) -> dict[str, Any]:
         # Loading torch takes seconds: not before the connection exists and heartbeats flow.
-        from art.engines.torch.engine import TorchEngine
+        from art.engines.torch.pool import EnginePool
 
-        self._engine = TorchEngine.load(model, EngineConfig.model_validate(config))
-        return asdict(self._engine.info())
+        self._pool = EnginePool.load(model, EngineConfig.model_validate(config))
+        return asdict(self._pool.info())
 
     def _call(self, call_id: int, method: str, params: dict[str, Any]) -> None:
-        engine = self._engine
-        if engine is None:
+        pool = self._pool
+        if pool is None:
             raise ProcessError(f"`{method}` came before `start`")
         if method == "generate":
             fields = params["request"] | {"request_id": str(call_id)}
             fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
-            engine.submit(GenerateRequest(**fields), stream=params["stream"])
+            pool.submit(GenerateRequest(**fields), stream=params["stream"])
         elif method == "score":
-            engine.submit_score(str(call_id), params["token_ids"], params["adapter"])
+            pool.submit_score(str(call_id), params["token_ids"], params["adapter"])
         elif method == "load_adapter":
-            self._child.tick("loading an adapter")
-            info = engine.load_adapter(params["name"], Path(params["path"]))
+            self._child.tick("loading weights")
+            info = pool.load_adapter(params["name"], Path(params["path"]))
             self._replies.append((call_id, asdict(info), True))
         elif method == "unload_adapter":
-            engine.unload_adapter(params["name"], lambda: self._replies.append((call_id, None, True)))
+            pool.unload_adapter(params["name"], lambda: self._replies.append((call_id, None, True)))
         elif method == "info":
-            self._replies.append((call_id, asdict(engine.info()), True))
+            self._replies.append((call_id, asdict(pool.info()), True))
         elif method == "stats":
-            self._replies.append((call_id, engine.stats(), True))
+            self._replies.append((call_id, pool.stats(), True))
         else:
             raise InvalidRequestError(f"unknown method {method!r}")
 

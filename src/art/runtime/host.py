@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 MAX_LOADED_ADAPTERS = 8
 """Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
+MAX_LOADED_FULL = 2
+"""The same for full checkpoints, each of which takes the memory of a model: the newest, and one whose requests end."""
 ATTEMPTS = 3
 """Times that a call is made whose process dies under it; each call can be repeated without harm."""
 
@@ -39,6 +41,7 @@ class _Loaded(NamedTuple):
 
     checkpoint: Path
     identity: str
+    is_full: bool
 
 
 class BaseModelHost:
@@ -121,20 +124,29 @@ class BaseModelHost:
             f"its turn to load {adapter_id} into the {self.engine_process.spec.name}",
             self._load_timeout_s,
         ):
-            wanted = _Loaded(checkpoint, await asyncio.to_thread(checkpoints.identify, checkpoint))
+            identity = await asyncio.to_thread(checkpoints.identify, checkpoint)
+            wanted = _Loaded(checkpoint, identity, checkpoints.is_full(checkpoint))
             if self.is_loaded(adapter_id) and self._loaded[adapter_id] == wanted:
                 return {}
+            if wanted.is_full:  # before it is loaded: there may be no memory for a further one
+                self._make_room(MAX_LOADED_FULL, adapter_id, is_full=True)
             metrics = await _insist(
                 lambda: publish(self.engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
             )
+            if not wanted.is_full:
+                self._make_room(MAX_LOADED_ADAPTERS, adapter_id, is_full=False)
             self._loaded[adapter_id] = wanted
-            while len(self._loaded) > MAX_LOADED_ADAPTERS:
-                oldest, _ = self._loaded.popitem(last=False)
-                # Not awaited: its last request may take long, and loading must not stand still so long.
-                task = asyncio.create_task(self._unload(oldest), name=f"unload-{oldest}")
-                self._unloading.add(task)
-                task.add_done_callback(self._unloading.discard)
             return metrics
+
+    def _make_room(self, limit: int, adapter_id: str, *, is_full: bool) -> None:
+        """Let the least recently used ones of a kind go, until there are at most `limit` with `adapter_id`."""
+        others = [name for name, entry in self._loaded.items() if entry.is_full == is_full and name != adapter_id]
+        for oldest in others[: max(0, len(others) + 1 - limit)]:
+            del self._loaded[oldest]
+            # Not awaited: its last request may take long, and loading must not stand still so long.
+            task = asyncio.create_task(self._unload(oldest), name=f"unload-{oldest}")
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
 
     async def forget_adapter(self, adapter_id: str) -> None:
         """Take no more requests for it; returns when its last one has ended."""
@@ -148,8 +160,9 @@ class BaseModelHost:
             # The engine died, and its adapters with it. To repeat the call could hit one that was loaded again since.
             logger.info("%s went with its engine", adapter_id)
 
-    async def init_checkpoint(self, path: Path, lora: LoraConfig) -> None:
-        await self._train_call("init_checkpoint", path=str(path), lora=lora.model_dump())
+    async def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> None:
+        """Make step 0; `None` is full fine-tuning."""
+        await self._train_call("init_checkpoint", path=str(path), lora=None if lora is None else lora.model_dump())
 
     async def train(self, kind: str, **params: Any) -> dict[str, Any]:
         """Run one training call to its end, starting over from its checkpoint when the trainer dies.
@@ -181,7 +194,7 @@ class BaseModelHost:
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
         start: dict[str, Any] = {"model": self.base_model, "config": config.model_dump()}
-        if isinstance(config, VllmConfig):
+        if isinstance(config, VllmConfig) and self.settings.lora is not None:  # the settings allow no other case
             start |= {"lora_rank": self.settings.lora.rank, "python": self._vllm_python}
         await client.call("start", **start)
 

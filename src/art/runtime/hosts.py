@@ -57,5 +57,6 @@ def host_key(model: RegisteredModel) -> str:
     settings = model.settings
     parts = (settings.engine, settings.trainer, settings.render)
     key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
-    # vLLM has to know the rank of its adapters when it starts.
-    return f"{key}|{settings.lora.rank}" if isinstance(settings.engine, VllmConfig) else key
+    if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
+        key += f"|{settings.lora.rank}"  # vLLM has to know the rank of its adapters when it starts
+    return key

@@ -1,4 +1,4 @@
-"""From checkpoint to served policy: load the adapter, then prove that the engine samples from what was trained.
+"""From checkpoint to served policy: load its weights, then prove that the engine samples from what was trained.
 
 The trainer left its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
 what it has just loaded (`handshake.py`). Anything wrong on the way - a stale file, a dropped layer, an adapter that

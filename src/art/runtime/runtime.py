@@ -127,15 +127,16 @@ class Runtime:
         if step is None:
             return 0
         state = checkpoints.read_state(paths.checkpoint(step))
-        if state.base_model == request.base_model and state.lora == request.settings.lora.model_dump(mode="json"):
+        wanted = request.settings.model_dump(mode="json", include={"lora"})["lora"]
+        if state.base_model == request.base_model and state.lora == wanted:
             return step
         if step == 0:  # a registration that came no further
             checkpoints.delete(paths.checkpoint(0))
             return 0
         raise ConfigError(
             f"{paths.checkpoint(step)} was trained from base model {state.base_model!r} with LoRA settings "
-            f"{state.lora}; got {request.base_model!r} and {request.settings.lora!r}. Use another model name, or the "
-            "same base model and settings"
+            f"{state.lora}; got {request.base_model!r} and {wanted} (None is full fine-tuning). Use another model "
+            "name, or the same base model and settings"
         )
 
     async def _move(self, known: RegisteredModel, model: RegisteredModel) -> None:
@@ -323,7 +324,7 @@ def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:
         )
     if known.settings.lora != request.settings.lora:
         raise ConfigError(
-            f"model {known.key} was trained with LoRA settings {known.settings.lora!r}; got {request.settings.lora!r}. "
-            "Use another model name, or the same settings",
+            f"model {known.key} was trained with LoRA settings {known.settings.lora!r}; got {request.settings.lora!r} "
+            "(None is full fine-tuning). Use another model name, or the same settings",
             param="settings",
         )

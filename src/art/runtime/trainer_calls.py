@@ -1,7 +1,7 @@
 """What the server asks of a trainer, as calls of `Trainer`: frames' parameters in, results out.
 
     start            {model, config}                                              -> {}
-    init_checkpoint  {path, lora}                                                 -> {step, metrics}
+    init_checkpoint  {path, lora}: lora or null                                   -> {step, metrics}
     train            {samples, config, from_checkpoint, to_checkpoint, job_id,    -> {step, metrics}
                       pairs, references}
     train_sft        the same without pairs and references                        -> {step, metrics}
@@ -62,7 +62,7 @@ class TrainerCalls:
         return {}
 
     def _init_checkpoint(self, params: Params, on_progress: OnProgress | None) -> Params:
-        lora = validated(LoraConfig, params["lora"])
+        lora = None if params["lora"] is None else validated(LoraConfig, params["lora"])
         return asdict(self._started().init_checkpoint(Path(params["path"]), lora))
 
     def _train(self, params: Params, on_progress: OnProgress | None) -> Params:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ _COPIED_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "spiece.model", "chat_template*"),
 )
 """What transformers reads beside the weights: copied from the base model's folder into each checkpoint."""
+
+_NORM_ELEMENTS = 2**24
+"""Numbers that are widened to float64 at a time."""
 
 
 class FullPolicy(Policy):
@@ -118,15 +121,11 @@ class FullPolicy(Policy):
         """Of the weights as the layers have them, rounded to their dtype."""
         self._round()
         weights = dict(self._twin.model.named_parameters())
-        norms = (
-            float(torch.linalg.vector_norm(weights[name].detach().float() - start.float()))
-            for name, start in self._start.items()
-        )
-        return math.hypot(*norms)
+        return _norm(weights[name].detach().float() - start.float() for name, start in self._start.items())
 
     def change_norm(self, before: Tensor) -> float:
         """Of the float32 weights: what is too small to show in the rounded ones counts too."""
-        return float(torch.linalg.vector_norm(self.values - before))
+        return _norm((self.values - before).split(_NORM_ELEMENTS))
 
     def _all_weights(self) -> dict[str, Tensor]:
         """Of the whole model as `save_pretrained` would name them, tied ones once."""
@@ -174,6 +173,12 @@ def _frozen_weights(base: BaseModel) -> dict[int, Tensor]:
     embeddings = (module for module in base.model.modules() if isinstance(module, torch.nn.Embedding))
     weights = (*(module.weight for module in embeddings), base.head.weight, base.head.bias)
     return {id(weight): weight for weight in weights if weight is not None}
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    """Frobenius norm of all together, summed in float64, which MPS does not have."""
+    there = (part.cpu() if part.device.type == "mps" else part for part in parts)
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in there))
 
 
 def _read_model_files(name: str) -> dict[str, bytes]:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from art.config import EngineConfig
 from art.engine import TokenChunk
 from art.engines.torch.engine import Output
+from art.engines.torch.pool import EnginePool
 from art.errors import ArtError, NotFoundError
 from art.runtime.engine_child import MAX_FAILED_STEPS, EngineChild
 
@@ -110,7 +112,7 @@ def chunk(call_id: int, reason: str | None = None) -> Output:
 
 def serve(child: ScriptedChild, engine: ScriptedEngine) -> RecordingSocket:
     server = EngineChild(child)
-    server._engine = engine
+    server._pool = EnginePool(engine, "base", EngineConfig())
     with pytest.raises(Done):
         server.run()
     return child.socket
@@ -151,7 +153,7 @@ def test_a_device_that_fails_for_ever_ends_the_process() -> None:
     server = EngineChild(child)
     engine = ScriptedEngine(*[RuntimeError("dead")] * MAX_FAILED_STEPS)
     engine.abort_all = lambda error: []  # type: ignore[method-assign]  # more requests keep coming
-    server._engine = engine
+    server._pool = EnginePool(engine, "base", EngineConfig())
     with pytest.raises(RuntimeError, match="dead"):
         server.run()
     assert engine.steps == []

@@ -12,6 +12,7 @@ import art.runtime.host
 from art.config import ModelSettings, ServerConfig
 from art.errors import ProcessError
 from art.runtime.host import BaseModelHost
+from art.storage import checkpoints
 from art.storage.layout import DataDir
 
 
@@ -70,6 +71,27 @@ async def test_a_long_request_of_an_old_adapter_does_not_keep_new_ones_out(
         await asyncio.sleep(0)
     assert engine.asked == ["a", "b"]
     assert [host.is_loaded(name) for name in ("a", "b", "c")] == [False, False, True]
+
+
+async def test_full_checkpoints_make_room_before_they_are_loaded(
+    host: BaseModelHost, engine: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.host, "MAX_LOADED_FULL", 2)
+    seen: list[list[str]] = []
+
+    async def publish(_: Any, adapter_id: str, path: Path, tolerance: float | None) -> dict[str, float]:
+        await asyncio.sleep(0)
+        seen.append(list(engine.asked))
+        return {"publish/number": 1}
+
+    monkeypatch.setattr(art.runtime.host, "publish", publish)
+    assert await host.load("lora", checkpoint(tmp_path, "lora", "lora"))
+    for name in ("a", "b", "c", "b"):
+        path = checkpoint(tmp_path, name, f"{name}{len(seen)}")
+        (path / checkpoints.MODEL_WEIGHTS).touch()
+        assert await host.load(name, path)
+    assert seen == [[], [], [], ["a"], ["a"]], "b was loaded again, in its own place"
+    assert [host.is_loaded(name) for name in ("lora", "a", "b", "c")] == [True, False, True, True]
 
 
 async def test_other_weights_under_the_same_name_are_published_again(host: BaseModelHost, tmp_path: Path) -> None:

@@ -234,3 +234,5 @@ def test_the_kind_of_engine_is_part_of_the_settings() -> None:
         ModelSettings.model_validate({"engine": {"kind": "other"}})
     with pytest.raises(ValidationError, match="vLLM engine cannot round alike"):
         ModelSettings(engine=VllmConfig(), trainer=TrainerConfig(quantization="nf4"))
+    with pytest.raises(ValidationError, match="vLLM engine serves LoRA adapters"):
+        ModelSettings(engine=VllmConfig(), lora=None)

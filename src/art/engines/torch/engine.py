@@ -187,6 +187,12 @@ class TorchEngine:
         self._adapters[name] = adapter
         return adapter.info
 
+    def serve_as(self, name: str, info: AdapterInfo) -> None:
+        """Let requests name the model's own weights `name`: an adapter that changes no layer."""
+        factors = [None] * self._model.decoder.num_linears
+        self._adapters[name] = Adapter(uid=self._next_uid, factors=[*factors], info=info)
+        self._next_uid += 1
+
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
         """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
         adapter = self._adapters.pop(name, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -101,14 +102,16 @@ class HfDecoder:
                 self.parts[name] = Part(linear, 0, module.out_features)
 
 
-def load_model(path: str, config: EngineConfig) -> LoadedModel:
-    """Load the model in folder `path` (or by hub id).
+def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], None] | None = None) -> LoadedModel:
+    """Load the model in folder `path` (or by hub id). `inspect_model` sees it as transformers loaded it, on its device.
 
     Raises:
         ConfigError: unknown path, unsupported architecture, or settings that do not fit the model.
     """
     device, dtype = choose_device(config)
     hf_model = _load_hf(path, device, dtype, config.quantization)
+    if inspect_model is not None:
+        inspect_model(hf_model)
     dtype = hf_model.dtype
     max_context = _max_context(hf_model.config, config.max_context)
     trial = _trial_ids(hf_model, max_context)

@@ -1,0 +1,123 @@
+"""The engines of one process: that of the base model with its adapters, and one for each full checkpoint.
+
+A full checkpoint shares no weights with the base model, so it has a `TorchEngine` of its own, with its own KV cache and
+its own `max_running`. Whoever holds the pool lets the engines that have work step in turn.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from art.config import EngineConfig
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest
+from art.engines.torch.engine import TorchEngine
+from art.engines.torch.full import is_full, load_full
+
+_COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s", "preemptions")
+"""Statistics that only grow: what an engine has counted stays when it goes."""
+
+
+class EnginePool:
+    """Sends each request to the engine that has the weights it names."""
+
+    def __init__(self, base: TorchEngine, model: str, config: EngineConfig) -> None:
+        self._base = base
+        self._model = model
+        self._config = config
+        self._full: dict[str, TorchEngine] = {}
+        self._leaving: list[TorchEngine] = []
+        """Unloaded, with requests that still run."""
+        self._counted = dict.fromkeys(_COUNTERS, 0.0)
+
+    @classmethod
+    def load(cls, model: str, config: EngineConfig) -> EnginePool:
+        """Load the base model in folder (or with hub id) `model`; errors as of `TorchEngine.load`."""
+        return cls(TorchEngine.load(model, config), model, config)
+
+    @property
+    def busy(self) -> list[TorchEngine]:
+        """Those that have work."""
+        if not self._full and not self._leaving:  # the usual case, asked for at every step
+            return [self._base] if self._base.has_work else []
+        return [engine for engine in self._engines if engine.has_work]
+
+    def info(self) -> EngineInfo:
+        return self._base.info()
+
+    def stats(self) -> dict[str, float]:
+        """Sums over all engines."""
+        total = dict(self._counted)
+        for engine in self._engines:
+            for name, value in engine.stats().items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def submit(self, request: GenerateRequest, *, stream: bool) -> None:
+        """As `TorchEngine.submit`."""
+        self._of(request.adapter).submit(request, stream=stream)
+
+    def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
+        """As `TorchEngine.submit_score`."""
+        self._of(adapter).submit_score(request_id, token_ids, adapter)
+
+    def cancel(self, request_id: str) -> None:
+        for engine in self._engines:
+            engine.cancel(request_id)
+
+    def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        """Load an adapter, or a full checkpoint into an engine of its own. Under a name in use, later requests get the
+        new weights, running ones keep theirs.
+
+        Raises:
+            AdapterError: see `lora.read_adapter` and `full.load_full`.
+        """
+        if not is_full(path):
+            info = self._base.load_adapter(name, path)
+            self._unload_full(name, None)
+            return info
+        self._give_back_memory()
+        with torch.inference_mode():
+            engine, info = load_full(name, path, self._model, self._config)
+        self.unload_adapter(name)
+        self._full[name] = engine
+        return info
+
+    def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
+        """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
+        if name in self._full:
+            self._unload_full(name, on_done)
+        else:
+            self._base.unload_adapter(name, on_done)
+
+    def _unload_full(self, name: str, on_done: Callable[[], None] | None) -> None:
+        engine = self._full.pop(name, None)
+        if engine is None:
+            return
+        self._leaving.append(engine)
+
+        def forget() -> None:
+            self._leaving.remove(engine)
+            stats = engine.stats()
+            for counter in _COUNTERS:
+                self._counted[counter] += stats[counter]
+            if on_done is not None:
+                on_done()
+
+        engine.unload_adapter(name, forget)
+
+    def _of(self, adapter: str | None) -> TorchEngine:
+        return self._base if adapter is None else self._full.get(adapter, self._base)
+
+    @property
+    def _engines(self) -> list[TorchEngine]:
+        return [self._base, *self._full.values(), *self._leaving]
+
+    def _give_back_memory(self) -> None:
+        """What unloaded engines leave behind, before the next one needs it: a trainer may be on the same device."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

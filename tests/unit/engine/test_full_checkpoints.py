@@ -1,0 +1,199 @@
+"""Full checkpoints beside the base model and its adapters: each request gets the weights that it names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_helpers import hf_logprobs, hf_model, request, tokens
+from safetensors.torch import load_file, save_file
+
+from art.config import EngineConfig
+from art.engine import TokenChunk
+from art.engines.torch import full
+from art.engines.torch.engine import Output
+from art.engines.torch.pool import EnginePool
+from art.errors import AdapterError, ArtError, NotFoundError
+
+
+def write_full(folder: Path, base: Path, seed: int, **changes: Callable[[torch.Tensor], torch.Tensor]) -> Path:
+    """A checkpoint of `base` whose weights have moved, or the tensors that `changes` names by the end of theirs."""
+    shutil.copytree(base, folder)
+    weights = load_file(folder / full.WEIGHTS_FILE)
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in weights.items():
+        if "embed" not in name and "lm_head" not in name:
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
+    for end, change in changes.items():
+        (name,) = (name for name in weights if name.endswith(f"0.self_attn.{end}.weight"))
+        weights[name] = change(weights[name])
+    save_file(weights, folder / full.WEIGHTS_FILE, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoints(models: Path, qwen3: Path) -> tuple[Path, Path]:
+    return write_full(models / "full-a", qwen3, 1), write_full(models / "full-b", qwen3, 2)
+
+
+@pytest.fixture
+def pool(qwen3: Path) -> EnginePool:
+    return EnginePool.load(str(qwen3), EngineConfig(device="cpu", num_threads=1))
+
+
+def drain(pool: EnginePool) -> list[Output]:
+    outputs = []
+    while busy := pool.busy:
+        for engine in busy:
+            outputs += engine.step()
+    return outputs
+
+
+def generate(pool: EnginePool, *requests: Any) -> list[TokenChunk]:
+    for one in requests:
+        pool.submit(one, stream=False)
+    results = {output.request_id: output.chunk for output in drain(pool)}
+    return [results[one.request_id] for one in requests]
+
+
+def score(pool: EnginePool, token_ids: list[int], adapter: str | None) -> list[float]:
+    pool.submit_score("score", token_ids, adapter)
+    (output,) = drain(pool)
+    assert output.logprobs is not None
+    return output.logprobs
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_log_probs_are_those_of_transformers(
+    general: bool, pool: EnginePool, checkpoints: tuple[Path, Path], qwen3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if general:
+        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
+    sequence = tokens(3, 20)
+    for name, path in zip("ab", checkpoints, strict=True):
+        info = pool.load_adapter(name, path)
+        differences = (a - b for a, b in zip(hf_model(path).parameters(), hf_model(qwen3).parameters(), strict=True))
+        norm = sum(float(difference.detach().double().square().sum()) for difference in differences) ** 0.5
+        assert info.norm == pytest.approx(norm, rel=1e-5)
+        assert (info.name, info.rank) == (name, 0)
+        assert score(pool, sequence, name) == pytest.approx(hf_logprobs(hf_model(path), sequence), abs=1e-4)
+    assert score(pool, sequence, None) == pytest.approx(hf_logprobs(hf_model(qwen3), sequence), abs=1e-4)
+
+
+def test_requests_of_all_kinds_run_at_the_same_time(
+    pool: EnginePool, checkpoints: tuple[Path, Path], adapters: tuple[Path, Path], qwen3: Path
+) -> None:
+    paths = {"full-a": checkpoints[0], "full-b": checkpoints[1], "lora": adapters[0]}
+    for name, path in paths.items():
+        pool.load_adapter(name, path)
+    names = (None, *paths)
+    requests = [request(tokens(i % 4, 6 + i), 16, seed=i, adapter=names[i % 4]) for i in range(12)]
+    together = generate(pool, *requests)
+    assert pool.stats()["generated_tokens"] == sum(len(chunk.token_ids) for chunk in together)
+    for name in names:
+        alone = EnginePool.load(str(qwen3), EngineConfig(device="cpu", num_threads=1))
+        if name is not None:
+            alone.load_adapter(name, paths[name])
+        for one, result in zip(requests, together, strict=True):
+            if one.adapter == name:
+                assert generate(alone, one)[0].token_ids == result.token_ids
+                sequence = one.prompt_token_ids + result.token_ids
+                expected = score(pool, sequence, name)[len(one.prompt_token_ids) - 1 :]
+                assert result.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_unloading_waits_for_the_last_request(pool: EnginePool, checkpoints: tuple[Path, Path]) -> None:
+    pool.load_adapter("m@1", checkpoints[0])
+    running = request(tokens(1, 8), 6, adapter="m@1")
+    pool.submit(running, stream=False)
+    (engine,) = pool.busy
+    engine.step()
+    ended: list[str] = []
+    pool.unload_adapter("m@1", lambda: ended.append("m@1"))
+    with pytest.raises(NotFoundError, match="m@1"):
+        pool.submit(request(tokens(1, 8), adapter="m@1"), stream=False)
+    assert ended == []
+    (output,) = drain(pool)
+    assert output.request_id == running.request_id
+    assert len(output.chunk.token_ids) == 6
+    assert ended == ["m@1"]
+    assert pool.stats()["generated_tokens"] == 6, "what was counted stays"
+    assert pool.stats()["adapters"] == 0
+    pool.unload_adapter("m@1", lambda: ended.append("again"))
+    assert ended == ["m@1", "again"]
+
+
+def test_under_a_name_in_use_later_requests_get_the_new_weights(
+    pool: EnginePool, checkpoints: tuple[Path, Path], adapters: tuple[Path, Path]
+) -> None:
+    prompt = tokens(5, 9)
+    expected = []
+    for path in (*checkpoints, adapters[0]):
+        pool.load_adapter("name", path)
+        expected.append(generate(pool, request(prompt, adapter="name"))[0].token_ids)
+        pool.unload_adapter("name")
+    requests = []
+    for path in (*checkpoints, adapters[0]):
+        pool.load_adapter("name", path)
+        requests.append(request(prompt, adapter="name"))
+        pool.submit(requests[-1], stream=False)
+    found = {output.request_id: output.chunk.token_ids for output in drain(pool)}
+    assert [found[one.request_id] for one in requests] == expected
+    assert len(set(map(tuple, expected))) == 3
+    assert pool.stats()["adapters"] == 1
+
+
+def test_cancelling_and_aborting_end_requests_of_their_engine(pool: EnginePool, checkpoints: tuple[Path, Path]) -> None:
+    pool.load_adapter("full", checkpoints[0])
+    others = [request(tokens(2, 8), 4, adapter=name) for name in (None, "full")]
+    cancelled = request(tokens(3, 8), 4, adapter="full")
+    for one in (*others, cancelled):
+        pool.submit(one, stream=False)
+    pool.cancel(cancelled.request_id)
+    _, engine = pool.busy
+    (failed,) = engine.abort_all(ArtError("a step failed"))
+    assert failed.request_id == others[1].request_id
+    assert [output.request_id for output in drain(pool)] == [others[0].request_id]
+    assert generate(pool, request(tokens(2, 8), 4, adapter="full"))[0].finish_reason == "length"
+
+
+def test_files_that_do_not_fit_are_refused(
+    pool: EnginePool, qwen3: Path, checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cut = write_full(tmp_path / "cut", qwen3, 1)
+    (cut / full.WEIGHTS_FILE).write_bytes((cut / full.WEIGHTS_FILE).read_bytes()[:-100])
+    lacking = write_full(tmp_path / "lacking", qwen3, 1)
+    weights = load_file(lacking / full.WEIGHTS_FILE)
+    del weights["model.norm.weight"]
+    save_file(weights, lacking / full.WEIGHTS_FILE, metadata={"format": "pt"})
+    shaped = write_full(tmp_path / "shaped", qwen3, 1, q_proj=lambda weight: weight[:8].clone())
+    broken = write_full(tmp_path / "broken", qwen3, 1, o_proj=lambda weight: weight / 0)
+    bare = write_full(tmp_path / "bare", qwen3, 1)
+    (bare / "config.json").write_text("{")
+    for path, message in [
+        (cut, r"model\.safetensors cannot be read, it is corrupted"),
+        (lacking, r"1 tensors are missing or unknown, the first is 'model\.norm\.weight'"),
+        (shaped, r"q_proj\.weight' of shape \[8, 64\], expected \[64, 64\]"),
+        (broken, "holds NaN or infinite values"),
+        (bare, "cannot load base model"),
+    ]:
+        with pytest.raises(AdapterError, match=rf"^full checkpoint 'm@1': {path}: .*{message}"):
+            pool.load_adapter("m@1", path)
+        with pytest.raises(NotFoundError):
+            pool.submit(request(tokens(1, 4), adapter="m@1"), stream=False)
+    pool.load_adapter("m@1", checkpoints[0])
+
+
+def test_too_little_memory_is_said(
+    pool: EnginePool, checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_model(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(full, "load_model", load_model)
+    with pytest.raises(AdapterError, match=r"'m@1'.*does not fit into memory beside the base model"):
+        pool.load_adapter("m@1", checkpoints[0])
