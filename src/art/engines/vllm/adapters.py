@@ -69,8 +69,8 @@ def write_zeros(source: Path, target: Path) -> None:
 def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
     if not (path / CONFIG_FILE).exists() and (path / "model.safetensors").exists():
         raise AdapterError(
-            f"adapter {name!r}: {path} holds a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or use the "
-            "embedded engine"
+            f"adapter {name!r}: {path} holds a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or use "
+            "the embedded engine"
         )
     file = path / CONFIG_FILE
     try:
