@@ -28,7 +28,7 @@ from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 
 DEFAULT = ("gateway_overhead", "generation", "train_step", "grpo_step", "logprobs", "growth")
-ONLY_NAMED = ("learning",)
+ONLY_NAMED = ("learning", "kill_storm")
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -102,7 +102,9 @@ def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
         description="\n".join(["Measure ART on this machine.", "", "benchmarks:", *listing]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all but the last)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="benchmarks to run (default: all but those that run only when named)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, tables and plots beside it")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of a single benchmark: write its plot here instead")
     parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default: 5)")

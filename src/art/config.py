@@ -7,6 +7,7 @@ fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO m
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -23,6 +24,13 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _check_indices(device: Device, indices: tuple[int, ...]) -> None:
+    if indices and device not in ("auto", "cuda"):
+        raise ValueError(f'`device_indices` names GPUs, but `device` is "{device}"; leave one of the two out')
+    if len(set(indices)) < len(indices) or any(index < 0 for index in indices):
+        raise ValueError(f"`device_indices` must be different numbers from 0; got {indices}")
+
+
 class LoraConfig(Config):
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -37,6 +45,8 @@ class EngineSettings(Config):
     """What every kind of engine understands."""
 
     device: Device = "auto"
+    device_indices: tuple[int, ...] = ()
+    """GPU by its index, of those that the server sees; empty: one that the trainer does not use, if there is one."""
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on CUDA, the checkpoint's on MPS."""
     max_context: int | None = Field(default=None, ge=16)
@@ -61,6 +71,13 @@ class EngineConfig(EngineSettings):
     quantization: Quantization = "none"
     """As the trainer's: the engine computes with the values that NF4 leaves of the base weights, kept in `dtype`, so it
     becomes neither smaller nor faster."""
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        _check_indices(self.device, self.device_indices)
+        if len(self.device_indices) > 1:
+            raise ValueError(f"the embedded engine runs on one device: `device_indices` has {self.device_indices}")
+        return self
 
 
 _VLLM_OWNED = {
@@ -94,14 +111,24 @@ class VllmConfig(EngineSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        _check_indices(self.device, self.device_indices)
         if self.device == "mps":
             raise ValueError('vLLM has no device "mps"; expected "auto", "cpu" or "cuda"')
         for name in self.flags:
             if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_")):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
-        if self.urls and self.flags:
-            raise ValueError("`flags` are for a server that ART starts; with `urls`, set them where the servers start")
+        if self.urls and (self.flags or self.device_indices):
+            raise ValueError(
+                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where those start"
+            )
         return self
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs that the flags ask for: replicas times stages times shards."""
+        kinds = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+        sizes = [value for name, value in self.flags.items() if name.replace("-", "_").lstrip("_") in kinds]
+        return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _engine_kind(value: Any) -> str:
@@ -116,6 +143,8 @@ AnyEngineConfig = Annotated[
 
 class TrainerConfig(Config):
     device: Device = "auto"
+    device_indices: tuple[int, ...] = ()
+    """GPUs by their index, one per process; empty: the first that the engine is not told to use."""
     dtype: Dtype = "auto"
     """Of the base weights, and of the rounded copy that full fine-tuning computes with; adapters, trained weights and
     logits are always float32."""
@@ -147,6 +176,12 @@ class TrainerConfig(Config):
             raise ValueError("`compile_layers` is for whole weights: not with `shard_base` or `quantization`")
         if self.device == "mps" and self.num_processes > 1:
             raise ValueError('device "mps" is a single device: `num_processes` must be 1')
+        _check_indices(self.device, self.device_indices)
+        if self.device_indices and len(self.device_indices) != self.num_processes:
+            raise ValueError(
+                f"`device_indices` has {len(self.device_indices)} GPUs for `num_processes` = {self.num_processes}; "
+                "give one per process"
+            )
         return self
 
 
@@ -533,5 +568,8 @@ class ServerConfig(Config):
     memory: MemoryConfig = MemoryConfig()
     vllm_python: str | None = None
     """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
+    preflight: bool = True
+    """Before a model's first step, look at versions, devices, disk space and chat format, and refuse to train where one
+    of them is sure to fail; `art doctor` looks closer."""
     handshake_tolerance: float | None = None
     """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""

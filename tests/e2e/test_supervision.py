@@ -120,6 +120,38 @@ def test_status_of_a_server_that_stands_still(
     assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 0
 
 
+BLOCKED = """
+import asyncio, pathlib, time
+from art.cli.server_watch import ServerWatch
+from art.storage.layout import DataDir
+from art.storage.lock import DirectoryLock
+
+async def blocked():
+    paths = DataDir(pathlib.Path({path!r}))
+    ServerWatch(paths, None).install()
+    DirectoryLock(paths.lock).acquire(1.0)
+    print("ready", flush=True)
+    time.sleep(60)
+
+asyncio.run(blocked())
+"""
+
+
+def test_status_of_a_server_whose_event_loop_is_blocked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art.cli.status.REPORT_TIMEOUT_S", 0.5)
+    text = BLOCKED.format(path=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
+        server.kill()
+    error = capsys.readouterr().err
+    assert f"art-server (pid {server.pid}, state S) gave no report within" in error
+    assert "in blocked" in error
+
+
 def test_status_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
     assert f"no art-server runs on {tmp_path}" in capsys.readouterr().err

@@ -163,11 +163,7 @@ async def _train(
             watch.rollout_s += report.timing.rollout_s
             watch.train_s += report.timing.train_s
             watch.publish_s += report.timing.publish_s
-            line = (
-                f"reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
-                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  train "
-                f"{report.timing.train_s:.2f} s"
-            )
+            line = report.line(task.headline_metric)
             progress.update(bar, completed=report.step, line=line)
             if report.step % 10 == 0 or not console.is_terminal:
                 progress.console.print(f"step {report.step:>3}  {line}", highlight=False)

@@ -46,6 +46,16 @@ class StepReport:
     trained: bool
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def line(self, headline_metric: str) -> str:
+        """Without the number of the step. The gap is how far sampler and trainer are apart on the same tokens."""
+        gap = self.metrics.get("offpolicy/first_update_gap")
+        return (
+            f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  {self.tokens_per_s:,.0f} tokens/s  "
+            f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
+            + (f"  gap {gap:.0e} nats" if gap is not None else "")
+            + ("" if self.trained else "  (no reward spread: not trained)")
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

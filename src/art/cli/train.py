@@ -90,13 +90,7 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
         console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
 
         def on_step(report: StepReport) -> None:
-            console.print(
-                f"step {report.step:>4}  reward {report.reward:+.3f}  {task.headline_metric} {report.headline:.3f}  "
-                f"{report.tokens_per_s:,.0f} tokens/s  rollout {report.timing.rollout_s:.2f} s  "
-                f"train {report.timing.train_s:.2f} s"
-                + ("" if report.trained else "  (no reward spread: not trained)"),
-                highlight=False,
-            )
+            console.print(f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False)
 
         reports = await train_task(model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step)
         summary: dict[str, object] = {

@@ -18,11 +18,14 @@ from art.errors import ArtError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
+from art.runtime.devices import find_devices
+from art.runtime.placement import Place, choose_placement
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
 from art.runtime.publish import publish
 from art.runtime.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import DataDir
+from art.trainer.types import TrainingSample
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +56,10 @@ class BaseModelHost:
         self.settings = settings
         engine_threads, trainer_threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
         slug = base_model.rstrip("/").rsplit("/", 1)[-1]
+        devices = find_devices()
+        self.placement = choose_placement(settings, devices)
 
-        def spec(kind: str, num_threads: int, module: str) -> ChildSpec:
+        def spec(kind: str, num_threads: int, place: Place, module: str) -> ChildSpec:
             return ChildSpec(
                 name=f"{kind} of {slug}",
                 module=f"art.runtime.{module}",
@@ -65,11 +70,16 @@ class BaseModelHost:
                 stall_timeout_s=config.stall_timeout_s,
                 memory=config.memory,
                 interruptible=kind == "engine",
+                variables=place.environment(devices),
             )
 
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
-        self.engine_process = ChildProcess(spec("engine", engine_threads, engine_module), self._start_engine)
-        self.trainer_process = ChildProcess(spec("trainer", trainer_threads, "trainer_child"), self._start_trainer)
+        self.engine_process = ChildProcess(
+            spec("engine", engine_threads, self.placement.engine, engine_module), self._start_engine
+        )
+        self.trainer_process = ChildProcess(
+            spec("trainer", trainer_threads, self.placement.trainer, "trainer_child"), self._start_trainer
+        )
         self.engine = ProcessEngine(self.engine_process.connect)
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
@@ -173,6 +183,15 @@ class BaseModelHost:
         result: dict[str, Any] = await self._train_call(kind, **params)
         return result
 
+    async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+        """What a step takes; see `Trainer.trial`. Not made again when the trainer dies of it."""
+        turn = f"its turn for a trial step in the {self.trainer_process.spec.name}"
+        async with acquired(self._trainer_lock, turn, self._job_timeout_s):
+            client = await self.trainer_process.connect()
+            settings = None if lora is None else lora.model_dump()
+            result: dict[str, float] = await client.call("trial", samples=samples, lora=settings)
+        return result
+
     async def _train_call(self, method: str, **params: Any) -> Any:
         async def run() -> Any:
             client = await self.trainer_process.connect()
@@ -182,7 +201,7 @@ class BaseModelHost:
                     async for result in client.stream(method, **params):
                         logger.debug("%s: %s", method, result)
             except TimeoutError:
-                problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:.0f} s"
+                problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
                 await self.trainer_process.end(problem)
                 raise TrainingError(f"{problem}; the {self.trainer_process.spec.name} was ended") from None
             return result

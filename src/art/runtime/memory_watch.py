@@ -8,9 +8,12 @@ end higher, by a fair amount in all, and by hardly less in the second half than 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import deque
 
 from art.config import MemoryConfig
+
+logger = logging.getLogger(__name__)
 
 _STEADY = 0.7
 """The second half must have grown by this share of what the first half did. A cache that fills slows down."""
@@ -19,7 +22,7 @@ _BUSY_WINDOWS = 10
 
 
 class MemoryWatch:
-    """Told of each heartbeat of one process; a new process needs a new watch."""
+    """Told of each heartbeat of one process, from when it has loaded its model; a new process needs a new watch."""
 
     def __init__(self, config: MemoryConfig) -> None:
         self._config = config
@@ -28,16 +31,27 @@ class MemoryWatch:
         self._window_start: float | None = None
         self._floor = float("inf")
         self._is_warm = False
+        self._fits: bool | None = None
+        """Whether the limit leaves room for the process as it is when it begins."""
 
     def add(self, rss_bytes: int, *, idle: bool, now: float) -> None:
         """`now` in seconds of a monotonic clock."""
         self._rss_bytes = rss_bytes
+        limit = self._config.limit_bytes
+        if self._fits is None and limit is not None:
+            self._fits = rss_bytes <= limit
+            if not self._fits:
+                logger.warning(
+                    "a process that has just begun uses %s of memory, more than `memory.limit_bytes` = %s: to start it "
+                    "anew would not help, so the limit is ignored. Raise it, or use a smaller model or context",
+                    _gib(rss_bytes), _gib(limit),
+                )  # fmt: skip
         if self._window_start is None:
             self._window_start = now
         self._floor = min(self._floor, rss_bytes)
         length_s = now - self._window_start
         if length_s >= self._config.leak_window_s * (1 if idle else _BUSY_WINDOWS):
-            if self._is_warm:  # the first window has seen the process without its model
+            if self._is_warm:  # in the first window caches fill
                 self._floors.append(self._floor)
             self._is_warm = True
             self._window_start, self._floor = now, float("inf")
@@ -45,7 +59,7 @@ class MemoryWatch:
     def problem(self) -> str | None:
         """Why the process should be started anew, or `None`."""
         limit = self._config.limit_bytes
-        if limit is not None and self._rss_bytes > limit:
+        if self._fits and limit is not None and self._rss_bytes > limit:
             return f"it uses {_gib(self._rss_bytes)} of memory, more than the limit of {_gib(limit)}"
         least, floors = self._config.leak_growth_bytes, list(self._floors)
         if least is None or len(floors) <= self._config.leak_windows:

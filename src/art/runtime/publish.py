@@ -27,8 +27,8 @@ async def publish(
 
     Raises:
         CorruptCheckpointError: a file of the checkpoint differs from its manifest.
-        AdapterError: the engine refused the adapter.
-        HandshakeError: the engine does not reproduce the probe or the norm; the adapter is unloaded again.
+        AdapterError: the engine refused the weights.
+        HandshakeError: the engine does not reproduce the probe or the norm; the weights are unloaded again.
     """
     started = time.perf_counter()
     await asyncio.to_thread(checkpoints.verify, checkpoint)
@@ -49,9 +49,7 @@ async def publish(
             f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
             "stays in place"
         )
-    logger.info(
-        "published %s: %d layers, probe gap %.2g nats, adapter effect %.2g", adapter_id, info.num_layers, gap, effect
-    )
+    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
     return {
         "publish/probe_gap": gap,
         "publish/base_gap": largest_gap(scores.base_alone, probe.base_logprobs),

@@ -18,6 +18,9 @@ from art.config import MemoryConfig
 from art.protocol.rpc import PendingCall
 from art.runtime.memory_watch import MemoryWatch
 
+FIRST_HEARTBEAT_S = 60.0
+"""What a process may take at least until its first heartbeat: the interpreter comes up on a busy machine."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -38,6 +41,8 @@ class Vitals:
         self._pid = pid
         self._memory = MemoryWatch(limits.memory)
         self._last_heartbeat = self._last_tick = time.monotonic()
+        self.is_ready = False
+        """Whether it has loaded its model. Until then its supervisor's `start_timeout_s` counts."""
         self.heartbeat: dict[str, Any] = {}
         """The last one; empty before the first."""
 
@@ -45,7 +50,7 @@ class Vitals:
         now = time.monotonic()
         self._last_heartbeat, self._last_tick = now, now - heartbeat.get("since_s", 0.0)
         self.heartbeat = heartbeat
-        if rss_bytes := heartbeat.get("rss_bytes"):
+        if self.is_ready and (rss_bytes := heartbeat.get("rss_bytes")):
             self._memory.add(rss_bytes, idle=self.doing == "idle", now=now)
 
     def forgive(self, late_s: float) -> None:
@@ -60,9 +65,9 @@ class Vitals:
         """What is wrong with a child that runs, as a sentence about it; or `None`."""
         now = time.monotonic()
         silent_s, same_s = now - self._last_heartbeat, now - self._last_tick
-        if silent_s > self._limits.heartbeat_timeout_s:
+        if silent_s > max(self._limits.heartbeat_timeout_s, 0.0 if self.heartbeat else FIRST_HEARTBEAT_S):
             return f"it was silent for {silent_s:.0f} s{self._state()}"
-        if self.doing != "idle" and same_s > self._limits.stall_timeout_s:
+        if self.is_ready and self.doing != "idle" and same_s > self._limits.stall_timeout_s:
             return f"it made no progress for {same_s:.0f} s ({self.doing})"
         # Whatever an idle child was sent it has read and answered: an answer that is still missing will never come.
         owed = [call for call in pending if now - call.last_frame > self._limits.heartbeat_timeout_s]

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from art.errors import ConfigError
-from art.trainer.chains import ChainKeys, attend_chains, make_chain_keys
+from art.trainer.chain_attention import attend_chains
+from art.trainer.chains import ChainKeys, make_chain_keys, plan_chains
 from art.trainer.tree import PrefixTree
 
 ATTENTION_NAME = "art_prefix_tree"
@@ -129,7 +130,12 @@ def _repeat_heads(x: Tensor, times: int) -> Tensor:
 
 
 def _chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, scale: float, window: int | None) -> Tensor:
-    return attend_chains(query, key, value, layout.chains, scale, window)
+    num_heads, num_tokens = query.shape[1:3]
+    work = layout.derived.get(("chains", num_heads, window))
+    if work is None:
+        work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
+        layout.derived["chains", num_heads, window] = work
+    return attend_chains(query, key, value, work, scale)
 
 
 def attend_flex(

@@ -59,6 +59,10 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/ratio_p99": Metric("its 99th percentile", RL),
     "offpolicy/ratio_max": Metric("the largest", RL),
     "offpolicy/ratio_outside_share": Metric("share of targets whose ratio is outside [0.9, 1.1]", RL),
+    "offpolicy/first_update_gap": Metric(
+        "mean distance of sampler's and trainer's log-probs of the sampled tokens before anything is trained, in nats",
+        RL,
+    ),
     "offpolicy/first_update_kl": Metric(
         "`loss/kl_to_sampler` of the first update: what sampler and trainer differ by", RL
     ),
@@ -146,7 +150,7 @@ SFT_METRICS: dict[str, Metric] = {
 JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference of log-probs between engine and trainer on the probe, in nats"),
     "publish/base_gap": Metric("the same of the base model: what the number types and kernels of the two cost"),
-    "publish/probe_effect": Metric("largest difference that the adapter makes there, in nats"),
+    "publish/probe_effect": Metric("largest difference that training has made there, in nats"),
     "publish/adapter_norm": Metric("`loss/adapter_norm` as the engine has it"),
     "time/publish_s": Metric("loading the checkpoint into the engine, with its proof"),
     "time/step_job_s": Metric("the whole job on the server: training and publishing"),

@@ -1,20 +1,20 @@
-"""Tree attention on CPU, chain by chain.
+"""The work of tree attention on CPU, chain by chain.
 
 A chain of the layout is what one path adds to the paths before it: `n` tokens in a row, without branches, whose keys
 are the path from the root. Attention of a chain is that of the last `n` tokens of an ordinary causal sequence. So the
 work is the causal attention of the new tokens only, no mask wider than a block exists, and the loop is over paths and
 not over the (many more) nodes of the tree.
 
-Within a chain the queries go in blocks, so that a block sees no keys behind itself and its scores stay in the cache.
-The heads that share keys are put below each other, which makes one matrix product per block of all of them.
+The queries of a long chain go in blocks, so that a block sees no keys behind itself and its scores stay in the cache.
+Short chains of similar size are padded and go in bundles: agents add a few tokens per turn, and their products alone
+are smaller than the calls that start them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +22,14 @@ from torch import Tensor
 
 from art.trainer.tree import Chain
 
-_BLOCK = 96
+BLOCK = 96
 """Queries per block. Measured: 64 to 128 are alike; smaller ones cost calls, larger ones compute masked scores."""
 
-_KEEP_BYTES = 2**26
-"""Attention probabilities are kept for the backward pass up to this size per layer, and recomputed above it."""
+_BUNDLE_SCORES = 2**18
+"""Scores of a bundle over all heads: they stay in the cache."""
+
+_MAX_PADDED = 1.25
+"""A bundle computes at most so many times the scores of its chains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class ChainKeys:
     start: int
     end: int
     runs: tuple[tuple[int, int], ...]  # [start, end) each; the last ones hold the chain's own `end - start` tokens
+
+    @property
+    def num_queries(self) -> int:
+        return self.end - self.start
 
     @property
     def num_keys(self) -> int:
@@ -50,130 +57,127 @@ def make_chain_keys(chain: Chain) -> ChainKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """Queries [start, end) of the layout against the keys [first, last) of the chain's path."""
+class Block:
+    """Queries of a chain, or of a bundle of B chains, against the keys [first, last) of its path."""
 
-    start: int
-    end: int
+    queries: slice | Tensor  # n places of the layout in a row, or [B * n] of them
     first: int
     last: int
+    hidden: Tensor  # [B, n, 1, W] 0 or minus infinity, for the last W keys: all queries see those before
 
 
-def attend_chains(
-    query: Tensor,  # [1, H, T, D]
-    key: Tensor,  # [1, G, T, D]
-    value: Tensor,  # [1, G, T, D]
-    chains: list[ChainKeys],
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    """Attention of every chain's queries to their paths, computed in float32. Returns [1, T, H, D]."""
-    num_heads, groups = query.shape[1], key.shape[1]
-    grouped = (query[0].float() * scale).unflatten(0, (groups, num_heads // groups))
-    out: Tensor = _ChainAttention.apply(
-        grouped, *(x[0].float().transpose(0, 1).contiguous() for x in (key, value)), chains, window
-    )
-    return out.flatten(0, 1).transpose(0, 1).unsqueeze(0).to(query.dtype)
+@dataclass(frozen=True, slots=True)
+class LongChain:
+    """A chain that is attended by itself, block by block."""
+
+    chain: ChainKeys
+    blocks: tuple[Block, ...]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows [G, L, D] of `rows` [G, T + 1, D] on the chain's path."""
+        parts = [rows[:, start:end] for start, end in self.chain.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def scatter_add(self, total: Tensor, rows: Tensor) -> None:
+        """Add `rows` [G, L, D] to `total` [G, T + 1, D] where `gather` takes them from."""
+        _add_runs(total, self.chain, rows)
 
 
-def _blocks(chain: ChainKeys, window: int | None) -> Iterator[_Block]:
-    prefix = chain.num_keys - (chain.end - chain.start)
-    for start in range(chain.start, chain.end, _BLOCK):
-        end = min(start + _BLOCK, chain.end)
-        first = 0 if window is None else max(0, prefix + start - chain.start - window + 1)
-        yield _Block(start, end, first, prefix + end - chain.start)
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """B chains of up to n queries and L keys each, attended at once. Padding stands at place T, behind the layout."""
+
+    chains: tuple[ChainKeys, ...]
+    keys: Tensor  # [B * L] places of the layout
+    blocks: tuple[Block]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows [G * B, L, D] of `rows` [G, T + 1, D] on the paths of the chains."""
+        picked = rows.index_select(1, self.keys)
+        return picked.view(len(rows) * len(self.chains), -1, rows.shape[-1])
+
+    def scatter_add(self, total: Tensor, rows: Tensor) -> None:
+        """Add `rows` [G * B, L, D] to `total` [G, T + 1, D] where `gather` takes them from."""
+        by_chain = rows.unflatten(0, (len(total), len(self.chains)))
+        for number, chain in enumerate(self.chains):
+            _add_runs(total, chain, by_chain[:, number])
 
 
-def _probabilities(queries: Tensor, keys: Tensor, block: _Block, window: int | None) -> Tensor:
-    """Softmax of the scores: queries [G, R * n, D] and keys [G, L, D] of a block give [G, R * n, L]."""
-    scores = torch.bmm(queries, keys.transpose(1, 2))
-    count, length = block.end - block.start, keys.shape[1]
-    by_query = scores.view(len(scores), -1, count, length)
-    by_query[..., length - count :] += _future(count)
-    if window is not None:
-        # Query i of the block stands at place last - count + i of the path.
-        oldest = torch.arange(block.last - count, block.last) - window + 1
-        too_old = torch.arange(block.first, block.last)[None, :] < oldest[:, None]
-        by_query.masked_fill_(too_old, -torch.inf)
-    return torch.softmax(scores, dim=-1)
+Work = Sequence[LongChain | Bundle]
 
 
-@lru_cache(maxsize=_BLOCK)
-def _future(count: int) -> Tensor:
-    """[count, count] zeros on and below the diagonal, minus infinity above it."""
-    return torch.full((count, count), -torch.inf).triu_(1)
-
-
-class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Queries (scaled) [G, R, T, D], keys and values [T, G, D]; the output is [G, R, T, D].
-
-    The backward pass is that of softmax attention, block by block, with probabilities kept or recomputed.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, chains: list[ChainKeys], window: int | None
-    ) -> Tensor:
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        kept: list[Tensor] = []
-        kept_bytes = 0
-        for chain in chains:
-            keys, values = (_gather(x, chain).transpose(0, 1) for x in (key, value))  # [G, L, D]
-            for block in _blocks(chain, window):
-                seen = slice(block.first, block.last)
-                p = _probabilities(_rows(query, block), keys[:, seen], block, window)
-                _set_rows(out, block, torch.bmm(p, values[:, seen]))
-                kept_bytes += p.numel() * p.element_size()
-                if kept_bytes <= _KEEP_BYTES:
-                    kept.append(p)
-        ctx.save_for_backward(query, key, value, out, *(kept if kept_bytes <= _KEEP_BYTES else ()))
-        ctx.chains, ctx.window = chains, window
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, out, *kept = ctx.saved_tensors
-        grad_out = grads[0]
-        # What the softmax's backward subtracts from dp: per query the sum over keys of p * dp, which is out . grad_out.
-        dots = (out * grad_out).sum(-1, keepdim=True)
-        grad_query, grad_key, grad_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        probabilities = iter(kept)
-        for chain in ctx.chains:
-            keys, values = (_gather(x, chain).transpose(0, 1) for x in (key, value))  # [G, L, D]
-            dkeys, dvalues = keys.new_zeros(keys.shape), values.new_zeros(values.shape)
-            for block in _blocks(chain, ctx.window):
-                seen = slice(block.first, block.last)
-                rows, douts = _rows(query, block), _rows(grad_out, block)
-                p = next(probabilities) if kept else _probabilities(rows, keys[:, seen], block, ctx.window)
-                dvalues[:, seen] += torch.bmm(p.transpose(1, 2), douts)
-                dscores = torch.bmm(douts, values[:, seen].transpose(1, 2))
-                dscores.sub_(_rows(dots, block)).mul_(p)
-                dkeys[:, seen] += torch.bmm(dscores.transpose(1, 2), rows)
-                _set_rows(grad_query, block, torch.bmm(dscores, keys[:, seen]))
-            _scatter_add(grad_key, chain, dkeys.transpose(0, 1))
-            _scatter_add(grad_value, chain, dvalues.transpose(0, 1))
-        return grad_query, grad_key, grad_value, None, None
-
-
-def _gather(x: Tensor, chain: ChainKeys) -> Tensor:
-    """The rows [L, ...] of `x` [T, ...] on the chain's path."""
-    parts = [x[start:end] for start, end in chain.runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _scatter_add(total: Tensor, chain: ChainKeys, rows: Tensor) -> None:
-    """Add `rows` [L, ...] where `_gather` took them from. Slices are added several times faster than indexed rows."""
+def _add_runs(total: Tensor, chain: ChainKeys, rows: Tensor) -> None:
     done = 0
-    for start, end in chain.runs:
-        total[start:end] += rows[done : done + end - start]
+    for start, end in chain.runs:  # slices are added several times faster than indexed rows
+        total[:, start:end] += rows[:, done : done + end - start]
         done += end - start
 
 
-def _rows(x: Tensor, block: _Block) -> Tensor:
-    """The rows of a block in [G, R, T, D], as [G, R * n, D]: heads that share keys stand below each other."""
-    return x[:, :, block.start : block.end].flatten(1, 2)
+def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int, window: int | None) -> Work:
+    """All chains of a layout of `num_tokens` tokens, with what each may see under a sliding window."""
+    short = [chain for chain in chains if chain.num_queries <= BLOCK]
+    short.sort(key=lambda chain: (chain.num_queries, chain.num_keys), reverse=True)
+    work: list[LongChain | Bundle] = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]
+    for group in _bundle(short, _BUNDLE_SCORES // num_heads):
+        work.append(_long(group[0], window) if len(group) == 1 else _pad(group, num_tokens, window))
+    return work
 
 
-def _set_rows(x: Tensor, block: _Block, rows: Tensor) -> None:
-    """The inverse of `_rows`."""
-    x[:, :, block.start : block.end] = rows.unflatten(1, (x.shape[1], -1))
+def _bundle(chains: Sequence[ChainKeys], max_scores: int) -> Iterator[list[ChainKeys]]:
+    """Neighbours in the order of `chains` (most queries first) that are similar enough."""
+    group: list[ChainKeys] = []
+    longest = scores = 0
+    for chain in chains:
+        wider = max(longest, chain.num_keys)
+        padded = (len(group) + 1) * (group[0] if group else chain).num_queries * wider
+        more = scores + chain.num_queries * chain.num_keys
+        if group and padded > min(max_scores, _MAX_PADDED * more):
+            yield group
+            group, wider, more = [], chain.num_keys, chain.num_queries * chain.num_keys
+        group.append(chain)
+        longest, scores = wider, more
+    if group:
+        yield group
+
+
+def _long(chain: ChainKeys, window: int | None) -> LongChain:
+    prefix = chain.num_keys - chain.num_queries
+    blocks = []
+    for start in range(chain.start, chain.end, BLOCK):
+        end = min(start + BLOCK, chain.end)
+        first = 0 if window is None else max(0, prefix + start - chain.start - window + 1)
+        last = prefix + end - chain.start
+        # Without a window only the block's own keys are hidden from some of its queries.
+        hidden = _future(end - start) if window is None else _hidden(end - start, last - first, window)
+        blocks.append(Block(slice(start, end), first, last, hidden[None, :, None]))
+    return LongChain(chain, tuple(blocks))
+
+
+def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> Bundle:
+    num_queries, num_keys = max(c.num_queries for c in chains), max(c.num_keys for c in chains)
+    queries = np.full((len(chains), num_queries), num_tokens)
+    keys = np.full((len(chains), num_keys), num_tokens)
+    hidden = torch.full((len(chains), num_queries, 1, num_keys), -torch.inf)
+    hidden[..., 0] = 0.0  # padded queries see one key, which keeps their softmax finite; nobody reads them
+    for row, chain in enumerate(chains):
+        queries[row, : chain.num_queries] = np.arange(chain.start, chain.end)
+        keys[row, : chain.num_keys] = np.concatenate([np.arange(start, end) for start, end in chain.runs])
+        hidden[row, : chain.num_queries, 0, : chain.num_keys] = _hidden(chain.num_queries, chain.num_keys, window)
+    block = Block(torch.from_numpy(queries.ravel()), 0, num_keys, hidden)
+    return Bundle(tuple(chains), torch.from_numpy(keys.ravel()), (block,))
+
+
+@lru_cache(maxsize=BLOCK)
+def _future(count: int) -> Tensor:
+    """Do not change it: it is shared."""
+    return _hidden(count, count, None)
+
+
+def _hidden(num_queries: int, num_keys: int, window: int | None) -> Tensor:
+    """[num_queries, num_keys]: 0, or minus infinity where the query, one of the last places, does not see the key."""
+    places = torch.arange(num_keys - num_queries, num_keys)[:, None]
+    keys = torch.arange(num_keys)[None, :]
+    unseen = keys > places
+    if window is not None:
+        unseen |= keys <= places - window
+    return torch.zeros(num_queries, num_keys).masked_fill_(unseen, -torch.inf)

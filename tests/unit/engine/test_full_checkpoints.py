@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch
 from engine_helpers import hf_logprobs, hf_model, request, tokens
 from safetensors.torch import load_file, save_file
 
-from art.config import EngineConfig
-from art.engine import TokenChunk
+from art.config import EngineConfig, TrainerConfig, TrainSFTConfig
+from art.engine import AdapterInfo, EngineInfo, TokenChunk
 from art.engines.torch import full
 from art.engines.torch.engine import Output
 from art.engines.torch.pool import EnginePool
-from art.errors import AdapterError, ArtError, NotFoundError
+from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
+from art.runtime.publish import publish
+from art.storage.checkpoints import read_probe
+from art.trainer.probe import as_sample
+from art.trainer.trainer import Trainer
 
 
 def write_full(folder: Path, base: Path, seed: int, **changes: Callable[[torch.Tensor], torch.Tensor]) -> Path:
@@ -65,6 +70,76 @@ def score(pool: EnginePool, token_ids: list[int], adapter: str | None) -> list[f
     (output,) = drain(pool)
     assert output.logprobs is not None
     return output.logprobs
+
+
+def train(model: Path, folder: Path, dtype: Any = "float32", learning_rate: float = 3e-3) -> list[float]:
+    """Full checkpoints of steps 0 to 2 in `folder`; the norms of what steps 1 and 2 have changed."""
+    trainer = Trainer(str(model), TrainerConfig(device="cpu", dtype=dtype, num_threads=1))
+    trainer.init_checkpoint(folder / "0", None)
+    norms = []
+    for number in (1, 2):
+        result = trainer.train_sft(
+            [replace(as_sample(tokens(number, 30)), component="sft")],
+            TrainSFTConfig(learning_rate=learning_rate),
+            from_checkpoint=folder / str(number - 1),
+            to_checkpoint=folder / str(number),
+            job_id=f"job-{number}",
+        )
+        norms.append(result.metrics["loss/adapter_norm"])
+    return norms
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_what_was_trained_is_served(
+    dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probs of the probe, and the norm of the change after rounding."""
+    monkeypatch.setattr("art.trainer.usage.peak_flops", lambda device, dtype: 1e12)  # takes seconds in bfloat16
+    norms = train(qwen3, tmp_path, dtype)
+    pool = EnginePool.load(str(qwen3), EngineConfig(device="cpu", dtype=dtype, num_threads=1))
+    assert pool.load_adapter("m@0", tmp_path / "0").norm == 0
+    for number, norm in enumerate(norms, start=1):
+        assert pool.load_adapter(f"m@{number}", tmp_path / str(number)).norm == pytest.approx(norm, rel=1e-6)
+        probe = read_probe(tmp_path / str(number))
+        assert score(pool, probe.token_ids, f"m@{number}") == pytest.approx(probe.logprobs, abs=tolerance)
+        assert score(pool, probe.token_ids, None) == pytest.approx(probe.base_logprobs, abs=tolerance)
+        assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)) > 2 * tolerance
+
+
+class InProcess:
+    """As much of `art.engine.Engine` as a publish asks for; loads what `swap` makes of a checkpoint."""
+
+    def __init__(self, pool: EnginePool, swap: Callable[[Path], Path] = lambda path: path) -> None:
+        self._pool = pool
+        self._swap = swap
+
+    async def info(self) -> EngineInfo:
+        return self._pool.info()
+
+    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        return self._pool.load_adapter(name, self._swap(path))
+
+    async def unload_adapter(self, name: str) -> None:
+        self._pool.unload_adapter(name)
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        return score(self._pool, token_ids, adapter)
+
+
+async def test_the_handshake_tells_a_full_checkpoint_from_the_one_before(
+    pool: EnginePool, qwen3: Path, tmp_path: Path
+) -> None:
+    """After steps that move log-probs by less than 0.01 nats."""
+    train(qwen3, tmp_path, learning_rate=5e-6)
+    for step in ("0", "1", "2"):
+        metrics = await publish(InProcess(pool), "m", tmp_path / step)
+        assert metrics["publish/probe_gap"] < 1e-4
+    assert 1e-4 < metrics["publish/probe_effect"] < 1e-2
+    for other in ("0", "1"):
+        with pytest.raises(HandshakeError, match="m was not published"):
+            await publish(InProcess(pool, lambda _, other=other: tmp_path / other), "m", tmp_path / "2")
+        with pytest.raises(NotFoundError):
+            score(pool, tokens(1, 4), "m")
 
 
 @pytest.mark.parametrize("general", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.runtime.process import ChildProcess, ChildSpec
+from art.runtime.stacks import dump_stacks
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
 from art.trainer.types import TrainingSample
@@ -32,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
 
 
-def supervised(model: str, log_path: Path) -> ChildProcess:
+def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) -> ChildProcess:
     settings = TrainerConfig(device="cpu", num_threads=2, num_processes=2).model_dump(mode="json")
 
     async def start(client: RpcClient) -> None:
@@ -44,7 +46,7 @@ def supervised(model: str, log_path: Path) -> ChildProcess:
         log_path=log_path,
         num_threads=2,
         start_timeout_s=120.0,
-        heartbeat_timeout_s=60.0,
+        heartbeat_timeout_s=heartbeat_timeout_s,
         stall_timeout_s=120.0,
     )
     return ChildProcess(spec, start)
@@ -95,6 +97,18 @@ def pids_of_team(trainer: ChildProcess) -> list[int]:
     """Process 0, and those that it started."""
     assert trainer.pid is not None
     return [trainer.pid, *children_of(trainer.pid)]
+
+
+async def test_each_process_has_a_log_and_shows_its_stacks(trainer: ChildProcess) -> None:
+    await trainer.connect()
+    pids = pids_of_team(trainer)
+    assert "process 1 of 2 joined" in trainer.spec.log_path.with_name("trainer.log.1").read_text()
+    async with asyncio.timeout(10):
+        while len(trainer.status.get("dumps_stacks", ())) < 2:
+            await asyncio.sleep(0.1)
+    stacks = dump_stacks(trainer.status)
+    for pid, place in zip(pids, ("trainer_child.py", "trainer_team.py"), strict=True):
+        assert place in stacks.split(f"process {pid}, state ")[1].split("\n\nprocess")[0]
 
 
 async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Path) -> None:
@@ -152,6 +166,23 @@ async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
     results = [result async for result in client.stream("train_sft", **short_job)]
     assert results[-1]["step"] == 1
     assert checkpoints.read_state(tmp_path / "0001").num_updates == 6
+
+
+@pytest.mark.slow
+async def test_the_silence_of_one_ends_all_and_is_told(model: str, tmp_path: Path) -> None:
+    trainer = supervised(model, tmp_path / "trainer.log", heartbeat_timeout_s=5.0)
+    client = await trainer.connect()
+    pids = pids_of_team(trainer)
+    os.kill(pids[1], signal.SIGSTOP)
+    await init(client, tmp_path)  # in the process that goes on
+    cause = rf"process 1 of this trainer \(pid {pids[1]}\) died \(signal 9, SIGKILL; it was silent for 5 s"
+    async with asyncio.timeout(60):
+        with pytest.raises(ProcessError, match=cause):
+            async for _ in client.stream("train", **job(tmp_path, 1)):
+                pass
+        await trainer.connect()
+    wait_until_gone(pids)
+    await trainer.close()
 
 
 async def test_closing_ends_all(trainer: ChildProcess) -> None:

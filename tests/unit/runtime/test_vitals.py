@@ -41,16 +41,22 @@ def call(method: str = "generate") -> PendingCall:
 
 def test_silence_is_noticed_also_before_the_first_heartbeat(clock: Callable[[float], None]) -> None:
     vitals = Vitals(LIMITS, os.getpid())
-    clock(9.0)
+    clock(59.0)
     assert vitals.stuck([]) is None
     clock(2.0)
-    assert vitals.stuck([]) == "it was silent for 11 s (starting)"
+    assert vitals.stuck([]) == "it was silent for 61 s (starting)"
+    beat(vitals, "loading the model")
+    clock(11.0)
+    assert vitals.stuck([]) == "it was silent for 11 s (loading the model)"
     vitals.forgive(5.0)  # the supervisor itself stood still
     assert vitals.stuck([]) is None
 
 
 def test_work_without_progress(clock: Callable[[float], None]) -> None:
     vitals = Vitals(LIMITS, os.getpid())
+    beat(vitals, "loading the model", since_s=101.0)
+    assert vitals.stuck([call()]) is None, "that has a limit of its own"
+    vitals.is_ready = True
     beat(vitals, "step", since_s=99.0)
     assert vitals.stuck([call()]) is None
     beat(vitals, "step", since_s=101.0)
@@ -131,12 +137,16 @@ def test_noise_is_no_leak() -> None:
     assert alarm(lambda t: 4 + 2 * rng.random(), seconds=3000) is None
 
 
-def test_a_limit_and_no_limit() -> None:
+def test_a_limit_and_no_limit(caplog: pytest.LogCaptureFixture) -> None:
     watch = MemoryWatch(MemoryConfig(limit_bytes=3 * GIB))
     watch.add(3 * GIB, idle=True, now=0.0)
     assert watch.problem() is None
     watch.add(3 * GIB + 1, idle=False, now=1.0)
     assert watch.problem() == "it uses 3.00 GiB of memory, more than the limit of 3.00 GiB"
+    too_low = MemoryWatch(MemoryConfig(limit_bytes=3 * GIB))
+    too_low.add(4 * GIB, idle=True, now=0.0)
+    assert too_low.problem() is None
+    assert "a process that has just begun uses 4.00 GiB of memory" in caplog.text
     off = MemoryWatch(MemoryConfig(leak_growth_bytes=None, leak_window_s=1.0, leak_windows=4))
     for second in range(100):
         off.add(second * GIB, idle=True, now=float(second))

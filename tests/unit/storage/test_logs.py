@@ -17,6 +17,21 @@ def test_a_long_log_is_put_aside_when_its_process_starts(tmp_path: Path, monkeyp
     assert path.read_bytes() == b"third\nfourth\n"
 
 
+def test_a_long_log_is_put_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
+    path = tmp_path / "engine.log"
+    logs.rotate_log(path)  # there is none yet
+    with logs.open_log(path) as file:
+        for text in (b"short\n", b"now too long\n", b"last\n"):
+            file.write(text)
+            file.flush()
+            logs.rotate_log(path)
+    assert path.with_name("engine.log.old").read_bytes() == b"short\nnow too long\n"
+    assert path.read_bytes() == b"last\n"
+    assert logs.log_since(path, 2) == "st\n"
+    assert logs.log_since(path, 1000) == ""
+
+
 def test_the_tail_is_read_from_the_end(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     assert logs.log_tail(path) == ""

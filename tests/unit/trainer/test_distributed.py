@@ -124,6 +124,16 @@ def test_sharded_weights_with_gradient_checkpointing(pair: Pair, alone: Member, 
         assert close(expected.grads, part.grads)
 
 
+def test_full_finetuning_is_shared_out_and_refuses_sharded_weights(pair: Pair, alone: Member, model: str) -> None:
+    arguments = (model, random_samples(1), {"terms": (DppoConfig(),)}, 20)
+    expected = gradient(alone, *arguments, lora=None)
+    for part in succeeded(pair.run(gradient, *arguments, lora=None)):
+        assert close(expected.grads, part.grads)
+    for refusal in pair.run(gradient, *arguments, lora=None, **SHARDED):
+        assert isinstance(refusal, ConfigError)
+        assert "not with `shard_base`" in refusal.message
+
+
 def test_sharded_weights_are_held_in_parts(pair: Pair, model: str) -> None:
     whole, parts = (succeeded(pair.run(held_weights, model, **settings)) for settings in (WHOLE, SHARDED))
     layers = whole[0]["layers"]

@@ -13,7 +13,7 @@ from trainer_reference import reference_gradient, reference_loss, with_own_logpr
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
-from art.trainer import attention, chains, micro_batch
+from art.trainer import attention, chain_attention, chains, micro_batch
 from art.trainer.attention import KernelName
 from art.trainer.lora import LoraPolicy
 from art.trainer.metrics import StepRecord, summarise
@@ -87,20 +87,22 @@ def test_tree_equals_one_by_one(
         assert loss == pytest.approx(reference_loss(policy, samples, DppoConfig()), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("block", [1, 3, 96])
+@pytest.mark.parametrize(("block", "bundle_scores"), [(1, 0), (3, 400), (96, 400), (96, 2**18)])
 @pytest.mark.parametrize("keep_bytes", [0, 2**26])
 @pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
-def test_blocks_and_recomputation_change_nothing(
+def test_blocks_bundles_and_recomputation_change_nothing(
     family: str,
     block: int,
+    bundle_scores: int,
     keep_bytes: int,
     kernel: Callable[[KernelName], None],
     policies: Callable[..., LoraPolicy],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel("chains")
-    monkeypatch.setattr(chains, "_BLOCK", block)
-    monkeypatch.setattr(chains, "_KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(chains, "BLOCK", block)
+    monkeypatch.setattr(chains, "_BUNDLE_SCORES", bundle_scores)
+    monkeypatch.setattr(chain_attention, "_KEEP_BYTES", keep_bytes)
     samples = random_samples(5, count=12)
     found, _ = tree_gradient(policies(family), samples)
     assert relative_error(found, reference_gradient(policies(family), samples, DppoConfig())) < TOLERANCE

@@ -119,11 +119,12 @@ def gradient(
     samples: list[TrainingSample],
     loss: dict[str, Any],
     max_tokens: int,
+    lora: LoraConfig | None = LORA,
     **settings: Any,
 ) -> Gradient:
     """Of one update, on a policy that has random matrices."""
     trainer = member.trainer(model_path, **settings)
-    policy = trainer._inject(LORA).policy
+    policy = trainer._inject(lora).policy
     policy.values.copy_(0.1 * torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(0)))
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)

@@ -18,6 +18,8 @@ from art.config import EngineConfig, ModelSettings, TrainerConfig, VllmConfig
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
 from art.engines.vllm.server import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
+from art.runtime.devices import Devices, Gpu
+from art.runtime.placement import Place, check_placement, choose_placement
 
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
 SERVER = """
@@ -223,6 +225,26 @@ def test_an_interpreter_that_is_none() -> None:
 def test_settings_that_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         VllmConfig.model_validate(settings)
+
+
+def test_gpus_that_the_flags_ask_for() -> None:
+    assert VllmConfig().num_devices == 1
+    flags = {"tensor_parallel_size": 4, "data-parallel-size": 2, "block_size": 32}
+    assert VllmConfig(flags=flags).num_devices == 8
+
+
+def test_where_vllm_runs() -> None:
+    four = Devices(gpus=tuple(Gpu("gpu", 2**36, str(i)) for i in range(4)), memory_bytes=2**36, has_mps=False)
+    parallel = ModelSettings(engine=VllmConfig(flags={"tensor_parallel_size": 2}))
+    assert choose_placement(parallel, four).engine == Place("cuda", (1, 2))
+    given = ModelSettings(engine=VllmConfig(device_indices=(2, 3)))
+    assert choose_placement(given, four).engine == Place("cuda", (2, 3))
+    none = Devices(gpus=(), memory_bytes=2**30, has_mps=False)
+    elsewhere = ModelSettings(engine=VllmConfig(urls=("http://gpu",)))
+    placement = choose_placement(elsewhere, none)
+    assert (placement.engine.kind, placement.shared) == ("elsewhere", False)
+    # The weights would not fit here twice; the engine's are not here.
+    check_placement(placement, elsewhere, none, num_weights=2 * 10**8)
 
 
 def test_the_kind_of_engine_is_part_of_the_settings() -> None:

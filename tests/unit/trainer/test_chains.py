@@ -1,0 +1,80 @@
+"""Attention by chains: each chain is done once, alone or in a bundle, and equals attention under the dense mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from trainer_samples import VOCAB_SIZE, random_samples
+
+from art.trainer import chains
+from art.trainer.attention import dense_mask
+from art.trainer.chain_attention import attend_chains
+from art.trainer.chains import Bundle, ChainKeys, LongChain, make_chain_keys, plan_chains
+from art.trainer.tree import PrefixTree, build_tree, check_sample
+
+
+def random_tree(seed: int, count: int = 24) -> PrefixTree:
+    return build_tree([p for s in random_samples(seed, count=count) if (p := check_sample(s, vocab_size=VOCAB_SIZE))])
+
+
+def chain_keys(tree: PrefixTree) -> list[ChainKeys]:
+    return [make_chain_keys(chain) for chain in tree.chains]
+
+
+def members(work: Sequence[LongChain | Bundle]) -> list[ChainKeys]:
+    return [chain for item in work for chain in (item.chains if isinstance(item, Bundle) else (item.chain,))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("block", [4, 96])
+def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "BLOCK", block)
+    tree = random_tree(seed)
+    keys = chain_keys(tree)
+    work = plan_chains(keys, num_tokens=len(tree), num_heads=4, window=None)
+    assert sorted(members(work), key=lambda c: c.start) == sorted(keys, key=lambda c: c.start)
+    bundles = [item for item in work if isinstance(item, Bundle)]
+    assert bundles or block == 4
+    for bundle in bundles:
+        padded = bundle.blocks[0].hidden.numel()
+        assert max(chain.num_queries for chain in bundle.chains) <= block
+        assert padded <= chains._MAX_PADDED * sum(c.num_queries * c.num_keys for c in bundle.chains)
+        assert padded * 4 <= chains._BUNDLE_SCORES
+
+
+def test_chains_that_differ_much_are_not_bundled() -> None:
+    one, other = ChainKeys(0, 2, ((0, 2),)), ChainKeys(2, 12, ((0, 12),))
+    assert not any(isinstance(w, Bundle) for w in plan_chains([one, other], num_tokens=12, num_heads=1, window=None))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("block", "max_padded"), [(96, 1.25), (96, 100.0), (3, 1.25)])
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (4, 1)])
+def test_values_and_gradients_equal_dense_attention(
+    window: int | None, block: int, max_padded: float, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chains, "BLOCK", block)
+    monkeypatch.setattr(chains, "_MAX_PADDED", max_padded)
+    tree = random_tree(7)
+    num_tokens, (num_heads, groups) = len(tree), heads
+    generator = torch.Generator().manual_seed(0)
+    # Keys and values of different sizes, as multi-head latent attention has them.
+    query, key, value = (
+        torch.randn(1, n, num_tokens, d, generator=generator, requires_grad=True)
+        for n, d in ((num_heads, 8), (groups, 8), (groups, 6))
+    )
+    work = plan_chains(chain_keys(tree), num_tokens=num_tokens, num_heads=num_heads, window=window)
+    mask = dense_mask(torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end), window)
+    ours = attend_chains(query, key, value, work, 0.3)
+    dense = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(ours, dense, rtol=1e-5, atol=1e-5)
+    weights = torch.randn(ours.shape, generator=generator)
+    for one, other in zip(
+        torch.autograd.grad(ours, (query, key, value), weights),
+        torch.autograd.grad(dense, (query, key, value), weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
