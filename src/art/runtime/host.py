@@ -51,19 +51,25 @@ class BaseModelHost:
     """Parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first
     checkpoint."""
 
-    def __init__(self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig) -> None:
+    def __init__(
+        self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
+    ) -> None:
+        """
+        Args:
+            name: of its processes in messages and of their logs; by default the base model's, without its folder.
+        """
         self.base_model = base_model
         self.settings = settings
+        self.name = name or short_name(base_model)
         engine_threads, trainer_threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
-        slug = base_model.rstrip("/").rsplit("/", 1)[-1]
         devices = find_devices()
         self.placement = choose_placement(settings, devices)
 
         def spec(kind: str, num_threads: int, place: Place, module: str) -> ChildSpec:
             return ChildSpec(
-                name=f"{kind} of {slug}",
+                name=f"{kind} of {self.name}",
                 module=f"art.runtime.{module}",
-                log_path=data_dir.logs / f"{kind}-{slug}.log",
+                log_path=data_dir.logs / f"{kind}-{self.name}.log",
                 num_threads=num_threads,
                 start_timeout_s=config.child_start_timeout_s,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -243,6 +249,11 @@ class BaseModelHost:
             "engine_info": asdict(self._engine_info) if self._engine_info else None,
             "adapters": list(self._loaded),
         }
+
+
+def short_name(base_model: str) -> str:
+    """`org/model` and `/some/where/model` are both `model`."""
+    return base_model.rstrip("/").rsplit("/", 1)[-1]
 
 
 async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:
