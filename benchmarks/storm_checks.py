@@ -20,7 +20,7 @@ CAUSES = (
     r"died \((signal \d|exit status)",
     r"died while starting \((signal \d|exit status)",
     r"art-server died \d+ times",
-    r"art-server ended with",
+    r"art-server ended at its start \(",
     r"was started anew",
     r"is in use by another art-server",
 )

@@ -21,6 +21,7 @@ from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.dev import LossName, train_config
 from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError
 from art.messages import is_choice, parse_item
+from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     JobStatus,
@@ -131,6 +132,14 @@ class Backend:
         client = await self._connection()
         request = _registration_request(cast(TrainableBackendModel, model), same_files=client.is_local)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
+
+    async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
+        """Look at what training `model` needs: versions, devices, disk space, chat format, and memory by a trial step.
+
+        Nothing is trained or published. `art doctor` shows the same for a base model.
+        """
+        client = await self._connection()
+        return await client.preflight(model.project, model.name, request or PreflightRequest())
 
     async def train(
         self,

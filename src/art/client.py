@@ -28,6 +28,7 @@ from art.errors import (
     ProcessError,
     error_from_code,
 )
+from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     DeleteCheckpointsResponse,
@@ -110,6 +111,13 @@ class ArtClient:
         what = f"the server to register {request.project}/{request.name} ({request.base_model})"
         return await self._typed(
             ModelStatus, "POST", "/api/models", body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
+        )
+
+    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
+        """What a training of the model would need, checked on the server; with a trial it takes as long as a step."""
+        path, what = _model_path(project, name, "preflight"), f"the checks of {project}/{name}"
+        return await self._typed(
+            PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
 
     async def model_status(self, project: str, name: str) -> ModelStatus:

@@ -42,8 +42,9 @@ def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_train_continues_where_it_stopped(tiny_model: Path, tmp_path: Path) -> None:
-    command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4"]
+@pytest.mark.parametrize("trained", ["--lora-rank=8", pytest.param("--full-finetuning", marks=pytest.mark.slow)])
+def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_path: Path) -> None:
+    command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4", trained]
     assert "stands at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
     again = art(*command, "--steps", "3", "--evaluate", "20", "--json", "train.json", cwd=tmp_path)
     assert "stands at step 2 of 3" in again
@@ -52,12 +53,19 @@ def test_train_continues_where_it_stopped(tiny_model: Path, tmp_path: Path) -> N
     assert len(summary["rewards"]) == 1
 
 
-def test_wrong_arguments_are_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["no_such_task"], 1, "there are tic_tac_toe, yes_no_maybe"),
+        (["yes_no_maybe", "--full-finetuning", "--lora-rank", "4"], 2, "--lora-rank: not allowed with argument --full"),
+    ],
+)
+def test_wrong_arguments_are_explained(arguments: list[str], status: int, message: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "art.cli.main", "train", "no_such_task"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "art.cli.main", "train", *arguments], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 1
-    assert "there are tic_tac_toe, yes_no_maybe" in done.stderr
+    assert done.returncode == status
+    assert message in done.stderr
 
 
 @pytest.mark.slow

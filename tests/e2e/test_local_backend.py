@@ -61,6 +61,18 @@ async def test_a_second_backend_on_the_same_data_is_refused_by_name(tmp_path: Pa
         assert (await health(second))["status"] == "ok"
 
 
+async def test_a_server_killed_while_it_starts_is_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with art.LocalBackend(path=tmp_path) as backend:
+        asking = asyncio.ensure_future(health(backend))
+        while backend.server_pid is None:
+            await asyncio.sleep(0.01)
+        kill_server(backend)
+        assert (await asking)["status"] == "ok"
+    assert "art-server died at its start (signal 9, SIGKILL): starting it again" in caplog.text
+
+
 async def test_closing_ends_calls_under_way(tmp_path: Path) -> None:
     backend = art.LocalBackend(path=tmp_path)
     client = await backend._connection()

@@ -30,6 +30,8 @@ from art.storage.logs import log_tail, open_log, rotate_log
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
+MAX_STARTS = 3
+"""In a row; a server that ends by itself, and not by a signal, has a reason and is not started again."""
 PINGS_PER_TIMEOUT = 4
 """A server is silent when so many questions in a row got no answer. A single one may be the fault of this process: code
 that blocks the event loop hides answers."""
@@ -133,7 +135,7 @@ class LocalBackend(Backend):
             )  # fmt: skip
 
     async def _until_healthy(self) -> None:
-        """Wait until the server answers.
+        """Wait until the server answers. One that was killed meanwhile is started again.
 
         Raises:
             ProcessError: it ended, or is still silent after `START_TIMEOUT_S`; with the last lines of its log.
@@ -141,6 +143,7 @@ class LocalBackend(Backend):
         assert self._client is not None
         assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
+        num_starts = 1
         health = asyncio.ensure_future(self._client.health())
         try:
             while True:
@@ -148,10 +151,13 @@ class LocalBackend(Backend):
                 if health.done():
                     health.result()
                     return
-                if self._process.poll() is not None:
-                    raise ProcessError(
-                        f"art-server ended with status {self._process.returncode} at start{log_tail(self.log_path)}"
-                    )
+                if (status := self._process.poll()) is not None:
+                    how = describe_exit(status)
+                    if status >= 0 or num_starts == MAX_STARTS:
+                        raise ProcessError(f"art-server ended at its start ({how}){log_tail(self.log_path)}")
+                    num_starts += 1
+                    logger.warning("art-server died at its start (%s): starting it again", how)
+                    self._spawn()
                 if time.monotonic() > deadline:
                     raise ProcessError(
                         f"art-server did not answer within {START_TIMEOUT_S:.0f} s{log_tail(self.log_path)}"

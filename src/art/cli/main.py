@@ -14,6 +14,7 @@ from art.errors import ArtError
 COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
+    "doctor": "check a model, this machine and a task before training",
     "status": "show what the server of a data directory does, and who waits for whom",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from art.config import MemoryConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
-from art.protocol.rpc import RpcClient
+from art.protocol.rpc import PendingCall, RpcClient
 from art.runtime.stacks import dump_stacks
 from art.runtime.vitals import Limits, Vitals
 from art.storage.logs import log_tail, open_log, rotate_log
@@ -59,6 +59,8 @@ class ChildSpec:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     interruptible: bool = False
     """Calls of a child that ends go on with its successor, at little cost: it need not be idle to be started anew."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables, e.g. which GPUs it sees."""
 
     def environment(self) -> dict[str, str]:
         """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
@@ -69,7 +71,9 @@ class ChildSpec:
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
+            "TQDM_DISABLE": "1",  # the last lines of a log are to tell of a death, not of its loading
             "PYTHONUNBUFFERED": "1",
+            **self.variables,
         }
 
 
@@ -91,7 +95,8 @@ class ChildProcess:
         self._cause: str | None = None
         """Why the process that runs now was killed by this one."""
         self._last_end: str | None = None
-        self._num_waiting = 0
+        self.num_waiting = 0
+        """Callers that wait until it is up."""
         self._crashes: deque[float] = deque(maxlen=CRASH_LIMIT)
         self.num_restarts = 0
 
@@ -133,7 +138,7 @@ class ChildProcess:
     async def _until_changed(self) -> None:
         """Wait until the child is up or given up on; raises in the latter case."""
         deadline_s = self.spec.start_timeout_s * MAX_FAILED_STARTS
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
                 await self._changed.wait_for(lambda: self._live_client() is not None or self._failure is not None)
@@ -142,7 +147,7 @@ class ChildProcess:
                 f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}"
             ) from None
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
         if self._failure is not None:
             failure = type(self._failure)(self._failure.message)
             failure.transient = False
@@ -232,7 +237,7 @@ class ChildProcess:
         except BaseException as error:
             watch.cancel()
             await client.close()
-            if process.returncode is None:
+            if alive := process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await process.wait()
@@ -241,9 +246,8 @@ class ChildProcess:
                     f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
                 ) from None
             if isinstance(error, ProcessError):
-                raise ProcessError(
-                    f"the {spec.name} died while starting ({self._how(process)}){self._log_tail()}"
-                ) from error
+                what = f"could not start: {error.message}" if alive else f"died while starting ({self._how(process)})"
+                raise ProcessError(f"the {spec.name} {what}{self._log_tail()}") from error
             raise
         vitals.is_ready = True
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
@@ -319,27 +323,16 @@ class ChildProcess:
             how += "; sent from outside: the system does that when memory runs out"
         return how
 
-    def waits(self) -> list[str]:
-        """What is waited for here, in words."""
-        status, found = self.status, []
-        if self._num_waiting:
-            found.append(f"{self._num_waiting} callers wait for the {self.spec.name}, which is {status['state']}")
-        doing = f"it does `{self._vitals.doing}`" if self._vitals else "it does not run"
-        if status.get("since_s") is not None:
-            doing += f" since {status['since_s']:.0f} s"
-        now = time.monotonic()
-        for call in self._connection.pending if self._connection else ():
-            found.append(
-                f"{call.caller} waits for the {self.spec.name} to answer `{call.method}`, for "
-                f"{now - call.since:.0f} s; {doing}"
-            )
-        return found
+    @property
+    def pending(self) -> list[PendingCall]:
+        """Calls that the child, also one that starts, has not answered."""
+        return self._connection.pending if self._connection else []
 
     def stalled_s(self) -> float:
         """How long somebody has waited for this child without any sign of progress; 0 if nobody does."""
         if self._vitals is None or self._failure is not None:
             return 0.0
-        return self._vitals.stalled_s(self._connection.pending if self._connection else ())
+        return self._vitals.stalled_s(self.pending)
 
     async def _set_client(self, client: RpcClient | None) -> None:
         async with self._changed:

@@ -18,7 +18,9 @@ MAX_WAITS = 40
 
 async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -> str:
     """The report as it stands now. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer."""
-    waits = [str(wait) for wait in current_waits()] + [wait for process in processes for wait in process.waits()]
+    waits = [str(wait) for wait in current_waits()] + [
+        wait for process in processes for wait in describe_waits(process)
+    ]
     more = [f"... and {len(waits) - MAX_WAITS} more"] if len(waits) > MAX_WAITS else []
     stacks = [_section(f"{STACKS_HEADING}: tasks of art-server", task_stacks().splitlines())]
     dumps = await asyncio.gather(*(asyncio.to_thread(dump_stacks, process.status) for process in processes))
@@ -34,6 +36,21 @@ async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -
             *stacks,
         ]
     )
+
+
+def describe_waits(process: ChildProcess) -> list[str]:
+    """Who waits for this child, and what it does meanwhile."""
+    status, name, now = process.status, process.spec.name, time.monotonic()
+    found = []
+    if process.num_waiting:
+        found.append(f"{process.num_waiting} callers wait for the {name}, which is {status['state']}")
+    doing = (
+        f"it does `{status['doing']}` since {status['since_s']:.0f} s" if "doing" in status else "it has said nothing"
+    )
+    for call in process.pending:
+        waited_s = now - call.since
+        found.append(f"{call.caller} waits for the {name} to answer `{call.method}`, for {waited_s:.0f} s; {doing}")
+    return found
 
 
 def _section(heading: str, lines: Iterable[str]) -> str:

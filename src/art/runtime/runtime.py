@@ -22,17 +22,23 @@ from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
+from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.runtime.devices import find_devices
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.jobs import JobRunner
+from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
+from art.runtime.preflight import Preflight, quick_checks
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import Job, RegisteredModel, Registry
 from art.runtime.report import write_report
 from art.runtime.samples import exchange_ids, resolve
 from art.runtime.sft import sft_samples
+from art.runtime.trial import check_trial, random_sample, rollout_samples
 from art.runtime.watchdog import Watchdog
+from art.runtime.weights import count_weights
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir, validate_name
@@ -56,6 +62,7 @@ class Runtime:
         self._recorder = Recorder(self._database)
         self._models: dict[str, RegisteredModel] = {}
         self._hosts = Hosts(self.data_dir, config)
+        self._preflight = Preflight() if config.preflight else None
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
         self._jobs = JobRunner(self._registry, self.data_dir, self._find, self._on_published)
@@ -92,7 +99,8 @@ class Runtime:
         A step that was under way when an earlier server ended is finished first, so that the caller goes on after it.
 
         Raises:
-            ConfigError: registered before with another base model or other adapter settings.
+            ConfigError: registered before with another base model or other adapter settings, or devices that this
+                machine does not have.
         """
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
@@ -147,6 +155,9 @@ class Runtime:
         await self._hosts.close_unused(self._models.values())
 
     async def _make_ready(self, model: RegisteredModel) -> None:
+        num_weights = await asyncio.to_thread(count_weights, model.base_model)
+        devices = await asyncio.to_thread(find_devices)
+        check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
         host = self._hosts.of(model)
         host.retry()
         if not (first := self._checkpoint(model, 0)).exists() and model.step == 0:
@@ -183,6 +194,22 @@ class Runtime:
             await asyncio.to_thread(checkpoints.delete, paths.checkpoint(step))
         return gone
 
+    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
+        """Look at what training this model needs; see `preflight.py` and `trial.py`."""
+        model, host = self._find(project, name)
+        checks = []
+        if request.quick:
+            checks += await quick_checks(host, self.data_dir.root, self._checkpoint(model, model.step))
+        if request.trial:
+            info = await host.engine_info()
+            sample = random_sample(length=request.trial_tokens or info.max_context, vocab_size=info.vocab_size)
+            checks.append(await check_trial("longest sequence", model, host, [sample]))
+        if request.groups:
+            exchanges = await asyncio.to_thread(self._recorder.find, exchange_ids(request.groups))
+            samples = rollout_samples(resolve(request.groups, exchanges, project=project, name=name))
+            checks.append(await check_trial("step of the rollouts", model, host, samples))
+        return PreflightReport(checks=checks)
+
     # -- training ----------------------------------------------------------------------------------------------------
 
     async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
@@ -191,11 +218,13 @@ class Runtime:
         Raises:
             TrajectoryError: the trajectories cannot be trained as they are.
             ConflictError: the job id is taken by another request.
+            ConfigError: the quick checks of the preflight fail.
         """
-        model = self._model(project, name)
+        model, host = self._find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
+        warnings = await self._ensure_ready(model, host)
 
         def plan_request() -> StepPlan:
             exchanges = self._recorder.find(exchange_ids(request.groups))
@@ -213,7 +242,12 @@ class Runtime:
             "pairs": plan.pairs,
             "references": references,
         }
-        payload = {"call": call, "metrics": plan.metrics, "findings": plan.findings, "ledger": plan.ledger}
+        payload = {
+            "call": call,
+            "metrics": plan.metrics,
+            "findings": [*warnings, *plan.findings],
+            "ledger": plan.ledger,
+        }
         job = Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
 
@@ -222,11 +256,18 @@ class Runtime:
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
+        warnings = await self._ensure_ready(model, host)
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
         call = {"samples": samples, "config": request.config.model_dump()}
-        payload = {"call": call, "metrics": counts, "findings": [], "ledger": None}
+        payload = {"call": call, "metrics": counts, "findings": warnings, "ledger": None}
         job = Job(job_id=request.job_id, kind="train_sft", project=project, name=name, payload=payload, from_step=None)
         return await self._jobs.submit(job, fingerprint)
+
+    async def _ensure_ready(self, model: RegisteredModel, host: BaseModelHost) -> list[str]:
+        """Warnings of the preflight, before the first step of a model."""
+        if self._preflight is None:
+            return []
+        return await self._preflight.ensure(model, host, self.data_dir.root, self._checkpoint(model, model.step))
 
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         return await self._jobs.wait(job_id, wait_s)

@@ -5,6 +5,7 @@
     train            {samples, config, from_checkpoint, to_checkpoint, job_id,    -> {step, metrics}
                       pairs, references}
     train_sft        the same without pairs and references                        -> {step, metrics}
+    trial            {samples, lora}                                              -> what the update took
 
 Settings that are not valid are a `ConfigError`, and samples an `InvalidRequestError`.
 """
@@ -42,6 +43,7 @@ class TrainerCalls:
             "init_checkpoint": self._init_checkpoint,
             "train": self._train,
             "train_sft": self._train_sft,
+            "trial": self._trial,
         }
 
     def make(self, method: str, params: Params, on_progress: OnProgress | None = None) -> Params:
@@ -78,6 +80,10 @@ class TrainerCalls:
     def _train_sft(self, params: Params, on_progress: OnProgress | None) -> Params:
         config = validated(TrainSFTConfig, params["config"])
         return asdict(self._started().train_sft(config=config, on_progress=on_progress, **_job(params)))
+
+    def _trial(self, params: Params, on_progress: OnProgress | None) -> Params:
+        lora = None if params["lora"] is None else validated(LoraConfig, params["lora"])
+        return self._started().trial(samples_from_wire(params["samples"]), lora)
 
     def _started(self) -> Trainer:
         if self._trainer is None:

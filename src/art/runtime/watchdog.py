@@ -47,7 +47,7 @@ class Watchdog:
 
     def _stalled_s(self) -> float:
         processes, now = self._processes(), time.monotonic()
-        if any(process.waits() for process in processes):
+        if any(process.pending or process.num_waiting for process in processes):
             self._last_busy = now
         waits = current_waits()
         without_children_s = min(now - self._last_busy, waits[0].age_s()) if waits else 0.0

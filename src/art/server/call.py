@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from art.protocol.chat import ChatRequest
+from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 
@@ -46,6 +47,10 @@ class RuntimeApi(Protocol):
 
     async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
         """The steps that are gone."""
+        ...
+
+    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
+        """What training the model needs, looked at; nothing is trained."""
         ...
 
     async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus: ...

@@ -55,7 +55,9 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     dtype = _choose_dtype(config, device)
     try:
         options = loading_options(config.quantization, device=str(device), dtype=dtype)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation=ATTENTION_NAME, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False, **options
+        )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"cannot load base model {name!r}: {error}. Expected a directory with a Hugging Face causal language "

@@ -33,6 +33,7 @@ from art.trainer.base_kl import with_sampled_base
 from art.trainer.compilation import compile_layers
 from art.trainer.distributed import ALONE, Team
 from art.trainer.full import FullPolicy
+from art.trainer.headroom import headroom_bytes
 from art.trainer.kernel_check import check_kernel
 from art.trainer.lora import LoraPolicy
 from art.trainer.measure import add_stream
@@ -215,6 +216,35 @@ class Trainer:
         with self._team.call(in_lockstep=self._base.is_sharded):
             return self._step(samples, config, make_plan, from_checkpoint, to_checkpoint, job_id, on_progress)
 
+    def trial(self, samples: Sequence[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+        """One update on `samples`, of component "sft", from step 0 that is then forgotten: no checkpoint is read or
+        written, and the next call begins from the one that it names.
+
+        Returns:
+            `seconds` of the update, `num_tokens` of the samples, `num_tree_tokens` without what they share,
+            `grad_norm`, `peak_memory_bytes` of the process that took most and `headroom_bytes` of the one that had
+            least left.
+
+        Raises:
+            ConfigError: `lora` does not fit the model.
+            NothingTrainableError: no sample has a token to learn.
+            TrainingError: a sample does not fit into memory, or the loss is not finite.
+        """
+        with self._team.call(in_lockstep=self._base.is_sharded):
+            paths = self._checked(samples)
+            loaded = self._inject(lora)
+            usage.reset_peak_memory(self._base.device)
+            start = time.perf_counter()
+            record = self._run_updates(loaded, [Update(paths=paths, learning_rate=1e-5)], TrainSFTConfig(), None)
+            return {
+                "seconds": time.perf_counter() - start,
+                "num_tokens": float(sum(len(sample.token_ids) for sample in samples)),
+                "num_tree_tokens": float(record.num_tree_tokens),
+                "grad_norm": record.grad_norms[-1],
+                "peak_memory_bytes": float(max(self._team.gather(usage.peak_memory_bytes(self._base.device)))),
+                "headroom_bytes": float(min(self._team.gather(headroom_bytes(self._base.device)))),
+            }
+
     # -- one step --
 
     def _step(
@@ -230,12 +260,7 @@ class Trainer:
         if (recorded := self._team.from_first(lambda: _recorded_result(to_checkpoint, job_id))) is not None:
             return recorded
         start = time.perf_counter()
-        checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
-        paths = [path for path in checked if path is not None]
-        if not paths:
-            raise NothingTrainableError(
-                f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
-            )
+        paths = self._checked(samples)
         loaded = self._load(from_checkpoint)
         plan = make_plan(paths, loaded)
         before = loaded.policy.values.clone()
@@ -265,6 +290,15 @@ class Trainer:
         metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
         metrics["time/step_trainer_s"] = time.perf_counter() - start
         return StepResult(step=loaded.step, metrics=metrics)
+
+    def _checked(self, samples: Sequence[TrainingSample]) -> list[SamplePath]:
+        checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
+        paths = [path for path in checked if path is not None]
+        if not paths:
+            raise NothingTrainableError(
+                f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
+            )
+        return paths
 
     def _run_updates(
         self,

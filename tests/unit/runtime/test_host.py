@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import art.runtime.host
-from art.config import ModelSettings, ServerConfig
-from art.errors import ProcessError
+from art.config import EngineConfig, ModelSettings, ServerConfig
+from art.errors import ProcessError, TrainingError
 from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts
+from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 
@@ -98,6 +101,39 @@ async def test_other_weights_under_the_same_name_are_published_again(host: BaseM
     assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
     assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
     assert await host.load("a", checkpoint(tmp_path, "0001", "of the next try"))
+
+
+async def test_hosts_do_not_share_a_log(tmp_path: Path) -> None:
+    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+    for number, base_model in enumerate(("org/base", "other/base", "org/base")):
+        settings = ModelSettings(engine=EngineConfig(max_running=1 + number))
+        hosts.of(RegisteredModel(project="p", name=f"m{number}", base_model=base_model, settings=settings, step=0))
+    logs = [process.spec.log_path.name for process in hosts.processes()]
+    assert logs[::2] == ["engine-base.log", "engine-base-2.log", "engine-base-3.log"]
+    assert len(set(logs)) == 6
+
+
+async def test_a_step_that_takes_too_long_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), ServerConfig(job_timeout_s=0.1))
+    ended: list[str] = []
+
+    class Endless:
+        async def stream(self, method: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
+            while True:
+                yield {"progress": {}}
+                await asyncio.sleep(0.01)
+
+    async def connect() -> Endless:
+        return Endless()
+
+    async def end(cause: str) -> None:
+        ended.append(cause)
+
+    monkeypatch.setattr(host.trainer_process, "connect", connect)
+    monkeypatch.setattr(host.trainer_process, "end", end)
+    with pytest.raises(TrainingError, match=r"`train` took longer than `job_timeout_s` = 0\.1 s"):
+        await host.train("train", job_id="x")
+    assert len(ended) == 1
 
 
 async def test_forgetting_waits_for_the_last_request_and_survives_the_engine(

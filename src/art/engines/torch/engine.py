@@ -19,14 +19,14 @@ import torch
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from art.engines.requests import check_request, check_score
 from art.engines.torch.batch import build_batch
 from art.engines.torch.kv_cache import KVCache
-from art.engines.torch.linear import Adapter
+from art.engines.torch.linear import Adapter, Factors
 from art.engines.torch.lora import read_adapter
 from art.engines.torch.memory import kv_budget
 from art.engines.torch.model import LoadedModel, default_num_threads, load_model
 from art.engines.torch.random import uniforms
-from art.engines.torch.requests import check_request, check_score
 from art.engines.torch.sampler import SamplingParams, sample, token_logprobs
 from art.engines.torch.scheduler import Scheduler, Sequence, Work
 from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
@@ -189,8 +189,8 @@ class TorchEngine:
 
     def serve_as(self, name: str, info: AdapterInfo) -> None:
         """Let requests name the model's own weights `name`: an adapter that changes no layer."""
-        factors = [None] * self._model.decoder.num_linears
-        self._adapters[name] = Adapter(uid=self._next_uid, factors=[*factors], info=info)
+        no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
+        self._adapters[name] = Adapter(uid=self._next_uid, factors=no_factors, info=info)
         self._next_uid += 1
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:

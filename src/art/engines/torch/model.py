@@ -162,7 +162,9 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
     options = loading_options(quantization, device=device, dtype=dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager", **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="eager", trust_remote_code=False, **options
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):

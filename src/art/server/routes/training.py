@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from art.errors import InvalidRequestError
+from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     DeleteCheckpointsResponse,
@@ -39,6 +40,11 @@ async def train_sft(call: Call) -> JobStatus:
     return await call.runtime.submit_train_sft(call.path["project"], call.path["name"], request)
 
 
+async def preflight(call: Call) -> PreflightReport:
+    request = await call.body(PreflightRequest)
+    return await call.runtime.preflight(call.path["project"], call.path["name"], request)
+
+
 async def job_status(call: Call) -> JobStatus:
     wait_s = _wait_s(call.query("wait_s"))
     async with cancel_on_disconnect(call.receive):
@@ -71,6 +77,7 @@ ROUTES = [
     Route("GET", _MODEL, model_status),
     Route("POST", f"{_MODEL}/train", train, status=202),
     Route("POST", f"{_MODEL}/train_sft", train_sft, status=202),
+    Route("POST", f"{_MODEL}/preflight", preflight),
     Route("GET", f"{_MODEL}/checkpoints", list_checkpoints),
     Route("POST", f"{_MODEL}/checkpoints/delete", delete_checkpoints),
     Route("GET", "/api/jobs/{job_id}", job_status),

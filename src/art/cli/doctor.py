@@ -1,0 +1,247 @@
+"""`art doctor MODEL`: look at everything that training a model needs, before any time is spent on it.
+
+It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and with
+--task a few rollouts. Nothing is published and nothing stays on disk. The exit code is 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from art.backend import wire_groups
+from art.backends.local import LocalBackend
+from art.cli.event_loop import run_coroutine
+from art.config import ModelSettings, TrainConfig
+from art.errors import ArtError, ConfigError
+from art.gather import gather_trajectory_groups
+from art.model import TrainableModel
+from art.protocol.preflight import CheckResult, CheckStatus, PreflightRequest
+from art.task import Task, get_task
+from art.trajectory import TrajectoryGroup
+
+COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
+MUCH_WITHOUT_SPREAD = 0.5
+"""Share of groups that teach nothing, above which most of the sampling is wasted."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check a model, this machine and a task before training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
+    parser.add_argument(
+        "--task", help="task name or module:attribute: looks at its rewards, and forecasts a step of it"
+    )
+    parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
+    parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
+    parser.add_argument(
+        "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
+    )
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of `art.ModelSettings` to train with")
+    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
+    parser.add_argument("--steps", type=int, help="of the training to forecast (default: the task's own)")
+    parser.add_argument("--price-per-hour", type=float, metavar="PRICE", help="of this machine, for the forecast")
+    parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console()
+    task = get_task(args.task) if args.task else None
+    settings = _read_settings(args.settings)
+    with _scratch_folder(args.data_dir.resolve()) as folder:
+        checks = run_coroutine(_examine(console, args, settings, task, folder))
+    _show(console, checks)
+    failed = any(check.status == "failure" for check in checks)
+    if args.json:
+        summary = {"model": args.model, "ready": not failed, "checks": [check.model_dump() for check in checks]}
+        args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return int(failed)
+
+
+def _read_settings(path: Path | None) -> ModelSettings:
+    if path is None:
+        return ModelSettings()
+    try:
+        return ModelSettings.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"--settings {path}: expected JSON of `art.ModelSettings`: {error}") from error
+
+
+@contextlib.contextmanager
+def _scratch_folder(data_dir: Path) -> Iterator[Path]:
+    """A data directory of its own on the disk of the real one, gone afterwards."""
+    existing = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())
+    folder = Path(tempfile.mkdtemp(prefix=".art-doctor-", dir=existing))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _examine(
+    console: Console, args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
+) -> list[CheckResult]:
+    async with LocalBackend(path=folder) as backend:
+        model = TrainableModel(name="trial", project="doctor", base_model=args.model, settings=settings)
+        started = time.perf_counter()
+        try:
+            with console.status("Starting engine and trainer ..."):
+                await model.register(backend)
+        except ArtError as error:
+            remedy = "the message says what to change"
+            return [CheckResult(name="start", status="failure", found=error.message, remedy=remedy)]
+        seconds = time.perf_counter() - started
+        found = f"engine and trainer run and agree on a probe after {seconds:.1f} s"
+        checks = [CheckResult(name="start", status="ok", found=found, measured={"seconds": seconds})]
+        with console.status("A trial step ..."):
+            report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
+        checks += report.checks
+        if task is not None:
+            checks += await examine_task(console, args, task, backend, model)
+    return checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledOut:
+    groups: list[TrajectoryGroup]
+    num_rollouts: int
+    """Failed ones too."""
+    seconds: float
+
+
+async def roll_out(
+    model: TrainableModel, task: Task, *, num_scenarios: int, num_rollouts: int | None, seed: int
+) -> RolledOut:
+    """A few groups, as a step of training would have them."""
+    scenarios = task.scenarios("train", seed=seed, count=num_scenarios)
+    size = num_rollouts or task.defaults.rollouts_per_group
+    started = time.perf_counter()
+    groups = await gather_trajectory_groups(
+        (
+            TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(size))
+            for scenario in scenarios
+        ),
+        pbar_desc=None,
+        max_exceptions=num_scenarios * size,
+    )
+    return RolledOut(groups=groups, num_rollouts=len(scenarios) * size, seconds=time.perf_counter() - started)
+
+
+def check_rollouts(rolled: RolledOut) -> CheckResult:
+    """Whether rollouts end with a trajectory."""
+    num_failed = rolled.num_rollouts - sum(map(len, rolled.groups))
+    found = f"{num_failed} of {rolled.num_rollouts} failed, in {rolled.seconds:.1f} s"
+    if num_failed == 0:
+        return CheckResult(name="rollouts", status="ok", found=found)
+    error = next((error for group in rolled.groups for error in group.exceptions), None)
+    if error is not None:
+        found += f"; one of them: {error.type}: {error.message}"
+    return CheckResult(
+        name="rollouts",
+        status="failure" if num_failed == rolled.num_rollouts else "warning",
+        found=found,
+        remedy="mend the rollout; `max_exceptions` of the gather functions says how many failures are tolerated",
+    )
+
+
+def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConfig().spread_tolerance) -> CheckResult:
+    """Whether the rewards of a group differ: without that it teaches nothing."""
+    rewards = [[trajectory.reward for trajectory in group] for group in groups if len(group) > 0]
+    flat = sum(max(group) - min(group) <= 2 * tolerance for group in rewards)
+    share = flat / len(rewards) if rewards else 1.0
+    everything = [reward for group in rewards for reward in group]
+    mean = statistics.fmean(everything) if everything else math.nan
+    found = f"{flat} of {len(rewards)} groups have equal rewards (mean reward {mean:.3g})"
+    status: CheckStatus = "failure" if share == 1 else "warning" if share > MUCH_WITHOUT_SPREAD else "ok"
+    return CheckResult(
+        name="reward spread",
+        status=status,
+        found=found,
+        remedy=None
+        if status == "ok"
+        else "use more rollouts per group, scenarios that the model solves now and then, a reward with more values, or "
+        "sampling at temperature 1 with different seeds",
+        measured={"share_without_spread": share, "mean_reward": mean} if everything else {},
+    )
+
+
+def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int, price: float | None) -> CheckResult:
+    """Time, and cost, of a step of the task's own size, from what a few rollouts and a trial step of them took.
+
+    Both grow with the number of rollouts, at most: more at once use the machine better, and share more of the tree.
+    """
+    defaults = task.defaults
+    size = defaults.groups_per_step * defaults.rollouts_per_group
+    factor = size / sum(map(len, rolled.groups))
+    rollout_s, train_s = rolled.seconds * factor, step.measured["seconds"] * factor
+    total_s = rollout_s + train_s
+    measured = {"rollout_s": rollout_s, "train_s": train_s, "step_s": total_s, "num_steps": float(num_steps)}
+    found = (
+        f"a step of {size} rollouts takes at most about {total_s:.1f} s: {rollout_s:.1f} s of sampling, "
+        f"{train_s:.1f} s of training; {num_steps} steps {duration(total_s * num_steps)}"
+    )
+    if price is not None:
+        measured["cost_per_step"] = price * total_s / 3600
+        found += f" and {measured['cost_per_step'] * num_steps:,.2f} at {price:g} an hour"
+    return CheckResult(name="forecast", status="ok", found=found, measured=measured)
+
+
+def duration(seconds: float) -> str:
+    """Example: 5400 gives "1.5 h"."""
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+async def examine_task(
+    console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
+) -> list[CheckResult]:
+    """Rollouts, their rewards, a trial step of them and what a training would take."""
+    with console.status(f"Rollouts of {task.name} ..."):
+        rolled = await roll_out(model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed)
+    checks = [check_rollouts(rolled), check_spread(rolled.groups)]
+    if not any(map(len, rolled.groups)):
+        return checks
+    request = PreflightRequest(quick=False, trial=False, groups=wire_groups(rolled.groups))
+    with console.status("A trial step of these rollouts ..."):
+        checks += (await backend.preflight(model, request)).checks
+    if checks[-1].status != "failure":
+        num_steps = args.steps or task.defaults.num_steps
+        checks.append(forecast(task, rolled, checks[-1], num_steps=num_steps, price=args.price_per_hour))
+    return checks
+
+
+def _show(console: Console, checks: Sequence[CheckResult]) -> None:
+    table = Table(show_lines=True)
+    for heading in ("check", "", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        colour = COLOURS[check.status]
+        table.add_row(
+            check.name, f"[{colour}]{check.status}[/{colour}]", escape(check.found), escape(check.remedy or "")
+        )
+    console.print(table)
+    count = {status: sum(check.status == status for check in checks) for status in COLOURS}
+    verdict = "not ready to be trained" if count["failure"] else "ready to be trained"
+    console.print(f"{verdict}: {count['failure']} failures, {count['warning']} warnings, {count['ok']} ok")

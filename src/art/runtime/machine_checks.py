@@ -1,0 +1,128 @@
+"""Checks of versions, devices and disk space, without torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from art.engine import EngineInfo
+from art.protocol.preflight import CheckResult
+from art.runtime.placement import ELSEWHERE, Placement
+
+DISTRIBUTION = "agent-reinforcement-trainer"
+LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "renderers")
+FEWEST_CHECKPOINTS, MANY_CHECKPOINTS = 2, 100
+"""Free space for fewer than the first fails: a step is written beside the one before. Fewer than the second warns."""
+
+VersionOf = Callable[[str], str | None]
+
+
+def installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def declared_requirements(distribution: str = DISTRIBUTION) -> list[Requirement]:
+    """What a distribution declares to need, its extras included; nothing if it is not installed."""
+    try:
+        lines = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(Requirement(line))
+        except InvalidRequirement:
+            continue
+    return found
+
+
+def check_versions(
+    version_of: VersionOf = installed_version, requirements: Iterable[Requirement] | None = None
+) -> CheckResult:
+    """Whether each library has a version that ART's own metadata allows.
+
+    The ranges there are what ART is tested with. vLLM pins its torch in its own metadata, and is held to that if it is
+    in this environment.
+    """
+    wanted = list(declared_requirements() if requirements is None else requirements)
+    seen, wrong, missing = [], [], []
+    for name in LIBRARIES:
+        version = version_of(name)
+        if version is None:
+            missing.append(name)
+            continue
+        seen.append(f"{name} {version}")
+        wrong += [
+            f"{name} {version}, where {item.specifier} is expected"
+            for item in wanted
+            if item.name == name and not item.specifier.contains(version, prereleases=True)
+        ]
+    wrong += _vllm_problems(version_of, seen)
+    if missing:
+        return CheckResult(
+            name="versions",
+            status="failure",
+            found=f"not installed: {', '.join(missing)}",
+            remedy=f"pip install '{DISTRIBUTION}[local]'",
+            measured={},
+        )
+    if wrong:
+        return CheckResult(
+            name="versions",
+            status="warning",
+            found="; ".join(dict.fromkeys(wrong)),
+            remedy="install versions in the range",
+        )
+    return CheckResult(name="versions", status="ok", found=", ".join(seen))
+
+
+def _vllm_problems(version_of: VersionOf, seen: list[str]) -> list[str]:
+    version, torch_version = version_of("vllm"), version_of("torch")
+    if version is None or torch_version is None:
+        return []
+    seen.append(f"vllm {version}")
+    pins = [item for item in declared_requirements("vllm") if item.name == "torch"]
+    return [
+        f"torch {torch_version}, where vllm {version} needs {pin.specifier}"
+        for pin in pins
+        if not pin.specifier.contains(torch_version.split("+")[0], prereleases=True)
+    ]
+
+
+def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
+    """Whether the engine really runs where it was placed."""
+    sharing = "they share its memory" if placement.shared else "each has memory of its own"
+    found = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
+    if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
+        return CheckResult(
+            name="devices",
+            status="warning",
+            found=f"{found}; but the engine runs on {engine.device}",
+            remedy='this torch cannot use the GPU: install a build of torch for it, or say device "cpu" to mean it',
+        )
+    return CheckResult(name="devices", status="ok", found=found)
+
+
+def check_disk(data_dir: Path, checkpoint: Path, free_bytes: int | None = None) -> CheckResult:
+    """Whether further checkpoints like `checkpoint` fit beside it."""
+    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    free = shutil.disk_usage(data_dir).free if free_bytes is None else free_bytes
+    room = free // max(1, size)
+    found = f"{free / 2**30:.1f} GiB free in {data_dir}, room for {room:,} checkpoints of {size / 2**20:.1f} MiB"
+    measured = {"free_bytes": float(free), "checkpoint_bytes": float(size)}
+    if room >= MANY_CHECKPOINTS:
+        return CheckResult(name="disk space", status="ok", found=found, measured=measured)
+    return CheckResult(
+        name="disk space",
+        status="warning" if room >= FEWEST_CHECKPOINTS else "failure",
+        found=found,
+        remedy="free some space, choose another data directory, or call `model.delete_checkpoints()` now and then",
+        measured=measured,
+    )

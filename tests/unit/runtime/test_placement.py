@@ -1,0 +1,234 @@
+"""Which devices engine and trainer get, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import art.runtime.host
+import art.runtime.runtime
+from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig
+from art.errors import ConfigError
+from art.protocol.training import RegisterRequest
+from art.runtime import devices as devices_module
+from art.runtime.devices import Devices, Gpu, find_devices, parse_gpus
+from art.runtime.host import BaseModelHost
+from art.runtime.placement import Place, check_placement, choose_placement
+from art.runtime.runtime import Runtime
+from art.runtime.weights import count_weights, weight_bytes
+from art.storage.layout import DataDir
+
+GIB = 2**30
+LISTING = "0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559\n1, GPU-bb22, NVIDIA L4, 23034\n"
+
+
+def machine(num_gpus: int, gpu_gib: int = 80, memory_gib: int = 64, has_mps: bool = False) -> Devices:
+    gpus = tuple(Gpu(name="H100", memory_bytes=gpu_gib * GIB, selector=str(i)) for i in range(num_gpus))
+    return Devices(gpus=gpus, has_mps=has_mps, memory_bytes=memory_gib * GIB)
+
+
+def settings(engine: dict[str, Any] | None = None, **trainer: Any) -> ModelSettings:
+    return ModelSettings(engine=EngineConfig(**(engine or {})), trainer=TrainerConfig(**trainer))
+
+
+def placed(devices: Devices, given: ModelSettings) -> tuple[str, str]:
+    placement = choose_placement(given, devices)
+    check_placement(placement, given, devices)
+    return str(placement.engine), str(placement.trainer)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "given", "expected"),
+    [
+        (0, settings(), ("cpu", "cpu")),
+        (1, settings(), ("cuda:0", "cuda:0")),
+        (1, settings({"device": "cpu"}), ("cpu", "cuda:0")),
+        (2, settings(), ("cuda:1", "cuda:0")),
+        (4, settings(num_processes=3), ("cuda:3", "cuda:0, cuda:1, cuda:2")),
+        (2, settings(num_processes=2), ("cuda:0", "cuda:0, cuda:1")),
+        (2, settings({"device_indices": (0,)}), ("cuda:0", "cuda:1")),
+        (1, settings({"device_indices": (0,)}), ("cuda:0", "cuda:0")),
+        (4, settings({"device_indices": (1,)}, num_processes=2), ("cuda:1", "cuda:0, cuda:2")),
+        (4, settings(device_indices=(2, 3), num_processes=2), ("cuda:0", "cuda:2, cuda:3")),
+        (2, settings({"device_indices": (1,)}, device_indices=(1,)), ("cuda:1", "cuda:1")),
+    ],
+)
+def test_what_is_not_said_is_chosen(num_gpus: int, given: ModelSettings, expected: tuple[str, str]) -> None:
+    assert placed(machine(num_gpus), given) == expected
+
+
+def test_a_mac_without_nvidia_uses_its_own() -> None:
+    assert placed(machine(0, has_mps=True), settings()) == ("mps", "mps")
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "message"),
+    [
+        (machine(0), settings({"device": "cuda"}), r"`engine.device` is 'cuda', but this machine shows no NVIDIA GPU"),
+        (machine(0), settings(device="cuda"), r"`trainer.device` is 'cuda', but .* use \"auto\" or \"cpu\""),
+        (machine(0), settings({"device": "mps"}), r"no Mac with Apple silicon"),
+        (machine(2), settings({"device_indices": (2,)}), r"`engine.device_indices` is \[2\], but .* 2 GPUs .* from 0 to 1"),
+        (machine(0), settings(device_indices=(0,)), r"`trainer.device_indices` is \[0\]"),
+        (machine(2), settings(num_processes=3), r"`trainer.num_processes` is 3, each on a GPU of its own, but .* 2 GPUs"),
+        (machine(0, has_mps=True), settings(num_processes=2), r'"mps", a single one; set it to 1'),
+    ],
+)  # fmt: skip
+def test_devices_that_are_not_there_are_refused(devices: Devices, given: ModelSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        placed(devices, given)
+
+
+def test_what_cannot_be_listed_is_left_to_torch() -> None:
+    unknown = Devices(gpus=None, has_mps=False, memory_bytes=GIB)
+    assert placed(unknown, settings({"device": "cuda"}, num_processes=2)) == ("cuda", "cuda")
+    assert choose_placement(settings(), unknown).trainer.environment(unknown) == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: EngineConfig(device="cpu", device_indices=(0,)),
+        lambda: EngineConfig(device_indices=(0, 1)),
+        lambda: TrainerConfig(device="mps", device_indices=(0,)),
+        lambda: TrainerConfig(device_indices=(0, 0), num_processes=2),
+        lambda: TrainerConfig(device_indices=(-1,)),
+        lambda: TrainerConfig(device_indices=(0, 1)),
+        lambda: TrainerConfig(device_indices=(0,), num_processes=2),
+    ],
+)
+def test_settings_that_contradict_themselves(wrong: Any) -> None:
+    with pytest.raises(ValidationError, match="device_indices"):
+        wrong()
+
+
+# -- memory --
+
+BILLION = 10**9
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "message"),
+    [
+        # 30 billion numbers are 56 GiB in bfloat16: alone they fit an H100, twice they do not.
+        (machine(1), settings(), r"55.9 GiB for the engine and 55.9 GiB for the trainer on cuda:0 \(H100\), which has 80.0 GiB"),
+        (machine(2, gpu_gib=40), settings(), r"55.9 GiB for the engine on cuda:1"),
+        (machine(0), settings(), r"on this machine, which has 64.0 GiB.*bfloat16"),
+    ],
+)  # fmt: skip
+def test_weights_that_cannot_fit_are_refused(devices: Devices, given: ModelSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_placement(choose_placement(given, devices), given, devices, 30 * BILLION)
+
+
+@pytest.mark.parametrize(
+    ("devices", "given"),
+    [
+        (machine(2), settings()),
+        (machine(1), settings({"device": "cpu", "dtype": "bfloat16"})),
+        (machine(0, memory_gib=120), settings({"dtype": "bfloat16"}, dtype="bfloat16")),
+    ],
+)
+def test_weights_that_fit_pass(devices: Devices, given: ModelSettings) -> None:
+    check_placement(choose_placement(given, devices), given, devices, 30 * BILLION)
+
+
+def test_rounded_weights_of_the_trainer_are_smaller() -> None:
+    assert weight_bytes(BILLION, "cuda", "auto", "nf4") < weight_bytes(BILLION, "cuda", "auto") / 3
+    assert weight_bytes(BILLION, "cpu", "auto") == 2 * weight_bytes(BILLION, "cuda", "auto")
+
+
+def write_safetensors(path: Path, shapes: dict[str, list[int]]) -> None:
+    entries = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_weights_are_counted_without_loading_them(tmp_path: Path) -> None:
+    assert count_weights("organisation/on-the-hub") is None
+    assert count_weights(str(tmp_path)) is None
+    write_safetensors(tmp_path / "model-1.safetensors", {"a": [3, 5], "b": [7]})
+    write_safetensors(tmp_path / "model-2.safetensors", {"scalar": []})
+    assert count_weights(str(tmp_path)) == 23
+    (tmp_path / "model-3.safetensors").write_bytes(b"not one")
+    assert count_weights(str(tmp_path)) is None
+
+
+# -- what is there --
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [("NVIDIA H100 80GB HBM3", "0"), ("NVIDIA L4", "1")]),
+        ("1,0", [("NVIDIA L4", "1"), ("NVIDIA H100 80GB HBM3", "0")]),
+        ("GPU-bb", [("NVIDIA L4", "GPU-bb")]),
+        ("0,7,1", [("NVIDIA H100 80GB HBM3", "0")]),
+        ("MIG-1234", [("slice of a GPU", "MIG-1234")]),
+    ],
+)
+def test_gpus_are_counted_as_cuda_does(visible: str | None, expected: list[tuple[str, str]]) -> None:
+    assert [(gpu.name, gpu.selector) for gpu in parse_gpus(LISTING, visible)] == expected
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An `nvidia-smi` on the PATH that prints `LISTING`."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '%s' '{LISTING}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    find_devices.cache_clear()
+    yield
+    find_devices.cache_clear()
+
+
+def test_the_driver_is_asked(smi: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find_devices()
+    assert [gpu.memory_bytes for gpu in found.gpus or ()] == [81559 * 2**20, 23034 * 2**20]
+    assert found.default_kind == "cuda"
+    assert found.memory_bytes > GIB / 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    find_devices.cache_clear()
+    assert find_devices().gpus == ()
+
+
+def test_a_driver_without_its_tool_leaves_gpus_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices_module, "_DEVICE_FILES", (tmp_path,))
+    find_devices.cache_clear()
+    assert find_devices().gpus is None
+    find_devices.cache_clear()
+
+
+# -- what the processes see --
+
+
+def test_each_process_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(Gpu(name="H100", memory_bytes=GIB, selector=selector) for selector in ("4", "5", "GPU-c"))
+    monkeypatch.setattr(art.runtime.host, "find_devices", lambda: Devices(gpus, has_mps=False, memory_bytes=GIB))
+    host = BaseModelHost("base", settings({"device_indices": (2,)}, num_processes=2), DataDir(tmp_path), ServerConfig())
+    assert host.engine_process.spec.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-c"
+    trainer = host.trainer_process.spec.environment()
+    assert (trainer["CUDA_VISIBLE_DEVICES"], trainer["CUDA_DEVICE_ORDER"]) == ("4,5", "PCI_BUS_ID")
+    assert Place("cpu").environment(machine(1)) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+async def test_a_model_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(art.runtime.runtime, "find_devices", lambda: machine(0))
+    runtime = Runtime(tmp_path, ServerConfig())
+    await runtime.start()
+    try:
+        request = RegisterRequest(project="p", name="m", base_model=str(tmp_path), settings=settings(device="cuda"))
+        with pytest.raises(ConfigError, match="no NVIDIA GPU"):
+            await runtime.register(request)
+        assert await runtime.list_models() == []
+        assert (await runtime.health())["base_models"] == []
+    finally:
+        await runtime.close()
