@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from art.config import ModelSettings, ServerConfig
+from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost, short_name
 from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
@@ -63,4 +63,7 @@ class Hosts:
 def host_key(model: RegisteredModel) -> str:
     settings = model.settings
     parts = (settings.engine, settings.trainer, settings.render)
-    return "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
+        key += f"|{settings.lora.rank}"  # vLLM has to know the rank of its adapters when it starts
+    return key
