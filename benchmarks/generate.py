@@ -207,7 +207,7 @@ def _vllm_python() -> str | None:
 
 @contextmanager
 def _vllm(files: ModelFiles, device: str, dtype: str, python: str, adapter: str | None) -> Iterator[Contender]:
-    """A server of its own: where it has seen no adapter, its requests for the base model cost what they cost without."""
+    """A server of its own: one that has seen no adapter serves the base model without any of their cost."""
     from art.engines.vllm.start import start_engine
 
     settings = {"device": device, "dtype": dtype, "max_context": _MAX_CONTEXT, "max_running": 64, "num_threads": 1}
