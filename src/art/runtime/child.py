@@ -9,6 +9,7 @@ stderr, whatever the process is doing at the time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import logging
@@ -70,7 +71,7 @@ class Child:
                 {
                     "doing": self._doing,
                     "since_s": time.monotonic() - self._last_tick,
-                    "rss_bytes": sum(filter(None, map(rss_bytes, (os.getpid(), *self.helpers)))),
+                    "rss_bytes": rss_bytes(os.getpid()),
                     "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                     "dumps_stacks": [
                         [pid, str(log)]
@@ -83,11 +84,16 @@ class Child:
 
 
 def rss_bytes(pid: int) -> int | None:
-    """Resident memory of a process, by Linux's /proc; `None` elsewhere, and for one that is gone."""
+    """Resident memory of a process and of all that it has started, by Linux's /proc; `None` elsewhere, and for one that
+    is gone."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None
+    children: list[str] = []
+    with contextlib.suppress(OSError):  # a kernel may be built without it
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return own + sum(rss_bytes(int(child)) or 0 for child in children)
 
 
 def die_with_parent() -> None:

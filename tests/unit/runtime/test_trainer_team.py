@@ -174,13 +174,11 @@ async def test_the_silence_of_one_ends_all_and_is_told(model: str, tmp_path: Pat
     client = await trainer.connect()
     pids = pids_of_team(trainer)
     os.kill(pids[1], signal.SIGSTOP)
-    await init(client, tmp_path)  # in the process that goes on
     cause = rf"process 1 of this trainer \(pid {pids[1]}\) died \(signal 9, SIGKILL; it was silent for 5 s"
     async with asyncio.timeout(60):
         with pytest.raises(ProcessError, match=cause):
-            async for _ in client.stream("train", **job(tmp_path, 1)):
-                pass
-        await trainer.connect()
+            await init(client, tmp_path)  # all make each call together
+    await trainer.connect()
     wait_until_gone(pids)
     await trainer.close()
 

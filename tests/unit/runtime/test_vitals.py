@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import pytest
 
 from art.config import MemoryConfig
 from art.protocol.rpc import PendingCall
+from art.runtime.child import rss_bytes
 from art.runtime.memory_watch import MemoryWatch
 from art.runtime.vitals import Limits, Vitals
 
@@ -135,6 +137,18 @@ def test_what_is_no_leak(curve: Callable[[float], float]) -> None:
 def test_noise_is_no_leak() -> None:
     rng = random.Random(1)
     assert alarm(lambda t: 4 + 2 * rng.random(), seconds=3000) is None
+
+
+def test_memory_is_that_of_a_process_and_what_it_has_started() -> None:
+    before = rss_bytes(os.getpid())
+    with subprocess.Popen(["sleep", "60"]) as child:
+        both, one = rss_bytes(os.getpid()), rss_bytes(child.pid)
+        child.kill()
+    assert before is not None
+    assert both is not None
+    assert one is not None
+    assert abs(both - before - one) < 2**20
+    assert rss_bytes(child.pid) is None
 
 
 def test_a_limit_and_no_limit(caplog: pytest.LogCaptureFixture) -> None:
