@@ -178,7 +178,6 @@ async def test_the_silence_of_one_ends_all_and_is_told(model: str, tmp_path: Pat
     async with asyncio.timeout(60):
         with pytest.raises(ProcessError, match=cause):
             await init(client, tmp_path)  # all make each call together
-    await trainer.connect()
     wait_until_gone(pids)
     await trainer.close()
 
