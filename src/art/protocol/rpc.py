@@ -77,11 +77,14 @@ class RpcClient:
         self._ids = itertools.count(1)
         self._pending: dict[int, PendingCall] = {}
         self._closed: ProcessError | None = None
+        self._is_lost = False
+        """The child is gone; why is not known yet."""
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     @property
     def closed(self) -> bool:
-        return self._closed is not None
+        """Whether calls can only fail."""
+        return self._is_lost or self._closed is not None
 
     @property
     def pending(self) -> list[PendingCall]:
@@ -104,7 +107,7 @@ class RpcClient:
         finished = False
         try:
             # No drain: a child always reads, and requests are small; `drain` would cost a task switch per request.
-            self._writer.write(encode_frame({"id": call_id, "method": method, "params": params}))
+            self._send({"id": call_id, "method": method, "params": params})
             while not finished:
                 frame = await pending.frames.get()
                 finished = frame.get("last", False)
@@ -115,7 +118,12 @@ class RpcClient:
         finally:
             self._pending.pop(call_id, None)
             if not finished and not self._closed:
-                self._writer.write(encode_frame({"cancel": call_id}))
+                self._send({"cancel": call_id})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # A transport of uvloop refuses writes once it is broken; `_read` fails the calls that wait, with the reason.
+        with contextlib.suppress(RuntimeError):
+            self._writer.write(encode_frame(message))
 
     def fail(self, error: ProcessError) -> None:
         """End every pending call with `error`, and every later one."""
@@ -144,6 +152,7 @@ class RpcClient:
                     pending.last_frame = time.monotonic()
                     pending.frames.put_nowait(frame)
         except (asyncio.IncompleteReadError, OSError):
+            self._is_lost = True
             explain = self._explain_loss
             self.fail(await explain() if explain else ProcessError("the process closed its connection"))
 
