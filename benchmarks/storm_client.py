@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from art.errors import ArtError, NothingTrainableError
 from art.messages import is_choice
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
-REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 ROLLOUTS, TURNS = 4, 2
 PROJECT, NAME = "storm", "agent"
 SERVER = ServerConfig(heartbeat_timeout_s=60.0, child_start_timeout_s=120.0)
@@ -58,7 +58,7 @@ async def rollout(model: art.TrainableModel, record: Record, prompt: str, seed: 
         choice = completion.choices[0]
         record.write(exchange=choice.model_extra["exchange_id"], text=choice.message.content)  # type: ignore[index]
         items += [choice, {"role": "user", "content": prompt}]
-    reward = sum(REWARDS.get(item.message.content or "", 0.0) for item in items if is_choice(item))
+    reward = random.Random(seed).random()  # there is always something to learn, and never an end of it
     return art.Trajectory(messages_and_choices=items[:-1], reward=reward)
 
 

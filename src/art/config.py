@@ -7,9 +7,10 @@ fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO m
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -40,7 +41,9 @@ class LoraConfig(Config):
     """Of the initial A matrices; B starts at zero."""
 
 
-class EngineConfig(Config):
+class EngineSettings(Config):
+    """What every kind of engine understands."""
+
     device: Device = "auto"
     device_indices: tuple[int, ...] = ()
     """GPU by its index, of those that the server sees; empty: one that the trainer does not use, if there is one."""
@@ -53,6 +56,14 @@ class EngineConfig(Config):
     many of its own, and its own KV cache."""
     max_waiting: int = Field(default=4096, ge=0)
     """Requests that may queue; one more is refused with 429."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
+
+
+class EngineConfig(EngineSettings):
+    """The embedded engine."""
+
+    kind: Literal["torch"] = "torch"
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """KV cache size; `None` fits `max_running` average requests and what memory allows."""
     prefill_tokens: int = Field(default=4096, ge=16)
@@ -60,8 +71,6 @@ class EngineConfig(Config):
     quantization: Quantization = "none"
     """As the trainer's: the engine computes with the values that NF4 leaves of the base weights, kept in `dtype`, so it
     becomes neither smaller nor faster."""
-    num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:
@@ -69,6 +78,67 @@ class EngineConfig(Config):
         if len(self.device_indices) > 1:
             raise ValueError(f"the embedded engine runs on one device: `device_indices` has {self.device_indices}")
         return self
+
+
+_VLLM_OWNED = {
+    **dict.fromkeys(("model", "served_model_name", "tokenizer", "skip_tokenizer_init"), "follows from `base_model`"),
+    **dict.fromkeys(("host", "port", "uds", "api_key"), "is chosen anew at each start; only loopback is listened on"),
+    **dict.fromkeys(("enable_lora", "max_lora_rank", "max_cpu_loras"), "follows from the LoRA settings"),
+    **dict.fromkeys(("logprobs_mode", "max_logprobs", "generation_config"), "decides what log-probs mean"),
+    **dict.fromkeys(("api_server_count",), "must be 1, because adapters are loaded through one API server"),
+    **dict.fromkeys(("trust_remote_code",), "would run code that comes with a model"),
+    **dict.fromkeys(("enable_sleep_mode",), "does nothing yet: the engine does not sleep while the trainer works"),
+    "dtype": "is the field `dtype`",
+    "max_model_len": "is the field `max_context`",
+    "max_num_seqs": "is the field `max_running`",
+    "max_loras": "is the field `max_loras`",
+}
+"""Flags of `vllm serve` that a user cannot set, and why."""
+
+
+class VllmConfig(EngineSettings):
+    """vLLM: a server of its own, which ART starts and watches, or servers that run already."""
+
+    kind: Literal["vllm"] = "vllm"
+    urls: tuple[str, ...] = ()
+    """Replicas that run already, e.g. `("http://gpu1:8000",)`; nothing is started then. Their key is read from
+    VLLM_API_KEY, and checkpoints must be reachable for them under the same path."""
+    max_loras: int = Field(default=4, ge=1)
+    """Adapters, which are steps of models, in one batch; requests for more of them wait."""
+    flags: dict[str, bool | int | float | str | list[str]] = {}
+    """Any further flag of `vllm serve`, with underscores: `{"tensor_parallel_size": 2}`. True becomes `--flag`,
+    False `--no-flag`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_indices(self.device, self.device_indices)
+        if self.device == "mps":
+            raise ValueError('vLLM has no device "mps"; expected "auto", "cpu" or "cuda"')
+        for name in self.flags:
+            if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_")):
+                raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
+        if self.urls and (self.flags or self.device_indices):
+            raise ValueError(
+                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where those start"
+            )
+        return self
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs that the flags ask for: replicas times stages times shards."""
+        kinds = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+        sizes = [value for name, value in self.flags.items() if name.replace("-", "_").lstrip("_") in kinds]
+        return math.prod(size for size in sizes if isinstance(size, int))
+
+
+def _engine_kind(value: Any) -> str:
+    """`torch` where nothing is said, as in settings that were stored before there was a choice."""
+    return str(value.get("kind", "torch") if isinstance(value, dict) else getattr(value, "kind", "torch"))
+
+
+AnyEngineConfig = Annotated[
+    Annotated[EngineConfig, Tag("torch")] | Annotated[VllmConfig, Tag("vllm")], Discriminator(_engine_kind)
+]
 
 
 class TrainerConfig(Config):
@@ -422,7 +492,7 @@ class ModelSettings(Config):
     lora: LoraConfig | None = LoraConfig()
     """`None` is full fine-tuning: instead of an adapter, all weights of the decoder layers and the final norm are
     trained; embedding and language-model head stay frozen."""
-    engine: EngineConfig = EngineConfig()
+    engine: AnyEngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     render: RenderConfig = RenderConfig()
 
@@ -432,6 +502,10 @@ class ModelSettings(Config):
         engine, trainer = self.engine, self.trainer
         if self.lora is not None:
             return self
+        if isinstance(engine, VllmConfig):
+            raise ValueError(
+                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) use the embedded engine"
+            )
         if trainer.shard_base or trainer.quantization != "none":
             raise ValueError(
                 "full fine-tuning (lora=None) needs whole weights: `shard_base` and `quantization` do not apply"
@@ -447,10 +521,16 @@ class ModelSettings(Config):
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
         """Engine and trainer have to start from the same base weights."""
-        if self.engine.quantization != self.trainer.quantization:
+        rounded = self.engine.quantization if isinstance(self.engine, EngineConfig) else "none"
+        if isinstance(self.engine, VllmConfig) and self.trainer.quantization != "none":
+            raise ValueError(
+                f"`trainer.quantization` is {self.trainer.quantization!r}, which the vLLM engine cannot round alike; "
+                'set it to "none", or use the embedded engine'
+            )
+        if rounded != self.trainer.quantization:
             raise ValueError(
                 f"`trainer.quantization` is {self.trainer.quantization!r} and `engine.quantization` is "
-                f"{self.engine.quantization!r}; the sampled policy would not be the trained one: set both alike"
+                f"{rounded!r}; the sampled policy would not be the trained one: set both alike"
             )
         return self
 
@@ -486,6 +566,8 @@ class ServerConfig(Config):
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """How long one training step may take in all."""
     memory: MemoryConfig = MemoryConfig()
+    vllm_python: str | None = None
+    """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     preflight: bool = True
     """Before a model's first step, look at versions, devices, disk space and chat format, and refuse to train where one
     of them is sure to fail; `art doctor` looks closer."""

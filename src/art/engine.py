@@ -8,7 +8,8 @@ Two promises matter for training:
 - `logprobs[i]` is the log-probability under the distribution that token i was *really* drawn from, i.e. after
   temperature and top_p. Nothing is recomputed later.
 - The random number that draws token i depends on `(seed, i)` only, never on what else is in the batch. A request that
-  is resumed after `first_index` tokens (an engine died) therefore draws what it would have drawn.
+  is resumed after `first_index` tokens (an engine died) therefore draws what it would have drawn. An engine that cannot
+  do this says so in `EngineInfo.draws_by_index`; what it draws then is from the right distribution, but another sample.
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class EngineInfo:
     """Prompt plus completion, in tokens."""
     dtype: str
     device: str
+    draws_by_index: bool = True
+    """Whether a resumed request draws the same tokens; without, the same seed gives the same tokens only from the
+    beginning of a completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,13 @@
-"""What every engine must do, whatever it is made of."""
+"""What every engine must do, whatever it is made of.
+
+The vLLM part needs the interpreter of an environment with vLLM in ART_VLLM_PYTHON, or vLLM beside ART; `make test-vllm`
+makes one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import socket
@@ -17,9 +22,9 @@ import pytest
 import pytest_asyncio
 from safetensors.numpy import save_file
 
-from art.config import EngineConfig
+from art.config import EngineConfig, VllmConfig
 from art.engine import Engine, GenerateRequest, TokenChunk
-from art.engines.torch.handle import EmbeddedEngine
+from art.engines.process import ProcessEngine
 from art.errors import (
     AdapterError,
     ContextLengthError,
@@ -43,38 +48,49 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     config = Qwen3Config(
         vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, initializer_range=0.2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=CONTEXT, initializer_range=0.2,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["fake", "embedded"])
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["fake", "embedded", "vllm"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "fake":
         yield FakeEngine(
             vocab_size=VOCAB, max_context=CONTEXT, max_running=RUNNING, max_waiting=WAITING, delay_s=0.0002
         )
         return
-    config = EngineConfig(device="cpu", num_threads=1, max_running=RUNNING, max_waiting=WAITING)
+    settings = {"device": "cpu", "num_threads": 1, "max_running": RUNNING, "max_waiting": WAITING}
+    module, start = "engine_child", {"config": EngineConfig.model_validate(settings).model_dump()}
+    if request.param == "vllm":
+        if (python := vllm_python()) is None:
+            pytest.skip("vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>")
+        config = VllmConfig.model_validate(settings)
+        module, start = "vllm_child", {"config": config.model_dump(), "lora_rank": 4, "python": python}
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "art.runtime.engine_child", "--fd", str(theirs.fileno())),
+        *(sys.executable, "-m", f"art.runtime.{module}", "--fd", str(theirs.fileno())),
         pass_fds=[theirs.fileno()],
         env=environment,
     )
     theirs.close()
     reader, writer = await asyncio.open_connection(sock=ours)
     client = RpcClient(reader, writer, lambda status: None)
-    await client.call("start", model=str(request.getfixturevalue("base_model")), config=config.model_dump())
+    await client.call("start", model=str(request.getfixturevalue("base_model")), **start)
 
     async def connect() -> RpcClient:
         return client
 
-    yield EmbeddedEngine(connect)
+    yield ProcessEngine(connect)
     await client.close()
     await asyncio.wait_for(process.wait(), 10)  # it leaves when its connection ends
+
+
+def vllm_python() -> str | None:
+    """Interpreter of an environment with vLLM, if there is one."""
+    return os.environ.get("ART_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -85,7 +101,8 @@ def write_adapter(folder: Path, seed: int) -> Path:
         weights[f"{key}.lora_A.weight"] = rng.normal(0, 0.5, (4, 48)).astype(np.float32)
         weights[f"{key}.lora_B.weight"] = rng.normal(0, 0.5, (HIDDEN, 4)).astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(weights, folder / "adapter_model.safetensors")
     return folder
 
@@ -140,21 +157,22 @@ async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(engine: Engine)
     assert len({tuple(c.token_ids) for c in crowd}) == 8
 
 
-async def test_a_resumed_request_draws_the_same_tokens(engine: Engine) -> None:
+async def test_a_resumed_request_goes_on(engine: Engine) -> None:
+    """With the same tokens where the engine promises that, else with others of the right distribution."""
     request = ask(5)
     whole = await run(engine, request)
     for cut in (1, 7, 19):
-        rest = await run(
-            engine,
-            replace(
-                request,
-                prompt_token_ids=request.prompt_token_ids + whole.token_ids[:cut],
-                max_tokens=20 - cut,
-                first_index=cut,
-            ),
-        )
-        assert rest.token_ids == whole.token_ids[cut:]
-        assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+        prompt = request.prompt_token_ids + whole.token_ids[:cut]
+        resumed = replace(request, prompt_token_ids=prompt, max_tokens=20 - cut, first_index=cut)
+        rest = await run(engine, resumed)
+        if (await engine.info()).draws_by_index:
+            assert rest.token_ids == whole.token_ids[cut:]
+            assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+        else:
+            scored = await engine.score(prompt + rest.token_ids, None)
+            assert rest.logprobs == pytest.approx(scored[len(prompt) - 1 :], abs=1e-4)
+            assert (await run(engine, resumed)).token_ids == rest.token_ids
+            assert rest.token_ids != (await run(engine, replace(resumed, first_index=0))).token_ids
 
 
 async def test_a_stream_has_the_tokens_of_a_plain_answer(engine: Engine) -> None:
@@ -247,6 +265,44 @@ async def test_adapters_come_and_go(engine: Engine, tmp_path: Path) -> None:
         await run(engine, replace(request, adapter="a@1"))
     with pytest.raises(NotFoundError, match="a@1"):
         await engine.score([1, 2], "a@1")
+
+
+async def test_policies_do_not_mix_in_a_batch(engine: Engine, tmp_path: Path) -> None:
+    """vLLM on CPU gives base requests the weights of an adapter once all its slots for adapters are taken."""
+    names = [f"mix@{i}" for i in range(RUNNING)]
+    for i, name in enumerate(names):
+        await engine.load_adapter(name, write_adapter(tmp_path / name, i + 1))
+    policies = [None, *names]
+    crowd = await asyncio.gather(*(run(engine, ask(i, adapter=policies[i % 5])) for i in range(RUNNING + WAITING)))
+    for i, answer in enumerate(crowd):
+        scored = await engine.score([*ask().prompt_token_ids, *answer.token_ids], policies[i % 5])
+        assert scored[len(ask().prompt_token_ids) - 1 :] == pytest.approx(answer.logprobs, abs=1e-4), policies[i % 5]
+    for name in names:
+        await engine.unload_adapter(name)
+
+
+async def test_a_prefix_is_reused_by_the_same_policy_only(engine: Engine, tmp_path: Path) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6] * 20
+    paths = [write_adapter(tmp_path / str(seed), seed) for seed in (1, 2)]
+    for name, path in (("p@1", paths[0]), ("p@2", paths[1])):
+        await engine.load_adapter(name, path)
+
+    async def answer(adapter: str | None) -> TokenChunk:
+        """Checked against `score`, which reads no cache."""
+        request = ask(3, adapter=adapter, prompt_token_ids=prompt, max_tokens=4)
+        found, again = await run(engine, request), await run(engine, request)
+        assert found.token_ids == again.token_ids
+        assert again.num_cached_tokens > 0 or isinstance(engine, FakeEngine)
+        scored = await engine.score(prompt + found.token_ids, adapter)
+        assert scored[len(prompt) - 1 :] == pytest.approx(found.logprobs, abs=1e-4)
+        return found
+
+    first = {adapter: await answer(adapter) for adapter in (None, "p@1", "p@2")}
+    assert len({tuple(found.logprobs) for found in first.values()}) == 3
+    await engine.load_adapter("p@1", paths[1])  # other weights under a name that has a cache
+    assert (await answer("p@1")).logprobs == pytest.approx(first["p@2"].logprobs, abs=1e-4)
+    for name in ("p@1", "p@2"):
+        await engine.unload_adapter(name)
 
 
 async def test_unloading_lets_running_requests_end(engine: Engine, tmp_path: Path) -> None:

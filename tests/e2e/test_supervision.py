@@ -20,6 +20,7 @@ from process_support import children_of, wait_until_gone
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 END_WITHIN_S = 10.0
+SLOW = pytest.mark.slow
 
 SCRIPT = """
 import asyncio, art
@@ -47,13 +48,13 @@ def start_script(tiny_model: Path, path: Path, *, num_processes: int = 1) -> tup
     return script, [server, *children, *(pid for child in children for pid in children_of(child))]
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(params=[1, pytest.param(2, marks=SLOW)])
 def num_processes(request: pytest.FixtureRequest) -> int:
     """Of the trainer. Those beyond the first are grandchildren of the server."""
     return int(request.param)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=SLOW), signal.SIGTERM, signal.SIGKILL])
 def test_everything_ends_with_the_script(
     number: signal.Signals, num_processes: int, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -64,12 +65,8 @@ def test_everything_ends_with_the_script(
     script.wait(END_WITHIN_S)
 
 
-@pytest.fixture(params=["server", pytest.param("trainer", marks=pytest.mark.slow)])
-def victim(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "trainer"])
 def test_the_children_of_a_killed_process_end_too(victim: str, tiny_model: Path, tmp_path: Path) -> None:
     script, (server, engine, trainer, member) = start_script(tiny_model, tmp_path, num_processes=2)
     doomed = [server, engine, trainer, member] if victim == "server" else [trainer, member]
@@ -164,7 +161,7 @@ async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
     return {"server": backend.server_pid, **kinds}
 
 
-@pytest.mark.parametrize("stopped", ["engine", "trainer", "server"])
+@pytest.mark.parametrize("stopped", ["engine", *(pytest.param(kind, marks=SLOW) for kind in ("trainer", "server"))])
 async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
     stopped: str, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,7 @@ from art.cli.event_loop import run_coroutine
 from art.cli.loop import Evaluation, StepReport, evaluate, train_task
 from art.cli.picture import draw_learning_curve
 from art.cli.tiny_model import build_with_progress
+from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
 from art.task import Task, get_task
@@ -66,6 +67,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
     parser.add_argument("--games", type=int, default=400, help="held-out rollouts before and after (default: 400)")
     parser.add_argument(
+        "--engine", choices=["torch", "vllm"], default="torch",
+        help="what samples: the embedded engine, or vLLM, whose environment ART_VLLM_PYTHON names (default: torch)",
+    )  # fmt: skip
+    parser.add_argument(
         "--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
@@ -92,14 +97,18 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
     watch = Stopwatch(started=time.perf_counter())
     num_steps = args.steps if args.steps is not None else task.defaults.num_steps
     console.print(f"[bold]ART demo[/bold]: {task.description} (seed {args.seed}, {num_steps} steps)")
-    base_model, watch.warm_start_s = build_with_progress(console, out / "model", task=task.name, seed=args.seed)
+    base_model, watch.warm_start_s = build_with_progress(
+        console, out / "model", task=task.name, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
+    )
     watch.train_s += watch.warm_start_s
     # A run of its own each time: the demo shows one complete training, it does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:
+        settings = ModelSettings(engine=VllmConfig() if args.engine == "vllm" else EngineConfig())
         model = TrainableModel(
-            name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir)
-        )
+            name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir),
+            settings=settings,
+        )  # fmt: skip
         with console.status("Starting server, engine and trainer ..."):
             await model.register(backend)
         before = await _evaluate(console, "before", model, task, args, watch)
@@ -112,6 +121,7 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
     summary = {
         "task": task.name,
         "seed": args.seed,
+        "engine": args.engine,
         "games": args.games,
         "steps": num_steps,
         "metric": task.headline_metric,

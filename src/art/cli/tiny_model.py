@@ -21,6 +21,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
     )
+    parser.add_argument(
+        "--head-dim", type=int, default=16, choices=[16, 32], help="of the attention; vLLM needs 32 (default: 16)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -29,14 +32,15 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console()
     path, seconds = build_with_progress(
-        console, args.path, task=args.task, seed=args.seed, warm_start_steps=args.warm_start_steps
-    )
+        console, args.path, task=args.task, seed=args.seed, warm_start_steps=args.warm_start_steps,
+        head_dim=args.head_dim,
+    )  # fmt: skip
     console.print(f"tiny model in {path} ({seconds:.1f} s)", highlight=False, soft_wrap=True)
     return 0
 
 
 def build_with_progress(
-    console: Console, path: Path, *, task: str, seed: int, warm_start_steps: int | None = None
+    console: Console, path: Path, *, task: str, seed: int, warm_start_steps: int | None = None, head_dim: int = 16
 ) -> tuple[Path, float]:
     """Build a tiny model behind a progress bar; the path and the seconds that it took, imports included."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -57,5 +61,7 @@ def build_with_progress(
         def on_progress(done: int, total: int, loss: float) -> None:
             progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
 
-        build_tiny_model(path, task=task, seed=seed, warm_start_steps=warm_start_steps, on_progress=on_progress)
+        build_tiny_model(
+            path, task=task, seed=seed, warm_start_steps=warm_start_steps, head_dim=head_dim, on_progress=on_progress
+        )
     return path, time.perf_counter() - started

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from art.config import LoraConfig, ModelSettings, ServerConfig
+from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
-from art.engines.torch.handle import EmbeddedEngine
+from art.engines.process import ProcessEngine
 from art.errors import ArtError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
@@ -51,19 +51,25 @@ class BaseModelHost:
     """Parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first
     checkpoint."""
 
-    def __init__(self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig) -> None:
+    def __init__(
+        self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
+    ) -> None:
+        """
+        Args:
+            name: of its processes in messages and of their logs; by default the base model's, without its folder.
+        """
         self.base_model = base_model
         self.settings = settings
+        self.name = name or short_name(base_model)
         engine_threads, trainer_threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
-        slug = base_model.rstrip("/").rsplit("/", 1)[-1]
         devices = find_devices()
         self.placement = choose_placement(settings, devices)
 
-        def spec(kind: str, num_threads: int, place: Place) -> ChildSpec:
+        def spec(kind: str, num_threads: int, place: Place, module: str) -> ChildSpec:
             return ChildSpec(
-                name=f"{kind} of {slug}",
-                module=f"art.runtime.{kind}_child",
-                log_path=data_dir.logs / f"{kind}-{slug}.log",
+                name=f"{kind} of {self.name}",
+                module=f"art.runtime.{module}",
+                log_path=data_dir.logs / f"{kind}-{self.name}.log",
                 num_threads=num_threads,
                 start_timeout_s=config.child_start_timeout_s,
                 heartbeat_timeout_s=config.heartbeat_timeout_s,
@@ -73,16 +79,20 @@ class BaseModelHost:
                 variables=place.environment(devices),
             )
 
-        self.engine_process = ChildProcess(spec("engine", engine_threads, self.placement.engine), self._start_engine)
-        self.trainer_process = ChildProcess(
-            spec("trainer", trainer_threads, self.placement.trainer), self._start_trainer
+        engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
+        self.engine_process = ChildProcess(
+            spec("engine", engine_threads, self.placement.engine, engine_module), self._start_engine
         )
-        self.engine = EmbeddedEngine(self.engine_process.connect)
+        self.trainer_process = ChildProcess(
+            spec("trainer", trainer_threads, self.placement.trainer, "trainer_child"), self._start_trainer
+        )
+        self.engine = ProcessEngine(self.engine_process.connect)
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._load_lock = asyncio.Lock()
         self._unloading: set[asyncio.Task[None]] = set()
         self._tolerance = config.handshake_tolerance
+        self._vllm_python = config.vllm_python
         self._renderer: Renderer | None = None
         self._engine_info: EngineInfo | None = None
         self._trainer_lock = asyncio.Lock()
@@ -208,7 +218,10 @@ class BaseModelHost:
 
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
-        await client.call("start", model=self.base_model, config=config.model_dump())
+        start: dict[str, Any] = {"model": self.base_model, "config": config.model_dump()}
+        if isinstance(config, VllmConfig) and self.settings.lora is not None:  # the settings allow no other case
+            start |= {"lora_rank": self.settings.lora.rank, "python": self._vllm_python}
+        await client.call("start", **start)
 
         async def connected() -> RpcClient:
             return client
@@ -216,7 +229,7 @@ class BaseModelHost:
         # A restarted engine gets back, and proves, what it had: requests that were running name these adapters.
         for adapter_id, loaded in list(self._loaded.items()):
             try:
-                await publish(EmbeddedEngine(connected), adapter_id, loaded.checkpoint, self._tolerance)
+                await publish(ProcessEngine(connected), adapter_id, loaded.checkpoint, self._tolerance)
             except ProcessError:
                 raise
             except ArtError:
@@ -236,6 +249,11 @@ class BaseModelHost:
             "engine_info": asdict(self._engine_info) if self._engine_info else None,
             "adapters": list(self._loaded),
         }
+
+
+def short_name(base_model: str) -> str:
+    """`org/model` and `/some/where/model` are both `model`."""
+    return base_model.rstrip("/").rsplit("/", 1)[-1]
 
 
 async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:

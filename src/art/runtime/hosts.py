@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from art.config import ModelSettings, ServerConfig
-from art.runtime.host import BaseModelHost
+from art.config import ModelSettings, ServerConfig, VllmConfig
+from art.runtime.host import BaseModelHost, short_name
 from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
 from art.storage.layout import DataDir
@@ -29,9 +29,16 @@ class Hosts:
             return host
         key = host_key(model)
         if key not in self._hosts:
-            self._hosts[key] = BaseModelHost(model.base_model, model.settings, self._data_dir, self._config)
+            name = self._free_name(model.base_model)
+            self._hosts[key] = BaseModelHost(model.base_model, model.settings, self._data_dir, self._config, name)
         self._by_model[model.key] = model.base_model, model.settings, self._hosts[key]
         return self._hosts[key]
+
+    def _free_name(self, base_model: str) -> str:
+        """Two hosts with other settings, or from folders of the same name, must not write into the same logs."""
+        name, taken = short_name(base_model), {host.name for host in self._hosts.values()}
+        names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+        return next(name for name in names if name not in taken)
 
     async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
         """End the hosts that none of `models` has."""
@@ -56,4 +63,7 @@ class Hosts:
 def host_key(model: RegisteredModel) -> str:
     settings = model.settings
     parts = (settings.engine, settings.trainer, settings.render)
-    return "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
+        key += f"|{settings.lora.rank}"  # vLLM has to know the rank of its adapters when it starts
+    return key

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from art.engine import EngineInfo
 from art.protocol.preflight import CheckResult
-from art.runtime.placement import Placement
+from art.runtime.placement import ELSEWHERE, Placement
 
 DISTRIBUTION = "agent-reinforcement-trainer"
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "renderers")
@@ -100,7 +100,7 @@ def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
     """Whether the engine really runs where it was placed."""
     sharing = "they share its memory" if placement.shared else "each has memory of its own"
     found = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
-    if engine.device.split(":")[0] != placement.engine.kind:
+    if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
         return CheckResult(
             name="devices",
             status="warning",

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from art.config import EngineConfig, ModelSettings, TrainerConfig
+from art.config import EngineSettings, ModelSettings, TrainerConfig, VllmConfig
 from art.errors import ConfigError
 from art.runtime.devices import VISIBLE, Devices
 from art.runtime.weights import weight_bytes
 
 Part = Literal["engine", "trainer"]
 
+ELSEWHERE = "elsewhere"
 CONTEXT_BYTES = 2**29
 """A process on a GPU takes about so much for itself: CUDA's context and the kernels of torch."""
 
@@ -27,7 +28,7 @@ class Place:
     """Devices of one part."""
 
     kind: str
-    """`cpu`, `cuda` or `mps`."""
+    """`cpu`, `cuda`, `mps`, or `elsewhere` for servers that run already."""
     indices: tuple[int, ...] = ()
     """Of GPUs, as the server counts them."""
 
@@ -79,8 +80,11 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
     )
     if kinds["trainer"] == "cuda" and len(trainer_indices) < trainer.num_processes:
         trainer_indices = trainer.device_indices or tuple(range(num_gpus))[: trainer.num_processes]
+    if isinstance(engine, VllmConfig) and engine.urls:
+        kinds["engine"] = ELSEWHERE
+    num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
     free = [index for index in range(num_gpus) if kinds["trainer"] != "cuda" or index not in trainer_indices]
-    engine_indices = engine.device_indices or tuple((free or list(range(num_gpus)))[:1])
+    engine_indices = engine.device_indices or tuple((free or list(range(num_gpus)))[:num_engine_gpus])
     return Placement(
         engine=Place(kinds["engine"], engine_indices if kinds["engine"] == "cuda" else ()),
         trainer=Place(kinds["trainer"], trainer_indices if kinds["trainer"] == "cuda" else ()),
@@ -115,7 +119,7 @@ def check_placement(
         _check_memory(placement, settings, devices, num_weights)
 
 
-def _check_device(part: Part, place: Place, config: EngineConfig | TrainerConfig, devices: Devices) -> None:
+def _check_device(part: Part, place: Place, config: EngineSettings | TrainerConfig, devices: Devices) -> None:
     given = f"`{part}.device` is {config.device!r}"
     if place.kind == "mps" and not devices.has_mps:
         raise ConfigError(f'{given}, but this is no Mac with Apple silicon; use "auto" or "cpu"', param="device")
@@ -145,7 +149,7 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
     trainer_bytes = weight_bytes(num_weights, kinds[1], trainer.dtype, trainer.quantization)
     num_engine_devices = max(1, len(placement.engine.indices))
     needs: dict[tuple[str, int], dict[str, float]] = {}
-    for index in placement.engine.indices or (-1,):
+    for index in () if kinds[0] == ELSEWHERE else placement.engine.indices or (-1,):
         needs.setdefault((kinds[0], index), {})["engine"] = engine_bytes / num_engine_devices
     shards = trainer.num_processes if trainer.shard_base else 1
     for index in placement.trainer.indices or (-1,):

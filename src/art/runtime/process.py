@@ -71,6 +71,7 @@ class ChildSpec:
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
+            "TQDM_DISABLE": "1",  # the last lines of a log are to tell of a death, not of its loading
             "PYTHONUNBUFFERED": "1",
             **self.variables,
         }
@@ -236,7 +237,7 @@ class ChildProcess:
         except BaseException as error:
             watch.cancel()
             await client.close()
-            if process.returncode is None:
+            if alive := process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await process.wait()
@@ -245,9 +246,8 @@ class ChildProcess:
                     f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
                 ) from None
             if isinstance(error, ProcessError):
-                raise ProcessError(
-                    f"the {spec.name} died while starting ({self._how(process)}){self._log_tail()}"
-                ) from error
+                what = f"could not start: {error.message}" if alive else f"died while starting ({self._how(process)})"
+                raise ProcessError(f"the {spec.name} {what}{self._log_tail()}") from error
             raise
         vitals.is_ready = True
         logger.info("the %s is up (pid %d)", spec.name, process.pid)

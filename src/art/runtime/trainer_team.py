@@ -27,6 +27,7 @@ from art.errors import ProcessError
 from art.protocol.exits import describe_exit
 from art.runtime.child import HEARTBEAT_S, Child, die_with_parent, dump_stacks_on_signal, ignore_ctrl_c, log_to_stderr
 from art.runtime.trainer_calls import TrainerCalls
+from art.runtime.vitals import FIRST_HEARTBEAT_S
 from art.storage.logs import log_tail, open_log, rotate_log
 from art.trainer.distributed import Team
 
@@ -93,14 +94,14 @@ class _Member:
         """End this process, process 0, when the other one dies or is silent for too long."""
         process, stdout = self._process, self._process.stdout
         assert stdout is not None
-        num_beats = 0
-        while (readable := select.select([stdout], [], [], self._silence_s)[0]) and os.read(stdout.fileno(), 4096):
-            num_beats += 1
+        num_beats, patience_s = 0, max(self._silence_s, FIRST_HEARTBEAT_S)
+        while (readable := select.select([stdout], [], [], patience_s)[0]) and os.read(stdout.fileno(), 4096):
+            num_beats, patience_s = num_beats + 1, self._silence_s
             if num_beats % _BEATS_PER_ROTATION == 0 and self._log_path is not None:
                 rotate_log(self._log_path)
         problem = ""
         if not readable:
-            problem = f"; it was silent for {self._silence_s:.0f} s and was killed"
+            problem = f"; it was silent for {patience_s:.0f} s and was killed"
             process.kill()
         end = (
             f"process {self._rank} of this trainer (pid {process.pid}) died ({describe_exit(process.wait())}{problem})"

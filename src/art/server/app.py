@@ -18,6 +18,7 @@ than all else in this process together.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import MutableMapping
 from typing import Any
@@ -57,6 +58,8 @@ class App:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1000})
             return
+        if (task := asyncio.current_task()) is not None:
+            task.set_name(f"{scope['method']} {scope['path']}")  # as reports of who waits for whom show it
         started = False
 
         async def send_once(message: MutableMapping[str, Any]) -> None:

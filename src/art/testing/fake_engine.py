@@ -22,8 +22,8 @@ from safetensors.numpy import load_file
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from art.engines.requests import check_request, check_score
 from art.engines.torch.random import uniforms
-from art.engines.torch.requests import check_request, check_score
 from art.errors import AdapterError, NotFoundError, OverloadedError
 
 Script = Callable[[GenerateRequest], list[int]]

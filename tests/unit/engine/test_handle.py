@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from art.engine import GenerateRequest, TokenChunk
-from art.engines.torch.handle import MAX_RESTARTS, EmbeddedEngine
+from art.engines.process import MAX_RESTARTS, ProcessEngine
 from art.errors import InvalidRequestError, ProcessError
 from art.testing.fake_engine import FakeEngine
 
@@ -49,13 +49,13 @@ class MortalClient:
         return [-1.0]
 
 
-def handle(*lives: int | None) -> tuple[EmbeddedEngine, MortalClient]:
+def handle(*lives: int | None) -> tuple[ProcessEngine, MortalClient]:
     client = MortalClient(list(lives))
 
     async def connect() -> Any:
         return client
 
-    return EmbeddedEngine(connect), client
+    return ProcessEngine(connect), client
 
 
 async def collect(engine: Any, request: GenerateRequest = REQUEST, *, stream: bool = True) -> list[TokenChunk]:
@@ -97,7 +97,7 @@ async def test_other_calls_are_repeated() -> None:
     assert len(client.calls) == 3
 
 
-@pytest.mark.parametrize("module", ["art.engines.torch.handle", "art.testing.fake_engine"])
+@pytest.mark.parametrize("module", ["art.engines.process", "art.testing.fake_engine"])
 def test_the_server_side_never_loads_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(m.split('.')[0] in ('torch', 'transformers') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=False).returncode == 0

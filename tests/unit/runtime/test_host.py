@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import art.runtime.host
-from art.config import ModelSettings, ServerConfig
+from art.config import EngineConfig, ModelSettings, ServerConfig
 from art.errors import ProcessError, TrainingError
 from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts
+from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 
@@ -99,6 +101,16 @@ async def test_other_weights_under_the_same_name_are_published_again(host: BaseM
     assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
     assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
     assert await host.load("a", checkpoint(tmp_path, "0001", "of the next try"))
+
+
+async def test_hosts_do_not_share_a_log(tmp_path: Path) -> None:
+    hosts = Hosts(DataDir(tmp_path), ServerConfig())
+    for number, base_model in enumerate(("org/base", "other/base", "org/base")):
+        settings = ModelSettings(engine=EngineConfig(max_running=1 + number))
+        hosts.of(RegisteredModel(project="p", name=f"m{number}", base_model=base_model, settings=settings, step=0))
+    logs = [process.spec.log_path.name for process in hosts.processes()]
+    assert logs[::2] == ["engine-base.log", "engine-base-2.log", "engine-base-3.log"]
+    assert len(set(logs)) == 6
 
 
 async def test_a_step_that_takes_too_long_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

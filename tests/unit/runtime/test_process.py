@@ -289,6 +289,17 @@ async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tm
     await process.close()
 
 
+async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_path: Path) -> None:
+    async def sad(client: RpcClient) -> None:
+        await client.call("start")
+        raise ProcessError("the server that it needs has died")
+
+    process = ChildProcess(spec(module, tmp_path), sad)
+    with pytest.raises(ProcessError, match="the echo could not start: the server that it needs has died"):
+        await process.connect()
+    await process.close()
+
+
 async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(module: str, tmp_path: Path) -> None:
     async def broken(client: RpcClient) -> None:
         raise OSError("too many open files")

@@ -1,4 +1,4 @@
 """The embedded engine: a small vLLM in torch.
 
-`handle` is the server's side and never loads torch; the other modules live in the engine's own process.
+It lives in the engine's own process; `art.engines.process` is the server's side of that.
 """

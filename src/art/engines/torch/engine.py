@@ -19,6 +19,7 @@ import torch
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from art.engines.requests import check_request, check_score
 from art.engines.torch.batch import build_batch
 from art.engines.torch.kv_cache import KVCache
 from art.engines.torch.linear import Adapter, Factors
@@ -26,7 +27,6 @@ from art.engines.torch.lora import read_adapter
 from art.engines.torch.memory import kv_budget
 from art.engines.torch.model import LoadedModel, default_num_threads, load_model
 from art.engines.torch.random import uniforms
-from art.engines.torch.requests import check_request, check_score
 from art.engines.torch.sampler import SamplingParams, sample, token_logprobs
 from art.engines.torch.scheduler import Scheduler, Sequence, Work
 from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError

@@ -16,7 +16,7 @@ from typing import Any
 
 from art.errors import ConfigError
 from art.task import Conversation, Task, TaskDefaults, get_task
-from art.testing.tiny.model import MAX_CONTEXT, create_model, save_model
+from art.testing.tiny.model import HEAD_DIM, MAX_CONTEXT, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import train_tokenizer
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
 
@@ -32,6 +32,7 @@ def build_tiny_model(
     conversations: Sequence[Conversation] | None = None,
     seed: int = 0,
     warm_start_steps: int | None = None,
+    head_dim: int = HEAD_DIM,
     on_progress: Progress | None = None,
 ) -> Path:
     """Write a tiny model to the folder `path` and return the path. The same arguments give the same weights.
@@ -40,13 +41,17 @@ def build_tiny_model(
         task: Whose synthetic play to learn the format from; by default `tic_tac_toe`.
         conversations: The play itself, instead of a task.
         warm_start_steps: `None` takes the task's own number; 0 leaves the weights random.
+        head_dim: Of the attention; 16, or 32 for a model that vLLM can serve.
         on_progress: Called after each warm-start step with (done, total, loss).
 
     Raises:
-        ConfigError: both a task and conversations are given, or `path` holds something else than a tiny model.
+        ConfigError: both a task and conversations are given, or `path` holds something else than a tiny model, or
+            an unknown `head_dim`.
     """
     path = Path(path)
     _check_replaceable(path)
+    if head_dim not in (HEAD_DIM, VLLM_HEAD_DIM):
+        raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes a `task` or `conversations`, got both")
     defaults = TaskDefaults(learning_rate=1e-5, num_steps=1)
@@ -58,7 +63,7 @@ def build_tiny_model(
         )
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
     tokenizer = train_tokenizer(_texts(conversations), vocab_size=VOCAB_SIZE, max_length=MAX_CONTEXT)
-    model = create_model(tokenizer, seed=seed)
+    model = create_model(tokenizer, seed=seed, head_dim=head_dim)
     warm_start(
         model, tokenizer, conversations, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress
     )

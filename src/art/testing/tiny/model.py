@@ -14,7 +14,13 @@ from art.testing.tiny.tokenizer import END_OF_TURN, PAD_TOKEN
 MAX_CONTEXT = 1024
 
 
-def create_model(tokenizer: Any, *, seed: int) -> Any:
+HIDDEN = 64
+HEAD_DIM = 16
+VLLM_HEAD_DIM = 32
+"""The smallest that vLLM's attention has kernels for. Half as many heads of it are as many parameters."""
+
+
+def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM) -> Any:
     """A `Qwen3ForCausalLM` in float32 with random weights for this tokenizer.
 
     The wide initialisation matters: with the usual 0.02 a model this small spends most of its warm start on a plateau.
@@ -22,12 +28,12 @@ def create_model(tokenizer: Any, *, seed: int) -> Any:
     pad, end = tokenizer.convert_tokens_to_ids([PAD_TOKEN, END_OF_TURN])
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=HIDDEN,
         intermediate_size=192,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
+        num_attention_heads=HIDDEN // head_dim,
+        num_key_value_heads=HIDDEN // head_dim // 2,
+        head_dim=head_dim,
         max_position_embeddings=MAX_CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,

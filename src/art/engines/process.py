@@ -1,8 +1,8 @@
-"""The server's side of the embedded engine: an `Engine` over a connection to its process. Never loads torch.
+"""The server's side of an engine in a process of its own: an `Engine` over a connection to it. Never loads torch.
 
 The process may die at any moment. Its supervisor brings it back with the same adapters, and what was being sampled goes
-on from the last token that arrived: random numbers depend on `(seed, index)` only, so the completion is the one that
-would have come anyway.
+on from the last token that arrived. Where random numbers depend on `(seed, index)` only (`EngineInfo.draws_by_index`),
+the completion is the one that would have come anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_RESTARTS = 3
 """Deaths of the engine that one call survives."""
 
 
-class EmbeddedEngine:
+class ProcessEngine:
     """Implements `art.engine.Engine`.
 
     `connect` gives the live connection to a started engine that holds all loaded adapters. It waits while the process

@@ -1,0 +1,101 @@
+"""PEFT LoRA files on their way into vLLM: what they hold, and an adapter of zeros that stands for the base model.
+
+vLLM tells nothing about an adapter that it has loaded, and of a broken one little more than that it is broken. So the
+files are read here too. What vLLM really computes with them is for the handshake to prove.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from art.engine import AdapterInfo
+from art.errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+Weights = dict[str, npt.NDArray[Any]]
+
+
+def read_adapter(name: str, path: Path) -> AdapterInfo:
+    """What the adapter in folder `path` holds. `norm` is that of the files.
+
+    Raises:
+        AdapterError: naming the adapter and the file at fault.
+    """
+    config, weights = _read(name, path)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        raise AdapterError(f"adapter {name!r}: {path / CONFIG_FILE}: `r` is {rank!r} and `lora_alpha` {alpha!r}")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    squared = 0.0
+    pairs = _pairs(name, path / WEIGHTS_FILE, weights)
+    for module, (a, b) in pairs.items():
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
+            raise AdapterError(
+                f"adapter {name!r}: {path / WEIGHTS_FILE}: {module} has factors of shapes {a.shape} and {b.shape}, "
+                f"expected [{rank}, in] and [out, {rank}]"
+            )
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise AdapterError(f"adapter {name!r}: {path / WEIGHTS_FILE}: {module} holds NaN or infinite values")
+        # |B A|^2 = sum(B^T B * A A^T), without forming the product.
+        squared += float(((b.T @ b) * (a @ a.T)).sum(dtype=np.float64))
+    return AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=abs(scale) * math.sqrt(max(squared, 0.0)))
+
+
+def write_zeros(source: Path, target: Path) -> None:
+    """A copy of the adapter `source` that changes nothing: all of its B are zero.
+
+    Raises:
+        AdapterError: `source` cannot be read.
+    """
+    config, weights = _read("zeros", source)
+    target.mkdir(parents=True, exist_ok=True)
+    zeroed = {key: np.zeros_like(value) if ".lora_B." in key else value for key, value in weights.items()}
+    save_file(zeroed, target / WEIGHTS_FILE)
+    (target / CONFIG_FILE).write_text(json.dumps(config))
+
+
+def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
+    if not (path / CONFIG_FILE).exists() and (path / "model.safetensors").exists():
+        raise AdapterError(
+            f"adapter {name!r}: {path} holds a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or use "
+            "the embedded engine"
+        )
+    file = path / CONFIG_FILE
+    try:
+        config: Any = json.loads(file.read_bytes())
+        file = path / WEIGHTS_FILE
+        weights: Weights = load_file(file)
+    except (OSError, ValueError, SafetensorError, TypeError) as error:
+        raise AdapterError(f"adapter {name!r}: {file}: cannot be read, missing or corrupted ({error})") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise AdapterError(
+            f"adapter {name!r}: {path / CONFIG_FILE}: `peft_type` must be 'LORA'; vLLM is given nothing else"
+        )
+    return config, weights
+
+
+def _pairs(name: str, file: Path, weights: Weights) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Module name -> (A [r, in], B [out, r]), with every key accounted for."""
+    found: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    for key, value in weights.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise AdapterError(f"adapter {name!r}: {file}: {key!r} is no LoRA weight of a linear layer")
+        found.setdefault(match["module"], {})[match["factor"]] = value.astype(np.float32)
+    if not found:
+        raise AdapterError(f"adapter {name!r}: {file}: holds no LoRA weights")
+    if halves := sorted(module for module, pair in found.items() if len(pair) != 2):
+        raise AdapterError(f"adapter {name!r}: {file}: {halves[0]} has only one of lora_A and lora_B")
+    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}

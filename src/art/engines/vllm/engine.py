@@ -1,0 +1,228 @@
+"""`art.engine.Engine` over one or more vLLM servers.
+
+Three things are done here that vLLM does not do by itself:
+- Each load of an adapter gets a name of its own on the servers. vLLM keys its prefix cache by that name, so KV of one
+  policy version is never reused for another, and an adapter that is loaded again under the same name leaves the
+  requests alone that still run with the one before.
+- On CPU, vLLM 0.32 computes requests for the base model with some adapter's weights when requests for adapters are in
+  the same batch (https://github.com/vllm-project/vllm/issues/48421). From the first adapter on, such requests
+  therefore name an adapter of zeros.
+- A replica that has forgotten an adapter, because it was restarted, is given it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from art.config import VllmConfig
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engines.requests import check_request, check_score
+from art.engines.vllm.adapters import read_adapter, write_zeros
+from art.engines.vllm.replica import ConnectionLostError, Limits, Replica
+from art.engines.vllm.routing import Router
+from art.errors import NotFoundError, OverloadedError, ProcessError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ATTEMPTS = 3
+"""Times that a call is sent to replicas that do not answer; several of them may be down."""
+
+
+@dataclass(eq=False, slots=True)
+class _Policy:
+    """Weights that requests may name: the base model, or one load of an adapter."""
+
+    served_name: str
+    path: Path | None
+    num_users: int = 0
+    unused: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class VllmEngine:
+    """Implements `art.engine.Engine`. `close()` closes the connections, not the servers."""
+
+    def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
+        self._replicas = replicas
+        self._info = info
+        self._limits = Limits(info.vocab_size, info.max_context)
+        self._max_requests = (config.max_running + config.max_waiting) * len(replicas)
+        self._router = Router(len(replicas))
+        self._base = _Policy(base_name, None)
+        self._zeros: _Policy | None = None
+        self._needs_zeros = info.device == "cpu"
+        self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
+        self._adapters: dict[str, _Policy] = {}
+        self._load_lock = asyncio.Lock()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._instance = secrets.token_hex(3)
+        self._counter = itertools.count(1)
+        self._num_requests = 0
+
+    async def close(self) -> None:
+        for task in self._retiring:
+            task.cancel()
+        for replica in self._replicas:
+            await replica.close()
+        self._zeros_folder.cleanup()
+
+    async def info(self) -> EngineInfo:
+        return self._info
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
+        check_request(request, self._info)
+        policy = self._policy(request.adapter)
+        if self._num_requests >= self._max_requests:
+            raise OverloadedError(f"{self._num_requests} requests run or wait; try again later")
+        self._num_requests += 1
+        try:
+            with _use(policy):
+                async for chunk in self._generate(request, policy, stream=stream):
+                    yield chunk
+        finally:
+            self._num_requests -= 1
+
+    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        info = await asyncio.to_thread(read_adapter, name, path)
+        async with self._load_lock:
+            if self._needs_zeros and self._zeros is None:
+                await self._load_zeros(path)
+            policy = await self._load(name, path)
+            previous = self._adapters.get(name)
+            self._adapters[name] = policy
+        if previous is not None:
+            task = asyncio.create_task(self._retire(previous), name=f"retire-{previous.served_name}")
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        return info
+
+    async def unload_adapter(self, name: str) -> None:
+        policy = self._adapters.pop(name, None)
+        if policy is not None:
+            await self._retire(policy)
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        check_score(token_ids, self._info)
+        policy = self._policy(adapter)
+        with _use(policy):
+            return await self._send(policy, token_ids, lambda replica: replica.score(token_ids, policy.served_name))
+
+    async def stats(self) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for metrics in await asyncio.gather(*(replica.metrics() for replica in self._replicas)):
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0.0) + value
+        prompt, cached = totals.get("prompt_tokens", 0.0), totals.get("prompt_tokens_cached", 0.0)
+        return {
+            "running": totals.get("num_requests_running", 0.0),
+            "waiting": totals.get("num_requests_waiting", 0.0),
+            "adapters": float(len(self._adapters)),
+            "generated_tokens": totals.get("generation_tokens", 0.0),
+            "prefill_tokens": prompt - cached,
+            "cached_tokens": cached,
+            "kv_cache_usage": totals.get("kv_cache_usage_perc", 0.0) / len(self._replicas),
+            "preemptions": totals.get("num_preemptions", 0.0),
+        }
+
+    def _policy(self, adapter: str | None) -> _Policy:
+        if adapter is None:
+            return self._zeros or self._base
+        if adapter not in self._adapters:
+            raise NotFoundError(f"adapter {adapter!r} is not loaded (loaded: {sorted(self._adapters)})", param="model")
+        return self._adapters[adapter]
+
+    async def _generate(
+        self, request: GenerateRequest, policy: _Policy, *, stream: bool
+    ) -> AsyncGenerator[TokenChunk, None]:
+        number = self._router.choose(policy.served_name, request.prompt_token_ids)
+        replica = self._replicas[number]
+        self._router.running[number] += 1
+        try:
+            for is_last_try in (False, True):
+                chunks = replica.generate(request, policy.served_name, self._limits, stream=stream)
+                try:
+                    async with aclosing(chunks):
+                        async for chunk in chunks:
+                            yield chunk
+                    return
+                except NotFoundError:  # before the first token
+                    if is_last_try or policy.path is None:
+                        raise
+                    await self._restore(replica, policy)
+        finally:
+            self._router.running[number] -= 1
+
+    async def _send(self, policy: _Policy, token_ids: list[int], call: Callable[[Replica], Awaitable[T]]) -> T:
+        replica = self._replicas[self._router.choose(policy.served_name, token_ids)]
+        try:
+            return await call(replica)
+        except NotFoundError:
+            if policy.path is None:
+                raise
+            await self._restore(replica, policy)
+            return await call(replica)
+
+    async def _restore(self, replica: Replica, policy: _Policy) -> None:
+        assert policy.path is not None
+        logger.warning("%s has forgotten %s: loading it again", replica.url, policy.served_name)
+        self._router.forget(self._replicas.index(replica))
+        await replica.load_adapter(policy.served_name, policy.path)
+
+    async def _load(self, name: str, path: Path) -> _Policy:
+        """
+        Raises:
+            AdapterError: a server refused it; it is on none of them then.
+        """
+        served_name = f"{name}.{self._instance}-{next(self._counter)}"
+        loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
+        errors = [error for error in await asyncio.gather(*loads, return_exceptions=True) if error is not None]
+        policy = _Policy(served_name, path)
+        if errors:
+            await self._unload(policy)
+            raise errors[0]
+        return policy
+
+    async def _load_zeros(self, source: Path) -> None:
+        folder = Path(self._zeros_folder.name) / "zeros"
+        await asyncio.to_thread(write_zeros, source, folder)
+        self._zeros = await self._load("zeros", folder)
+        await _until_unused(self._base)  # what still names the base model must not meet an adapter
+
+    async def _retire(self, policy: _Policy) -> None:
+        """Unload it once its last request has ended."""
+        await _until_unused(policy)
+        await self._unload(policy)
+
+    async def _unload(self, policy: _Policy) -> None:
+        unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
+        for error in await asyncio.gather(*unloads, return_exceptions=True):
+            if isinstance(error, ConnectionLostError | ProcessError):
+                logger.info("%s went with its server: %s", policy.served_name, error)
+            elif error is not None:
+                raise error
+
+
+@contextmanager
+def _use(policy: _Policy) -> Iterator[None]:
+    policy.num_users += 1
+    policy.unused.clear()
+    try:
+        yield
+    finally:
+        policy.num_users -= 1
+        if policy.num_users == 0:
+            policy.unused.set()
+
+
+async def _until_unused(policy: _Policy) -> None:
+    if policy.num_users:
+        await policy.unused.wait()

@@ -1,0 +1,271 @@
+"""HTTP calls of one vLLM server, and what its answers mean.
+
+Only what several releases of vLLM have in common is used: `/v1/completions` with token ids in `prompt`, runtime
+loading of adapters, `/health` and `/metrics`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from struct import pack
+from typing import Any
+
+import aiohttp
+import orjson
+
+from art.engine import FinishReason, GenerateRequest, TokenChunk
+from art.errors import (
+    AdapterError,
+    ArtError,
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    NotFoundError,
+    ProcessError,
+)
+
+CONNECT_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 120.0
+"""For loading an adapter, which waits for the engine step that runs."""
+MAX_LINE_BYTES = 2**24
+"""One event of a stream holds the log-probs of its tokens."""
+EXCLUDED_LOGPROB = -9998.0
+"""vLLM writes -9999 for minus infinity: a token outside of top_p."""
+_METRIC = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? ([-+.\w]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request is cut to, because vLLM refuses what lies outside."""
+
+    vocab_size: int
+    max_context: int
+
+
+class ConnectionLostError(ProcessError):
+    """The server could not be reached, or ended in the middle of an answer."""
+
+
+class Replica:
+    """One vLLM server at `url`. `close()` after use."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session = aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            read_bufsize=MAX_LINE_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def is_healthy(self) -> bool:
+        try:
+            async with self._session.get(f"{self.url}/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+
+    async def model(self) -> tuple[str, int]:
+        """Name and longest context of the base model that is served."""
+        try:
+            async with self._session.get(f"{self.url}/v1/models") as response:
+                body = await response.read()
+                if response.status != 200:
+                    raise _error(response.status, body)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._lost(error) from error
+        served = next(entry for entry in orjson.loads(body)["data"] if entry.get("parent") is None)
+        return served["id"], served["max_model_len"]
+
+    async def generate(
+        self, request: GenerateRequest, model: str, limits: Limits, *, stream: bool
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Chunks of a completion by `model`, the base model or an adapter by the name it has here."""
+        body = _completion_body(request, model, limits) | {"stream": stream}
+        if not stream:
+            answer = await self._post("/v1/completions", body)
+            yield _chunk(answer["choices"][0], request.num_top_logprobs, _num_cached(answer))
+            return
+        body["stream_options"] = {"include_usage": True}
+        last: TokenChunk | None = None
+        async with aclosing(self._events("/v1/completions", body)) as events:
+            async for event in events:
+                if not event["choices"]:  # the usage, behind everything else
+                    assert last is not None
+                    last = replace(last, num_cached_tokens=_num_cached(event))
+                    continue
+                chunk = _chunk(event["choices"][0], request.num_top_logprobs, 0)
+                if chunk.finish_reason is not None:
+                    last = chunk
+                elif chunk.token_ids:
+                    yield chunk
+        if last is None:
+            raise ProcessError("vLLM ended a stream without a finish reason")
+        yield last
+
+    async def score(self, token_ids: list[int], model: str) -> list[float]:
+        """Log-probs of `token_ids[1:]`; vLLM cannot but sample one token behind them."""
+        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answer = await self._post("/v1/completions", body)
+        scored = answer["choices"][0]["prompt_logprobs"]
+        return [entry[str(token)]["logprob"] for token, entry in zip(token_ids[1:], scored[1:], strict=True)]
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """
+        Raises:
+            AdapterError: vLLM refused it.
+        """
+        try:
+            await self._post("/v1/load_lora_adapter", _load_body(name, path), timeout_s=CONTROL_TIMEOUT_S)
+        except ConnectionLostError:
+            raise
+        except ArtError as error:
+            raise AdapterError(error.message) from error
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unknown names are not an error."""
+        with suppress(NotFoundError):
+            await self._post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def metrics(self) -> dict[str, float]:
+        """Counters and gauges by name, without `vllm:`, summed over the engines of a data-parallel server."""
+        try:
+            async with self._session.get(f"{self.url}/metrics") as response:
+                text = await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._lost(error) from error
+        totals: dict[str, float] = {}
+        for name, value in _METRIC.findall(text):
+            totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> Any:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        url, data = self.url + path, orjson.dumps(body)
+        try:
+            async with self._session.post(url, data=data, headers=_JSON, timeout=timeout) as response:
+                answer = await response.read()
+                if response.status != 200:
+                    raise _error(response.status, answer)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._lost(error) from error
+        return orjson.loads(answer) if answer.startswith(b"{") else None
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """Server-sent events; leaving early closes the connection, upon which vLLM drops the request."""
+        try:
+            async with self._session.post(self.url + path, data=orjson.dumps(body), headers=_JSON) as response:
+                if response.status != 200:
+                    raise _error(response.status, await response.read())
+                async for line in response.content:
+                    if not line.startswith(b"data: "):
+                        continue
+                    if line.startswith(b"data: [DONE]"):
+                        return
+                    event = orjson.loads(line[6:])
+                    if "error" in event:
+                        raise _error(event["error"].get("code", 500), line[6:])
+                    yield event
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: BaseException) -> ConnectionLostError:
+        return ConnectionLostError(f"the vLLM server at {self.url} does not answer: {type(error).__name__}: {error}")
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _load_body(name: str, path: Path) -> dict[str, Any]:
+    return {"lora_name": name, "lora_path": os.path.abspath(path)}  # the server has a working directory of its own
+
+
+def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> dict[str, Any]:
+    """Every parameter that changes the distribution is given, whatever defaults a server was started with."""
+    room = limits.max_context - len(request.prompt_token_ids)
+    return {
+        "model": model,
+        "prompt": request.prompt_token_ids,
+        "max_tokens": min(request.max_tokens, room),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed_of(request),
+        "logprobs": request.num_top_logprobs,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        # Only the stop tokens of the request end it, not what the model's files call the end.
+        "ignore_eos": True,
+        "stop_token_ids": [token for token in request.stop_token_ids if 0 <= token < limits.vocab_size],
+    }
+
+
+def seed_of(request: GenerateRequest) -> int:
+    """vLLM draws a request's tokens from one generator, in order. What is resumed starts another one, lest its first
+    token be drawn with the random number of the completion's first. 63 bits: vLLM takes -1 for no seed."""
+    digest = blake2b(pack("<QQ", request.seed, request.first_index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
+    tokens: list[int] = choice["token_ids"] or []
+    report = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
+    top = [_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else []
+    logprobs: list[float] = report["token_logprobs"]
+    if len(logprobs) != len(tokens):
+        raise ProcessError(f"vLLM sent {len(logprobs)} log-probs with {len(tokens)} tokens")
+    return TokenChunk(
+        token_ids=tokens,
+        logprobs=logprobs,
+        top_logprobs=top,
+        finish_reason=_finish_reason(choice["finish_reason"]),
+        num_cached_tokens=num_cached,
+    )
+
+
+def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
+    """The best `num_top`; vLLM adds the sampled token to them. Keys are like `token_id:17`."""
+    pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
+    return sorted(pairs, key=lambda pair: -pair[1])[:num_top]
+
+
+def _finish_reason(reason: str | None) -> FinishReason | None:
+    if reason is None or reason == "stop" or reason == "length":
+        return reason  # type: ignore[return-value]
+    raise ProcessError(f"vLLM gave a completion up ({reason})")
+
+
+def _num_cached(answer: dict[str, Any]) -> int:
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def _error(status: int, body: bytes) -> ArtError:
+    """An answer other than 200 as one of our errors."""
+    try:
+        message = str(orjson.loads(body)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = body[:500].decode(errors="replace")
+    message = f"vLLM: {message}"
+    if status == 404:
+        return NotFoundError(message, param="model")
+    if status in (400, 422):
+        too_long = "maximum context length" in message or "longer than the maximum model length" in message
+        return ContextLengthError(message) if too_long else InvalidRequestError(message)
+    if status in (401, 403):
+        return ConfigError(f"{message}; the key of a server that runs already is read from VLLM_API_KEY")
+    return ProcessError(f"{message} (status {status})")

@@ -1,0 +1,138 @@
+"""Starts a vLLM server on a free loopback port, waits until it samples, and tells when it has died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from art.engines.vllm.command import MODEL_NAME, Installation, server_environment
+from art.engines.vllm.replica import Replica
+from art.errors import ArtError, ProcessError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2
+CAUSE_WINDOW_S = 30.0
+"""The first error that it printed in this time before its death is taken for the cause; others follow from it."""
+DRAIN_TIMEOUT_S = 2.0
+GUARD = Path(__file__).with_name("guard.py")
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+"""Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
+_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)")
+_NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
+
+
+class VllmServer:
+    """One server that belongs to this process, and its `replica`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, replica: Replica) -> None:
+        self._process = process
+        self._errors: deque[tuple[float, str]] = deque(maxlen=50)
+        self.replica = replica
+        self._output = asyncio.get_running_loop().create_task(self._forward_output(), name="vllm-output")
+
+    @classmethod
+    async def start(cls, installation: Installation, command: list[str], num_threads: int | None) -> VllmServer:
+        """
+        Raises:
+            ProcessError: it ended before it was ready; with the error that it printed, if it did.
+        """
+        port, key = _free_port(), secrets.token_urlsafe(24)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(GUARD), *command, f"--port={port}"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=server_environment(installation, key, num_threads),
+            start_new_session=True,
+            limit=2**20,
+        )
+        server = cls(process, Replica(f"http://127.0.0.1:{port}", key))
+        try:
+            await server._until_ready()
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    async def close(self) -> None:
+        self._kill()
+        await self._exit()
+        await self._drain()
+        await self.replica.close()
+
+    async def death(self) -> ProcessError:
+        """Returns when the server is dead, with the reason as far as it is known."""
+        await self._exit()
+        self._kill()  # the guard may have been killed alone
+        await self._drain()
+        recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
+        # The status is that of the guard, which kills its group and itself with it.
+        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else ""))
+
+    async def _exit(self) -> None:
+        """Returns when the guard is gone. `Process.wait` would also wait for the end of its output, which processes
+        further below may keep open."""
+        while self._process.returncode is None:
+            await asyncio.sleep(POLL_S)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _drain(self) -> None:
+        """Read its output to the end, which comes when no process of the group is left."""
+        await asyncio.wait([self._output], timeout=DRAIN_TIMEOUT_S)
+        self._output.cancel()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _until_ready(self) -> None:
+        death = asyncio.ensure_future(self.death())
+        try:
+            while not await self.replica.is_healthy():
+                await asyncio.wait([death], timeout=POLL_S)
+                if death.done():
+                    raise death.result()
+            # The first request compiles and allocates; nobody should wait for that later, or take it for a stall.
+            await self.replica.score([0, 0], MODEL_NAME)
+        except ArtError as error:
+            if death.done() or not isinstance(error, ProcessError):
+                raise
+            raise await death from error
+        finally:
+            death.cancel()
+
+    async def _forward_output(self) -> None:
+        """Copy its output to our log, and note the errors in it that may be the cause of a death."""
+        assert self._process.stdout is not None
+        while line := await self._read_line(self._process.stdout):
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            text = _PREFIX.sub("", line.decode(errors="replace")).strip()
+            if _CAUSE.match(text) and not _NO_CAUSE.search(text):
+                self._errors.append((time.monotonic(), text[:1000]))
+
+    @staticmethod
+    async def _read_line(stream: asyncio.StreamReader) -> bytes:
+        try:
+            return await stream.readline()
+        except ValueError:  # longer than the limit; what was read is gone
+            return b"[a very long line]\n"
+
+
+def _free_port() -> int:
+    """Another program may take it before vLLM does, which then ends and is started again with another one."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port

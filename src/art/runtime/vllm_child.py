@@ -1,0 +1,149 @@
+"""The process beside a vLLM server: `python -m art.runtime.vllm_child --fd N`.
+
+It starts the server and ends with it, so that the supervision of `runtime/process.py` counts for both; or it talks to
+servers that run already. It also takes the HTTP and the JSON of vLLM off the ART server's own event loop. Methods are
+those of `engine_child`; `start` takes {model, config, lora_rank, python}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from art.config import VllmConfig
+from art.engine import GenerateRequest
+from art.engines.vllm.engine import VllmEngine
+from art.engines.vllm.replica import ConnectionLostError
+from art.engines.vllm.server import VllmServer
+from art.engines.vllm.start import start_engine
+from art.errors import ArtError, InvalidRequestError, ProcessError
+from art.runtime.child import Child, child_from_argv
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 2.0
+"""Between two looks at whether the server makes progress."""
+DEATH_NOTICE_S = 10.0
+"""A connection breaks a little before the server is seen to be dead."""
+
+
+class VllmChild:
+    """Maps frames to calls of the engine, each in a task of its own."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._engine: VllmEngine | None = None
+        self._server: VllmServer | None = None
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve for ever; the end of the parent or of the server ends the process."""
+        loop = asyncio.get_running_loop()
+
+        def pump() -> None:
+            while True:
+                loop.call_soon_threadsafe(self._take, self._child.inbox.get())
+
+        threading.Thread(target=pump, name="pump", daemon=True).start()
+        await self._watch()
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        if "cancel" in frame:
+            if (call := self._calls.get(frame["cancel"])) is not None:
+                call.cancel()
+            return
+        call_id: int = frame["id"]
+        call = asyncio.get_running_loop().create_task(self._answer(call_id, frame["method"], frame["params"]))
+        self._calls[call_id] = call
+        call.add_done_callback(lambda _: self._calls.pop(call_id, None))
+
+    async def _answer(self, call_id: int, method: str, params: dict[str, Any]) -> None:
+        try:
+            if method == "start":
+                self._child.socket.reply(call_id, await self._start(**params))
+            elif self._engine is None:
+                raise ProcessError(f"`{method}` came before `start`")
+            elif method == "generate":
+                await self._generate(self._engine, call_id, **params)
+            elif (call := self._methods(self._engine).get(method)) is not None:
+                self._child.socket.reply(call_id, await call(**params))
+            else:
+                raise InvalidRequestError(f"unknown method {method!r}")
+        except Exception as error:  # the caller is told; one bad call must not end the others
+            if isinstance(error, ConnectionLostError) and self._server is not None:
+                # If the server is dying, so does this process, and the caller is told that instead.
+                await asyncio.sleep(DEATH_NOTICE_S)
+            if not isinstance(error, ArtError):
+                logger.exception("%s failed", method)
+            self._child.socket.fail(call_id, error)
+
+    async def _start(self, model: str, config: dict[str, Any], lora_rank: int, python: str | None) -> dict[str, Any]:
+        settings = VllmConfig.model_validate(config)
+        self._engine, self._server = await start_engine(model, settings, lora_rank=lora_rank, python=python)
+        if self._server is not None:
+            task = asyncio.get_running_loop().create_task(self._end_with(self._server))
+            self._tasks.add(task)
+        return asdict(await self._engine.info())
+
+    async def _end_with(self, server: VllmServer) -> None:
+        death = await server.death()
+        logger.error("%s", death)
+        sys.stderr.flush()
+        os._exit(1)  # calls that wait must not be answered: the parent lets them wait for the next server
+
+    async def _generate(self, engine: VllmEngine, call_id: int, request: dict[str, Any], stream: bool) -> None:
+        request = request | {"request_id": str(call_id), "stop_token_ids": tuple(request["stop_token_ids"])}
+        async with contextlib.aclosing(engine.generate(GenerateRequest(**request), stream=stream)) as chunks:
+            async for chunk in chunks:
+                self._child.socket.reply(call_id, chunk, last=chunk.finish_reason is not None)
+
+    @staticmethod
+    def _methods(engine: VllmEngine) -> dict[str, Callable[..., Awaitable[Any]]]:
+        async def load_adapter(name: str, path: str) -> dict[str, Any]:
+            return asdict(await engine.load_adapter(name, Path(path)))
+
+        async def info() -> dict[str, Any]:
+            return asdict(await engine.info())
+
+        return {
+            "info": info,
+            "score": engine.score,
+            "load_adapter": load_adapter,
+            "unload_adapter": engine.unload_adapter,
+            "stats": engine.stats,
+        }
+
+    async def _watch(self) -> None:
+        """Tell the heartbeat whether work goes on: requests are under way, and tokens come."""
+        done = -1.0
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._engine is None or not self._calls:
+                self._child.tick("idle" if self._engine is not None else "starting vLLM")
+                done = -1.0
+                continue
+            with contextlib.suppress(ProcessError, TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    stats = await self._engine.stats()
+                now = stats["generated_tokens"] + stats["prefill_tokens"]
+                if now != done:
+                    self._child.tick("sampling")
+                done = now
+
+
+def main() -> None:
+    child = child_from_argv("vllm_child")
+    asyncio.run(VllmChild(child).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The real vLLM through the whole stack; needs ART_VLLM_PYTHON, see `make test-vllm`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, VllmConfig
+from art.engine import GenerateRequest
+from art.engines.vllm.start import start_engine
+from art.errors import HandshakeError
+from art.protocol.chat import parse_chat_request
+from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
+from art.runtime.publish import publish
+from art.runtime.runtime import Runtime
+from art.testing.tiny.build import build_tiny_model
+from process_support import children_of, wait_until_gone
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),  # vLLM takes half a minute to start on an idle machine
+    pytest.mark.skipif(
+        not os.environ.get("ART_VLLM_PYTHON") and importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>",
+    ),
+]
+
+PROMPT = {"role": "user", "content": "say yes, no or maybe"}
+REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
+    """With a model `p/agent` that vLLM samples from."""
+    base = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", head_dim=32)
+    runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
+    await runtime.start()
+    settings = ModelSettings(lora=LoraConfig(rank=8), engine=VllmConfig(device="cpu"))
+    await runtime.register(RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings))
+    yield runtime
+    await runtime.close()
+
+
+async def test_a_step_is_trained_published_and_sampled_from(runtime: Runtime) -> None:
+    before = await shares(runtime, "p/agent@0")
+    for number in range(1, 3):
+        status = await train(runtime, f"job-{number}")
+        assert (status.state, status.step) == ("succeeded", number)
+        assert status.metrics["publish/probe_gap"] < 1e-4
+        assert status.metrics["publish/probe_effect"] > 1e-3
+        # Sampled log-probs are those of the policy that the trainer starts from.
+        assert status.metrics["offpolicy/first_update_kl"] < 1e-7
+    after = await shares(runtime, "p/agent")
+    assert after["maybe"] > before["maybe"]
+
+
+async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime: Runtime) -> None:
+    (host,) = runtime._hosts._hosts.values()
+    assert host.engine_process.pid is not None
+    tree = descendants(host.engine_process.pid)
+    assert len(tree) >= 4  # guard, API server, engine, worker
+    victim = tree[-1]
+    request = GenerateRequest(
+        request_id="r", adapter="p/agent@0", prompt_token_ids=[1, 2, 3], max_tokens=400, stop_token_ids=(), seed=1
+    )
+    tokens: list[int] = []
+    async for chunk in host.engine.generate(request, stream=True):
+        if not tokens:
+            os.kill(victim, signal.SIGKILL)
+        tokens += chunk.token_ids
+    assert len(tokens) == 400
+    assert host.engine_process.num_restarts == 1
+    await asyncio.to_thread(wait_until_gone, tree)
+    scored = await host.engine.score([1, 2, 3, *tokens], "p/agent@0")
+    assert len(scored) == 402
+
+
+async def test_the_handshake_catches_an_adapter_on_base_requests(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM does on CPU, and what the adapter of zeros is against: a client that takes it for a GPU has none."""
+    (host,) = runtime._hosts._hosts.values()
+    assert host.engine_process.pid is not None
+    guard, *_ = descendants(host.engine_process.pid)
+    port = command_line(guard)[-1].removeprefix("--port=")
+    monkeypatch.setenv("VLLM_API_KEY", environment(guard)["VLLM_API_KEY"])
+    settings = VllmConfig(urls=(f"http://127.0.0.1:{port}",), device="cuda", dtype="float32")
+    engine, _ = await start_engine(host.base_model, settings, lora_rank=8)
+    checkpoint = runtime.data_dir.model("p", "agent").checkpoint(1)
+    for number in range(VllmConfig().max_loras):
+        await engine.load_adapter(f"other@{number}", checkpoint)
+        await engine.score([1, 2, 3], f"other@{number}")
+    with pytest.raises(HandshakeError, match="share a batch"):
+        await publish(engine, "agent@1", checkpoint)
+    await engine.close()
+
+
+async def train(runtime: Runtime, job_id: str) -> JobStatus:
+    choices = (await complete(runtime, "p/agent"))["choices"]
+    trajectories = [
+        {"reward": REWARDS.get(choice["message"]["content"] or "", 0.0), "histories": [{"items": [PROMPT, {"choice": choice}]}]}
+        for choice in choices
+    ]  # fmt: skip
+    body = {"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": TrainConfig(learning_rate=2e-3)}
+    status = await runtime.submit_train("p", "agent", TrainRequest.model_validate(body))
+    async with asyncio.timeout(120):
+        while status.state in ("queued", "running"):
+            status = await runtime.job_status(status.job_id, 5.0)
+    return status
+
+
+async def complete(runtime: Runtime, model: str) -> dict[str, Any]:
+    chat = parse_chat_request({"model": model, "messages": [PROMPT], "n": 32, "max_tokens": 8})
+    return await runtime.gateway.complete(chat)
+
+
+async def shares(runtime: Runtime, model: str) -> Counter[str]:
+    return Counter(choice["message"]["content"] for choice in (await complete(runtime, model))["choices"])
+
+
+def descendants(pid: int) -> list[int]:
+    """Parents before their children."""
+    found = children_of(pid)
+    for child in found:
+        found += children_of(child)
+    return found
+
+
+def command_line(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+
+
+def environment(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)

@@ -1,0 +1,143 @@
+"""A vLLM server without vLLM: the HTTP interface that `art.engines.vllm` uses, with a policy that counts upwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+VOCAB = 100
+CONTEXT = 65
+"""What the server allows; the engine keeps one token of it for scoring."""
+
+
+class FakeVllm:
+    """Token t is followed by t + 1, with log-prob -1 at temperature 1 and -0.5 at 2; an adapter shifts both by its
+    number in the order of loading, times 0.1."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, str] = {}
+        self.requests: list[dict[str, Any]] = []
+        self.num_running = 0
+        self.gate = asyncio.Event()
+        """Completions wait for it."""
+        self.gate.set()
+        self.refuse: tuple[int, str] | None = None
+        """Status and message of every completion, if set."""
+        self.processes_logprobs = True
+        self.app = web.Application()
+        self.app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/models", self._models),
+                web.get("/metrics", self._metrics),
+                web.post("/v1/completions", self._complete),
+                web.post("/v1/load_lora_adapter", self._load),
+                web.post("/v1/unload_lora_adapter", self._unload),
+            ]
+        )
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        """Its URL, while the block runs."""
+        runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        base = {"id": "the-base", "max_model_len": CONTEXT, "parent": None}
+        others = [{"id": name, "max_model_len": None, "parent": "the-base"} for name in self.adapters]
+        return web.json_response({"data": [*others, base]})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        lines = [
+            "# HELP vllm:generation_tokens_total Tokens",
+            'vllm:generation_tokens_total{engine="0",model_name="b"} 7.0',
+            'vllm:generation_tokens_total{engine="1",model_name="b"} 5.0',
+            'vllm:num_requests_running{engine="0"} 1.0',
+            'vllm:num_requests_waiting{engine="0"} 2.0',
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 2.0',
+            'vllm:prompt_tokens_total{engine="0"} 30.0',
+            'vllm:prompt_tokens_cached_total{engine="0"} 10.0',
+            'vllm:kv_cache_usage_perc{engine="0"} 0.5',
+        ]
+        return web.Response(text="\n".join(lines))
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        if "refused" in body["lora_path"]:
+            return _error(400, "no such target module")
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.Response(text="Success")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _error(404, f"The lora adapter '{name}' cannot be found.")
+        return web.Response(text="Success")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        if self.refuse is not None:
+            return _error(*self.refuse)
+        if body["model"] != "the-base" and body["model"] not in self.adapters:
+            return _error(404, f"The model `{body['model']}` does not exist.")
+        self.num_running += 1
+        try:
+            await self.gate.wait()
+            return await self._answer(request, body)
+        finally:
+            self.num_running -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        first = body["prompt"][-1] + 1
+        tokens = [(first + i) % VOCAB for i in range(body["max_tokens"])]
+        reason = "length"
+        if stops := [i for i, token in enumerate(tokens) if token in body.get("stop_token_ids", ())]:
+            tokens, reason = tokens[: stops[0] + 1], "stop"
+        choices = [self._choice(body, token) for token in tokens]
+        usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+        if not body.get("stream"):
+            reports = [choice["logprobs"] for choice in choices]
+            logprobs = {name: [report[name][0] for report in reports] for name in reports[0]}
+            choice = {"token_ids": tokens, "logprobs": logprobs, "finish_reason": reason}
+            if "prompt_logprobs" in body:
+                value = {"logprob": self._logprob(body)}
+                choice["prompt_logprobs"] = [None, *({str(token): value} for token in body["prompt"][1:])]
+            return web.json_response({"choices": [choice], "usage": usage})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        events: list[Any] = [{"choices": [choice]} for choice in choices]
+        events[-1]["choices"][0]["finish_reason"] = reason
+        for event in [*events, {"choices": [], "usage": usage}]:
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _choice(self, body: dict[str, Any], token: int) -> dict[str, Any]:
+        logprob = self._logprob(body)
+        top = {f"token_id:{token}": logprob, "token_id:1": -0.3, "token_id:2": -9999.0}
+        report = {"token_logprobs": [logprob], "top_logprobs": [top]}
+        return {"token_ids": [token], "logprobs": report, "finish_reason": None}
+
+    def _logprob(self, body: dict[str, Any]) -> float:
+        temperature = body.get("temperature", 1.0) if self.processes_logprobs else 1.0
+        shift = 0.1 * ([*self.adapters].index(body["model"]) + 1) if body["model"] in self.adapters else 0.0
+        return -1.0 / (temperature or 1.0) - shift
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)
