@@ -104,7 +104,7 @@ def test_of_a_mixture_of_experts_the_attention_is_adapted(tmp_path: Path) -> Non
         "o_proj",
     }
     policy.remove()
-    with pytest.raises(ConfigError, match="stacked weights of .* name layers of the attention only"):
+    with pytest.raises(ConfigError, match=r"stacked weights of .* name layers of the attention only"):
         LoraPolicy(base, LoraConfig(rank=4, target_modules=["gate_proj", "up_proj", "down_proj"]), may_fold=True)
 
 

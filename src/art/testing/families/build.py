@@ -1,4 +1,4 @@
-"""Random models of a few ten thousand weights, one per family: its architecture, its control tokens, its text format."""
+"""Random models of a few ten thousand weights, one per family: its architecture, control tokens and text format."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ FAMILIES = (
 
 
 def build_family(family: Family, path: Path, *, seed: int = 0) -> Path:
-    """Write a random model of `family` with its tokenizer to the folder `path`; the same seed gives the same weights."""
+    """Write a random model of `family`, with its tokenizer, to the folder `path`. A seed gives the same weights."""
     tokenizer = _build_tokenizer(family)
     end = tokenizer.convert_tokens_to_ids(family.eos)
     shape = {**_SHAPE, "bos_token_id": None, "pad_token_id": end, **family.shape}

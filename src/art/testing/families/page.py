@@ -21,26 +21,27 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m art.testing.families.page`; a test repeats some rows. -->
 
-`base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes with a
-model is never run: one that needs `trust_remote_code` is refused.
+`base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes
+with a model is never run: one that needs `trust_remote_code` is refused.
 
-The table is the result of a run. For each family a small random model of its architecture is built, with a tokenizer and a chat
-template in the family's style, and taken through the whole loop on the CPU in float32. Each column is one part held against
-another's arithmetic:
+The table is the result of a run. For each family a small random model of its architecture is built, with a tokenizer
+and a chat template in the family's style, and taken through the whole loop on the CPU in float32. Each column is one
+part held against another's arithmetic:
 
 | column | yes means |
 |---|---|
 | render | tokens of conversations are those of transformers' own `apply_chat_template` |
 | parse | an answer's tokens give the message back |
-| bridge | the next turn extends the exact tokens of this one; "branch": it is declared that it does not, and trains as a path of its own |
+| bridge | the next turn extends the exact tokens of this one; "branch": it is declared that it does not |
 | tools | tool calls come back as they were written |
 | sample | the embedded engine's log-probs of what it samples are those of transformers' forward pass, to 1e-3 nats |
-| train | the gradient of the prefix tree is that of transformers with peft, sequence by sequence, to 1e-3 of the largest number |
+| train | the gradient of the prefix tree is that of peft, sequence by sequence, to 1e-3 of its largest number |
 | publish | after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake |
 | vLLM | the same with vLLM as the engine |
 
-A model of your own is looked at by `art doctor MODEL`, with its real template. By hub id, models that the package `renderers` lists get
-its hand-written renderer, tools and reasoning of gpt-oss included; the table is about local folders, where a chat template decides.
+A turn that is a branch is trained as a path of its own. A model of your own is looked at by `art doctor MODEL`, with
+its real template. By hub id, models that the package `renderers` lists get its hand-written renderer, tools included;
+the table is about local folders, where the chat template decides.
 """
 
 NOT_RUN = "not run"
