@@ -73,9 +73,9 @@ bench: $(INSTALLED) ## train_step, grpo_step, logprobs, growth and others, side 
 	@echo "== Running the benchmarks"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-gpu: $(INSTALLED) ## generation, train_step, logprobs and growth on a CUDA device
+bench-gpu: $(INSTALLED) ## generate, train_step, logprobs and growth on a CUDA device
 	@echo "== Running the benchmarks on the GPU"
-	$(BIN)/python -m benchmarks generation train_step logprobs growth --device cuda $(ARGS)
+	$(BIN)/python -m benchmarks generate train_step logprobs growth --device cuda $(ARGS)
 
 docs: $(INSTALLED) ## check that the documentation's commands, links and names exist
 	@echo "== Checking the documentation"

@@ -27,7 +27,7 @@ import torch
 from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 
-DEFAULT = ("gateway_overhead", "generation", "train_step", "grpo_step", "logprobs", "growth")
+DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth")
 ONLY_NAMED = ("learning", "kill_storm")
 
 ENVIRONMENT = {

@@ -40,9 +40,10 @@ SHAPES = {
     "5 M": _shape(4096, 256, 768, 5, (4, 2, 64)),
     "30 M": _shape(8192, 512, 1536, 8, (8, 4, 64)),
     "100 M": _shape(32768, 768, 2048, 12, (12, 4, 64)),
+    "0.6 B": _shape(151936, 1024, 3072, 28, (16, 8, 128)),
     "4 B": _shape(151936, 2560, 9728, 36, (32, 8, 128)),
 }
-"""By number of parameters. The largest is the shape of Qwen3-4B."""
+"""By number of parameters. The two largest have the shapes of Qwen3-0.6B and Qwen3-4B."""
 
 QUICK_MODELS = ["0.1 M"]
 

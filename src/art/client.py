@@ -88,7 +88,7 @@ class ArtClient:
         self._on_retry = on_retry
         self.is_local = url.host in _LOOPBACK
         """Whether the server is on this machine, so that both see the same files."""
-        self._num_closed = 0
+        self._num_closed, self._why_closed = 0, ""
         self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
 
     async def __aenter__(self) -> Self:
@@ -97,9 +97,11 @@ class ArtClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Close the connections of this event loop. Calls under way fail instead of looking for the server again."""
+    async def close(self, why: str = "the connection was closed") -> None:
+        """Close the connections of this event loop. Calls under way fail instead of looking for the server again; `why`
+        is what they say."""
         self._num_closed += 1
+        self._why_closed = why
         await self._http.close()
 
     # --- endpoints ---
@@ -240,7 +242,7 @@ class ArtClient:
                         raise error
                 except (httpx2.TransportError, RuntimeError) as lost:
                     if self._num_closed != num_closed:
-                        raise ProcessError(f"{method} {path} got no answer: the connection was closed") from lost
+                        raise ProcessError(f"{method} {path} got no answer: {self._why_closed}") from lost
                     if isinstance(lost, RuntimeError):
                         raise
                     error = lost

@@ -93,8 +93,15 @@ async def test_a_server_that_dies_again_and_again_is_given_up_on_with_its_log(
     monkeypatch.setattr(art.backends.local, "MAX_RESTARTS_PER_MINUTE", 0)
     async with art.LocalBackend(path=tmp_path) as backend:
         client = await backend._connection()
+        os.kill(backend.server_pid or 0, signal.SIGSTOP)  # accepts, and never answers
+        under_way = asyncio.ensure_future(client.health())
+        await asyncio.sleep(0.2)
         kill_server(backend)
         async with asyncio.timeout(5):
+            with pytest.raises(
+                ProcessError, match=r"/health got no answer: art-server died 1 times in a minute, the las"
+            ):
+                await under_way
             while backend._failure is None:
                 await asyncio.sleep(0.02)
             with pytest.raises(ProcessError, match=r"is not restarted(.|\n)*art-server listens on"):

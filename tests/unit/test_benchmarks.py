@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import __main__ as command
-from benchmarks import growth, grpo_loops, grpo_step, logprobs, train_step
+from benchmarks import generate, growth, grpo_loops, grpo_step, logprobs, train_step
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
@@ -23,7 +23,7 @@ from benchmarks.timing import Timing, alternate, ratio
 
 
 def options(name: str) -> argparse.Namespace:
-    module = {"train_step": train_step, "growth": growth, "grpo_step": grpo_step, "logprobs": logprobs}[name]
+    module = {m.__name__.rpartition(".")[2]: m for m in (generate, growth, grpo_step, logprobs, train_step)}[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
 
@@ -52,6 +52,19 @@ def test_growth_counts_what_is_shared(tmp_path: Path) -> None:
     assert cells["turns", 4]["padded tokens ratio"] == 4  # 4 rows, all as long as the last, which is the whole tree
     command.draw(growth, result, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+def test_generate_samples_with_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_vllm_python", lambda: None)  # its start takes half a minute
+    args = options("generate")
+    args.loads = [(2, 1), (1, 2)]
+    result = generate.run(args)
+    assert [row["engine"] for row in result.rows] == ["ART", "ART, no adapter", "generate + peft"] * 2
+    assert [row["requests at once"] for row in result.rows] == ["2"] * 3 + ["2 (1 prompts)"] * 3
+    assert all(float(str(row["tokens/s"])) > 0 for row in result.rows)
+    assert "vLLM is not installed: it did not take part" in result.notes
+    command.draw(generate, result, tmp_path / "generate.png")
+    assert (tmp_path / "generate.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("way", ["trainer", "chunks", "naive"])

@@ -228,7 +228,7 @@ class LocalBackend(Backend):
         if self._socket is not None:
             self._socket.close()  # refuse connections from now on, rather than let them wait for ever
         if self._client is not None:
-            await self._client.close()
+            await self._client.close(self._failure.message)
 
     async def _stop(self) -> None:
         watcher, self._watcher = self._watcher, None

@@ -166,7 +166,7 @@ async def _train(
             line = report.line(task.headline_metric)
             progress.update(bar, completed=report.step, line=line)
             if report.step % 10 == 0 or not console.is_terminal:
-                progress.console.print(f"step {report.step:>3}  {line}", highlight=False)
+                progress.console.print(f"step {report.step:>3}  {line}", highlight=False, soft_wrap=True)
 
         return await train_task(model, task, task.defaults, num_steps=num_steps, seed=seed, on_step=on_step)
 

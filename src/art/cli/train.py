@@ -90,7 +90,9 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
         console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
 
         def on_step(report: StepReport) -> None:
-            console.print(f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False)
+            console.print(
+                f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False, soft_wrap=True
+            )
 
         reports = await train_task(model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step)
         summary: dict[str, object] = {
