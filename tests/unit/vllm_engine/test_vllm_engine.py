@@ -152,7 +152,7 @@ async def test_on_cpu_zeros_stand_for_the_base_model_once_there_is_an_adapter(mo
 async def test_a_refused_adapter_is_nowhere(model: str, tmp_path: Path) -> None:
     async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
         path = write_adapter(tmp_path / "refused")
-        with pytest.raises(AdapterError, match="no such target module"):
+        with pytest.raises(AdapterError, match="adapter 'm@1': vLLM: no such target module"):
             await engine.load_adapter("m@1", path)
         assert one.adapters == two.adapters == {}
         with pytest.raises(NotFoundError):

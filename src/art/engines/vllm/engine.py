@@ -97,9 +97,12 @@ class VllmEngine:
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         info = await asyncio.to_thread(read_adapter, name, path)
         async with self._load_lock:
-            if self._needs_zeros and self._zeros is None:
-                await self._load_zeros(path)
-            policy = await self._load(name, path)
+            try:
+                if self._needs_zeros and self._zeros is None:
+                    await self._load_zeros(path)
+                policy = await self._load(name, path)
+            except AdapterError as error:
+                raise AdapterError(f"adapter {name!r}: {error.message}") from error
             previous = self._adapters.get(name)
             self._adapters[name] = policy
         if previous is not None:
