@@ -230,7 +230,7 @@ def _vllm(files: ModelFiles, device: str, dtype: str, python: str, adapter: str 
             yield lambda prompts: runner.run(sample(prompts))
         finally:
             runner.run(engine.close())
-            runner.run(server.stop())
+            runner.run(server.close())
 
 
 def _largest_gap(engine: TorchEngine, model: Any, files: ModelFiles) -> float:

@@ -277,6 +277,11 @@ async def test_policies_do_not_mix_in_a_batch(engine: Engine, tmp_path: Path) ->
     for i, answer in enumerate(crowd):
         scored = await engine.score([*ask().prompt_token_ids, *answer.token_ids], policies[i % 5])
         assert scored[len(ask().prompt_token_ids) - 1 :] == pytest.approx(answer.logprobs, abs=1e-4), policies[i % 5]
+    path = [*ask().prompt_token_ids, *crowd[0].token_ids]
+    alone = [await engine.score(path, policy) for policy in policies]
+    crowd_of_scores = await asyncio.gather(*(engine.score(path, policy) for policy in policies))
+    for one, other in zip(alone, crowd_of_scores, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
     for name in names:
         await engine.unload_adapter(name)
 

@@ -55,7 +55,7 @@ def build_renderer(
     if family is not None and keep_reasoning is not False:
         try:
             renderer = PackageRenderer(tokenizer, family, template_kwargs, build, keep_reasoning=keep_reasoning)
-        except (AssertionError, ValueError, KeyError) as error:
+        except (AssertionError, ValueError, KeyError, RuntimeError) as error:  # the last: a vocabulary to download
             if not local:
                 raise ConfigError(
                     f"{tokenizer.name_or_path}: renderer {family!r} refuses {template_kwargs}: {error}"

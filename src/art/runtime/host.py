@@ -92,7 +92,7 @@ class BaseModelHost:
         self._load_lock = asyncio.Lock()
         self._unloading: set[asyncio.Task[None]] = set()
         self._tolerance = config.handshake_tolerance
-        self._vllm_python = config.vllm_python
+        self.vllm_python = config.vllm_python
         self._renderer: Renderer | None = None
         self._engine_info: EngineInfo | None = None
         self._trainer_lock = asyncio.Lock()
@@ -220,7 +220,7 @@ class BaseModelHost:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
         start: dict[str, Any] = {"model": self.base_model, "config": config.model_dump()}
         if isinstance(config, VllmConfig) and self.settings.lora is not None:  # the settings allow no other case
-            start |= {"lora_rank": self.settings.lora.rank, "python": self._vllm_python}
+            start |= {"lora_rank": self.settings.lora.rank, "python": self.vllm_python}
         await client.call("start", **start)
 
         async def connected() -> RpcClient:

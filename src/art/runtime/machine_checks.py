@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from art.engine import EngineInfo
+from art.engines.vllm.command import TORCH_OF_VLLM, find_installation
+from art.errors import ConfigError
 from art.protocol.preflight import CheckResult
 from art.runtime.placement import ELSEWHERE, Placement
 
@@ -48,8 +52,7 @@ def check_versions(
 ) -> CheckResult:
     """Whether each library has a version that ART's own metadata allows.
 
-    The ranges there are what ART is tested with. vLLM pins its torch in its own metadata, and is held to that if it is
-    in this environment.
+    The ranges there are what ART is tested with.
     """
     wanted = list(declared_requirements() if requirements is None else requirements)
     seen, wrong, missing = [], [], []
@@ -64,7 +67,6 @@ def check_versions(
             for item in wanted
             if item.name == name and not item.specifier.contains(version, prereleases=True)
         ]
-    wrong += _vllm_problems(version_of, seen)
     if missing:
         return CheckResult(
             name="versions",
@@ -83,17 +85,20 @@ def check_versions(
     return CheckResult(name="versions", status="ok", found=", ".join(seen))
 
 
-def _vllm_problems(version_of: VersionOf, seen: list[str]) -> list[str]:
-    version, torch_version = version_of("vllm"), version_of("torch")
-    if version is None or torch_version is None:
-        return []
-    seen.append(f"vllm {version}")
-    pins = [item for item in declared_requirements("vllm") if item.name == "torch"]
-    return [
-        f"torch {torch_version}, where vllm {version} needs {pin.specifier}"
-        for pin in pins
-        if not pin.specifier.contains(torch_version.split("+")[0], prereleases=True)
-    ]
+def check_vllm(python: str | None) -> CheckResult:
+    """Whether the environment of the interpreter `python` has a vLLM with the torch that it is built for."""
+    try:
+        found = find_installation(python or os.environ.get("ART_VLLM_PYTHON") or sys.executable)
+    except ConfigError as error:
+        remedy = "install the versions that belong together; docs/engines.md says how"
+        return CheckResult(name="vLLM", status="failure", found=error.message, remedy=remedy)
+    known = ".".join(found.vllm.split(".")[:2]) in TORCH_OF_VLLM
+    return CheckResult(
+        name="vLLM",
+        status="ok" if known else "warning",
+        found=f"vllm {found.vllm} with torch {found.torch}, built for {found.device}",
+        remedy=None if known else f"tried were vllm {', '.join(TORCH_OF_VLLM)}",
+    )
 
 
 def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:

@@ -19,6 +19,8 @@ from art.runtime.weights import weight_bytes
 Part = Literal["engine", "trainer"]
 
 ELSEWHERE = "elsewhere"
+VLLM_MEMORY_SHARE = 0.9
+"""Of a GPU, what `vllm serve` takes by default (its flag `gpu_memory_utilization`)."""
 CONTEXT_BYTES = 2**29
 """A process on a GPU takes about so much for itself: CUDA's context and the kernels of torch."""
 
@@ -84,7 +86,8 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
         kinds["engine"] = ELSEWHERE
     num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
     free = [index for index in range(num_gpus) if kinds["trainer"] != "cuda" or index not in trainer_indices]
-    engine_indices = engine.device_indices or tuple((free or list(range(num_gpus)))[:num_engine_gpus])
+    usable = free if len(free) >= num_engine_gpus else range(num_gpus)
+    engine_indices = engine.device_indices or tuple(usable[:num_engine_gpus])
     return Placement(
         engine=Place(kinds["engine"], engine_indices if kinds["engine"] == "cuda" else ()),
         trainer=Place(kinds["trainer"], trainer_indices if kinds["trainer"] == "cuda" else ()),
@@ -103,6 +106,13 @@ def check_placement(
     """
     _check_device("engine", placement.engine, settings.engine, devices)
     _check_device("trainer", placement.trainer, settings.trainer, devices)
+    wanted = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
+    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != wanted:
+        raise ConfigError(
+            f"the flags of vLLM make {wanted} GPUs (data, pipeline and tensor parallel sizes together), but the engine "
+            f"has {placement.engine}, of {_gpus(devices)}; make the two agree",
+            param="flags",
+        )
     num_processes, num_devices = settings.trainer.num_processes, len(placement.trainer.indices)
     if placement.trainer.kind == "cuda" and devices.gpus is not None and num_devices < num_processes:
         raise ConfigError(
@@ -158,6 +168,8 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
         needs.setdefault((kinds[1], index), {})["trainer"] = trainer_bytes * copies / shards
     for (kind, index), parts in needs.items():
         limit, where = _memory(devices, kind, index)
+        if limit is not None and kind == "cuda" and isinstance(engine, VllmConfig) and len(parts) > 1:
+            _check_vllm_share(engine, limit, parts["trainer"] + CONTEXT_BYTES, where)
         overhead = CONTEXT_BYTES * len(parts) if kind == "cuda" else 0
         if limit is not None and sum(parts.values()) + overhead > limit:
             named = " and ".join(f"{size / 2**30:.1f} GiB for the {part}" for part, size in parts.items())
@@ -166,6 +178,18 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
                 f"{_remedy(kind, len(parts) > 1)}",
                 param="device",
             )
+
+
+def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str) -> None:
+    """vLLM takes its share of a GPU at once, whatever the model's size."""
+    share = float(str(engine.flags.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)))
+    if share * limit + trainer_bytes > limit:
+        raise ConfigError(
+            f"vLLM takes {share:.0%} of {where}, and the trainer's weights need {trainer_bytes / 2**30:.1f} GiB of its "
+            f"{limit / 2**30:.1f} GiB. Set `flags` to {{'gpu_memory_utilization': x}} with x well below "
+            f"{max(0.0, 1 - trainer_bytes / limit):.2f}, or give them different GPUs by `device_indices`",
+            param="flags",
+        )
 
 
 def _memory(devices: Devices, kind: str, index: int) -> tuple[int | None, str]:

@@ -12,12 +12,13 @@ import asyncio
 import logging
 from pathlib import Path
 
+from art.config import VllmConfig
 from art.errors import ConfigError
 from art.protocol.preflight import CheckResult
 from art.runtime.format_checks import check_template, check_tools
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import host_key
-from art.runtime.machine_checks import check_devices, check_disk, check_versions
+from art.runtime.machine_checks import check_devices, check_disk, check_versions, check_vllm
 from art.runtime.registry import RegisteredModel
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) ->
         check_devices(host.placement, await host.engine_info()),
         await asyncio.to_thread(check_disk, data_dir, checkpoint),
     ]
+    engine = host.settings.engine
+    if isinstance(engine, VllmConfig) and not engine.urls:
+        checks.insert(1, await asyncio.to_thread(check_vllm, host.vllm_python))
     try:
         renderer = await host.renderer()
     except ConfigError as error:

@@ -21,7 +21,6 @@ from typing import Any
 from art.config import VllmConfig
 from art.engine import GenerateRequest
 from art.engines.vllm.engine import VllmEngine
-from art.engines.vllm.replica import ConnectionLostError
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.start import start_engine
 from art.errors import ArtError, InvalidRequestError, ProcessError
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 WATCH_S = 2.0
 """Between two looks at whether the server makes progress."""
 DEATH_NOTICE_S = 10.0
-"""A connection breaks a little before the server is seen to be dead."""
+"""A server fails requests, or breaks their connections, some seconds before it is dead."""
 
 
 class VllmChild:
@@ -79,8 +78,8 @@ class VllmChild:
             else:
                 raise InvalidRequestError(f"unknown method {method!r}")
         except Exception as error:  # the caller is told; one bad call must not end the others
-            if isinstance(error, ConnectionLostError) and self._server is not None:
-                # If the server is dying, so does this process, and the caller is told that instead.
+            if isinstance(error, ProcessError) and self._server is not None:
+                # If the server is dying, this process ends before that, and the caller waits for the next one.
                 await asyncio.sleep(DEATH_NOTICE_S)
             if not isinstance(error, ArtError):
                 logger.exception("%s failed", method)

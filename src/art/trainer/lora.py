@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from art.trainer.linear import AdaptedLinear
 
 _ADAPTER = "default"
+_EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names under which peft finds the experts and the router of a mixture."""
 
 
 class LoraPolicy(Policy):
@@ -206,7 +208,7 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
         task_type=peft.TaskType.CAUSAL_LM,
         r=config.rank,
         lora_alpha=config.alpha,
-        target_modules="all-linear" if config.target_modules is None else list(config.target_modules),
+        target_modules=_target_modules(base, config),
         lora_dropout=0.0,
         bias="none",
     )
@@ -225,6 +227,26 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
         ) from error
 
 
+def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
+    """What peft is asked to adapt.
+
+    For mixtures of experts peft takes "all-linear", and the names that experts' layers once had, to mean the experts'
+    stacked weights and the router. Engines do not serve such adapters, so those names are left out: the attention is
+    adapted.
+    """
+    if config.target_modules is not None:
+        return list(config.target_modules)
+    stacked = any(".experts." in name and p.dim() > 2 for name, p in base.model.named_parameters())
+    if not stacked:
+        return "all-linear"
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in base.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.weight is not base.head.weight
+    }
+    return sorted(linear - _EXPERT_LAYERS)
+
+
 def _suits_adapted_linear(base: BaseModel) -> bool:
     """Whether the linear layers are what `art.trainer.linear` computes: plain, whole, float32 and on the CPU."""
     layers = [module for module in base.model.modules() if isinstance(module, torch.nn.Linear)]
@@ -235,9 +257,17 @@ def _suits_adapted_linear(base: BaseModel) -> bool:
 def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
     """Adapted layers by their name in PEFT files."""
     from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora.layer import ParamWrapper
 
     layers = {n: m for n, m in peft_model.named_modules() if isinstance(m, LoraLayer)}
     for name, layer in layers.items():
+        if isinstance(layer, ParamWrapper):
+            peft_model.unload()
+            raise ConfigError(
+                f"target_modules selects the stacked weights of {name.removeprefix('base_model.model.')!r}, which "
+                "engines cannot adapt; name layers of the attention only",
+                param="target_modules",
+            )
         weight = layer.base_layer.weight
         if isinstance(layer.base_layer, torch.nn.Embedding) or weight is base.head.weight:
             peft_model.unload()

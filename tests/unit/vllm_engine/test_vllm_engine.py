@@ -152,7 +152,7 @@ async def test_on_cpu_zeros_stand_for_the_base_model_once_there_is_an_adapter(mo
 async def test_a_refused_adapter_is_nowhere(model: str, tmp_path: Path) -> None:
     async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
         path = write_adapter(tmp_path / "refused")
-        with pytest.raises(AdapterError, match="no such target module"):
+        with pytest.raises(AdapterError, match="adapter 'm@1': vLLM: no such target module"):
             await engine.load_adapter("m@1", path)
         assert one.adapters == two.adapters == {}
         with pytest.raises(NotFoundError):
@@ -191,6 +191,33 @@ async def test_replicas_share_the_work_and_keep_conversations(model: str, tmp_pa
         stats = await engine.stats()
         assert (stats["generated_tokens"], stats["running"], stats["waiting"]) == (24.0, 2.0, 4.0)
         assert (stats["prefill_tokens"], stats["cached_tokens"], stats["kv_cache_usage"]) == (40.0, 20.0, 0.5)
+
+
+async def test_a_replica_that_is_down_is_left_alone(model: str, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a")
+    async with FakeVllm().serve() as first, AsyncExitStack() as second:
+        urls = (first, await second.enter_async_context(FakeVllm().serve()))
+        engine, _ = await start_engine(model, VllmConfig(urls=urls, device="cuda"), lora_rank=4)
+        await engine.load_adapter("m@1", path)
+        await second.aclose()
+        lost = 0
+        for seed in range(8):
+            try:
+                await run(engine, adapter="m@1", prompt_token_ids=[seed] * 40)
+            except ProcessError:  # its caller asks again
+                lost += 1
+        assert lost <= 1
+        await engine.load_adapter("m@2", path)
+        await run(engine, adapter="m@2")
+        await engine.close()
+
+
+async def test_replicas_that_disagree_are_refused(model: str, tmp_path: Path) -> None:
+    async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
+        two.adapters["another's"] = "..."  # shifts the log-probs of what comes after it
+        with pytest.raises(AdapterError, match=r"differ from those of .* by 0\.1 nats"):
+            await engine.load_adapter("m@1", write_adapter(tmp_path / "a"))
+        assert (len(one.adapters), len(two.adapters)) == (0, 1)
 
 
 async def test_a_full_queue_refuses(model: str) -> None:

@@ -56,3 +56,13 @@ def test_what_is_forgotten_is_not_known() -> None:
     router.running[first] = 1
     router.forget(first)
     assert router.choose("a", prompt(0)) != first
+
+
+def test_one_that_does_not_answer_is_avoided_unless_it_is_the_only_one() -> None:
+    router = Router(2)
+    first = router.choose("a", prompt(0))
+    router.avoid(first)
+    other = router.choose("a", prompt(0))
+    assert other != first
+    router.avoid(other)
+    assert router.choose("a", prompt(0)) in (0, 1)

@@ -219,7 +219,7 @@ def hf_attention(
     if art_probe is not None:
         art_probe.see(module.layer_idx, query, key, value, kwargs)
         if art_probe.problems:
-            return torch.zeros_like(query.transpose(1, 2)), None
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     out = attend(art_plan, module.layer_idx, q, k, v, query.shape[-1] ** -0.5 if scaling is None else scaling)
     return out[None], None

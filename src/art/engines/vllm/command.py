@@ -19,6 +19,13 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as its largest rank. 1 is left out: it saves nothing that could be noticed."""
 CPU_KV_CACHE_GIB = 1
 """On CPU vLLM would take a large share of the machine's memory, in which the trainer lives too."""
+LINEAR_LAYERS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "c_attn", "c_proj", "query_key_value"),
+    *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc", "dense", "dense_h_to_4h"),
+    *("dense_4h_to_h",),
+)
+"""Linear layers but the head, by the names that they have in usual models. vLLM leaves others out of an adapter, which
+the handshake notices."""
 PREFILL_TOKENS = 4096
 """Prompt tokens in one forward pass, as of the embedded engine."""
 _PROBE = """
@@ -111,6 +118,9 @@ def server_command(
             # A prompt with a seed that is computed in two parts ends a CPU server of vLLM 0.32 ("CPU Generator does not
             # use offset"), so each is computed in one.
             "enable_chunked_prefill": False,
+            # Without the head: where it could have an adapter, log-probs of prompts end a CPU server of vLLM 0.32 as
+            # soon as two requests share a batch ("einsum(): subscript b has size ...").
+            "lora_target_modules": list(LINEAR_LAYERS),
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
         }
     flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}

@@ -7,7 +7,8 @@ Three things are done here that vLLM does not do by itself:
 - On CPU, vLLM 0.32 computes requests for the base model with some adapter's weights when requests for adapters are in
   the same batch (https://github.com/vllm-project/vllm/issues/48421). From the first adapter on, such requests
   therefore name an adapter of zeros.
-- A replica that has forgotten an adapter, because it was restarted, is given it again.
+- A replica that has forgotten an adapter, because it was restarted, is given it again. One that does not answer is left
+  alone for a while, if there are others; what it was sampling goes on elsewhere (`art.engines.process`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import secrets
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -29,13 +31,14 @@ from art.engines.requests import check_request, check_score
 from art.engines.vllm.adapters import read_adapter, write_zeros
 from art.engines.vllm.replica import ConnectionLostError, Limits, Replica
 from art.engines.vllm.routing import Router
-from art.errors import NotFoundError, OverloadedError, ProcessError
+from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ATTEMPTS = 3
-"""Times that a call is sent to replicas that do not answer; several of them may be down."""
+PROBE_TOKENS = 64
+AGREEMENT_NATS = 0.05
+"""Root mean square difference between replicas: as much as bfloat16 explains, with other kernels on other devices."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,9 +97,12 @@ class VllmEngine:
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         info = await asyncio.to_thread(read_adapter, name, path)
         async with self._load_lock:
-            if self._needs_zeros and self._zeros is None:
-                await self._load_zeros(path)
-            policy = await self._load(name, path)
+            try:
+                if self._needs_zeros and self._zeros is None:
+                    await self._load_zeros(path)
+                policy = await self._load(name, path)
+            except AdapterError as error:
+                raise AdapterError(f"adapter {name!r}: {error.message}") from error
             previous = self._adapters.get(name)
             self._adapters[name] = policy
         if previous is not None:
@@ -158,13 +164,20 @@ class VllmEngine:
                     if is_last_try or policy.path is None:
                         raise
                     await self._restore(replica, policy)
+                except ConnectionLostError:
+                    self._router.avoid(number)
+                    raise
         finally:
             self._router.running[number] -= 1
 
     async def _send(self, policy: _Policy, token_ids: list[int], call: Callable[[Replica], Awaitable[T]]) -> T:
-        replica = self._replicas[self._router.choose(policy.served_name, token_ids)]
+        number = self._router.choose(policy.served_name, token_ids)
+        replica = self._replicas[number]
         try:
             return await call(replica)
+        except ConnectionLostError:
+            self._router.avoid(number)
+            raise
         except NotFoundError:
             if policy.path is None:
                 raise
@@ -178,18 +191,43 @@ class VllmEngine:
         await replica.load_adapter(policy.served_name, policy.path)
 
     async def _load(self, name: str, path: Path) -> _Policy:
-        """
+        """Load it into all servers but those that do not answer, which get it when they do.
+
         Raises:
-            AdapterError: a server refused it; it is on none of them then.
+            AdapterError: a server refused it, or computes something else with it; it is on none of them then.
+            ProcessError: no server answers.
         """
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
         loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
-        errors = [error for error in await asyncio.gather(*loads, return_exceptions=True) if error is not None]
+        results = await asyncio.gather(*loads, return_exceptions=True)
         policy = _Policy(served_name, path)
-        if errors:
+        lost = [error for error in results if isinstance(error, ConnectionLostError)]
+        errors = [error for error in results if error is not None and error not in lost]
+        try:
+            if errors or len(lost) == len(results):
+                raise [*errors, *lost][0]
+            await self._check_agreement(
+                policy, [replica for replica, error in zip(self._replicas, results, strict=True) if error is None]
+            )
+        except BaseException:
             await self._unload(policy)
-            raise errors[0]
+            raise
         return policy
+
+    async def _check_agreement(self, policy: _Policy, replicas: list[Replica]) -> None:
+        """The handshake asks one replica; the others have to agree with it."""
+        if len(replicas) < 2:
+            return
+        path = [token % self._info.vocab_size for token in range(min(PROBE_TOKENS, self._info.max_context))]
+        first, *others = await asyncio.gather(*(replica.score(path, policy.served_name) for replica in replicas))
+        for replica, scores in zip(replicas[1:], others, strict=True):
+            gap = math.sqrt(math.fsum((a - b) ** 2 for a, b in zip(first, scores, strict=True)) / len(first))
+            if not gap <= AGREEMENT_NATS:
+                raise AdapterError(
+                    f"{policy.served_name}: log-probs of {replica.url} differ from those of {replicas[0].url} by "
+                    f"{gap:.3g} nats (root mean square), at most {AGREEMENT_NATS} is allowed; do both serve the same "
+                    f"model, and see the same {policy.path}?"
+                )
 
     async def _load_zeros(self, source: Path) -> None:
         folder = Path(self._zeros_folder.name) / "zeros"
@@ -205,7 +243,7 @@ class VllmEngine:
     async def _unload(self, policy: _Policy) -> None:
         unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
         for error in await asyncio.gather(*unloads, return_exceptions=True):
-            if isinstance(error, ConnectionLostError | ProcessError):
+            if isinstance(error, ProcessError):
                 logger.info("%s went with its server: %s", policy.served_name, error)
             elif error is not None:
                 raise error

@@ -9,6 +9,7 @@ hashes of their prefixes at whole blocks:
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import OrderedDict
 from hashlib import blake2b
@@ -20,6 +21,7 @@ MAX_REMEMBERED = 100_000
 MAX_IMBALANCE = 1.25
 """A replica with more than this times the mean number of running requests, and more than `SLACK` on top, is busy."""
 SLACK = 4
+AVOID_S = 10.0
 
 
 class Router:
@@ -27,6 +29,7 @@ class Router:
 
     def __init__(self, count: int) -> None:
         self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
+        self._avoid_until = [0.0] * count
         self.running = [0] * count
         """Requests under way per replica; kept by the caller."""
 
@@ -36,10 +39,16 @@ class Router:
             return 0
         hashes = prefix_hashes(adapter, token_ids)
         limit = MAX_IMBALANCE * sum(self.running) / len(self.running) + SLACK
-        free = [i for i, count in enumerate(self.running) if count <= limit]
+        now = time.monotonic()
+        alive = [i for i, until in enumerate(self._avoid_until) if until <= now] or list(range(len(self.running)))
+        free = [i for i in alive if self.running[i] <= limit] or alive
         chosen = min(free, key=lambda i: (-self._known(i, hashes), self.running[i]))
         self._remember(chosen, hashes)
         return chosen
+
+    def avoid(self, replica: int) -> None:
+        """It does not answer: leave it alone for a while, if there are others."""
+        self._avoid_until[replica] = time.monotonic() + AVOID_S
 
     def forget(self, replica: int) -> None:
         """Its cache is gone."""

@@ -1,0 +1,114 @@
+"""The process beside vLLM servers, over its frames; the server is a fake that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_vllm import CONTEXT, VOCAB, FakeVllm
+
+from art.config import VllmConfig
+from art.engine import GenerateRequest
+from art.engines.process import ProcessEngine
+from art.errors import ConfigError, InvalidRequestError, NotFoundError, ProcessError
+from art.protocol.rpc import RpcClient
+
+
+@asynccontextmanager
+async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
+    """A connection to a new process, and its heartbeats so far."""
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "art.runtime.vllm_child", "--fd", str(theirs.fileno())),
+        pass_fds=[theirs.fileno()], env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    theirs.close()
+    heartbeats: list[dict[str, Any]] = []
+    reader, writer = await asyncio.open_connection(sock=ours)
+    client = RpcClient(reader, writer, heartbeats.append)
+    try:
+        yield client, heartbeats
+    finally:
+        await client.close()
+        await asyncio.wait_for(process.wait(), 10)  # it leaves when its connection ends
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": VOCAB}))
+    return tmp_path
+
+
+async def start(client: RpcClient, model: Path, *urls: str) -> ProcessEngine:
+    config = VllmConfig(urls=urls).model_dump()
+    await client.call("start", model=str(model), config=config, lora_rank=4, python=None)
+
+    async def connect() -> RpcClient:
+        return client
+
+    return ProcessEngine(connect)
+
+
+def ask(**fields: Any) -> GenerateRequest:
+    defaults = {"request_id": "r", "adapter": None, "prompt_token_ids": [7], "max_tokens": 30, "stop_token_ids": (10,)}
+    return GenerateRequest(**{**defaults, "seed": 1, **fields})
+
+
+async def test_calls_reach_the_server_and_answers_come_back(model: Path) -> None:
+    fake = FakeVllm()
+    async with fake.serve() as url, child() as (client, heartbeats):
+        with pytest.raises(ProcessError, match="`info` came before `start`"):
+            await client.call("info")
+        engine = await start(client, model, url)
+        assert (await engine.info()).max_context == CONTEXT - 1
+        for stream in (False, True):
+            chunks = [chunk async for chunk in engine.generate(ask(), stream=stream)]
+            assert [token for chunk in chunks for token in chunk.token_ids] == [8, 9, 10]
+            assert chunks[-1].finish_reason == "stop"
+        assert await engine.score([1, 2, 3], None) == [-1.0, -1.0]
+        assert (await engine.stats())["generated_tokens"] == 12.0
+        with pytest.raises(NotFoundError, match="m@1"):
+            await engine.score([1, 2], "m@1")
+        await engine.unload_adapter("m@1")
+        with pytest.raises(InvalidRequestError, match="max_tokens"):
+            [chunk async for chunk in engine.generate(ask(max_tokens=0), stream=False)]
+        with pytest.raises(InvalidRequestError, match="unknown method 'dance'"):
+            await client.call("dance")
+        assert (await engine.info()) == (await engine.info())
+        assert asdict(await engine.info())["draws_by_index"] is False
+        async with asyncio.timeout(10):
+            while heartbeats[-1]["doing"] != "idle":
+                await asyncio.sleep(0.05)
+
+
+async def test_leaving_a_call_cancels_it_on_the_server(model: Path) -> None:
+    fake = FakeVllm()
+    async with fake.serve() as url, child() as (client, _):
+        engine = await start(client, model, url)
+        fake.gate.clear()
+        waiting = asyncio.ensure_future(anext(engine.generate(ask(), stream=False)))
+        async with asyncio.timeout(10):
+            while fake.num_running == 0:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            while fake.num_running:
+                await asyncio.sleep(0.01)
+        fake.gate.set()
+        async with aclosing(engine.generate(ask(), stream=True)) as chunks:
+            assert (await anext(chunks)).token_ids == [8]
+
+
+async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    config = VllmConfig(urls=("http://127.0.0.1:9",)).model_dump()
+    async with child() as (client, _):
+        with pytest.raises(ConfigError, match="neither a local folder"):
+            await client.call("start", model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None)
