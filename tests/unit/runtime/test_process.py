@@ -141,6 +141,7 @@ async def test_a_stopped_child_is_killed_its_callers_learn_why_and_a_new_one_ans
 ) -> None:
     process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
     client = await process.connect()
+    await until_it_beats(process)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
     cause = r"the echo died \(signal 9, SIGKILL; it was silent for 3 s \(a signal has stopped it\) and was killed\)"
