@@ -93,12 +93,14 @@ async def test_the_handshake_catches_an_adapter_on_base_requests(
     settings = VllmConfig(urls=(f"http://127.0.0.1:{port}",), device="cuda", dtype="float32")
     engine, _ = await start_engine(host.base_model, settings, lora_rank=8)
     checkpoint = runtime.data_dir.model("p", "agent").checkpoint(1)
-    for number in range(VllmConfig().max_loras):
-        await engine.load_adapter(f"other@{number}", checkpoint)
-        await engine.score([1, 2, 3], f"other@{number}")
-    with pytest.raises(HandshakeError, match="share a batch"):
-        await publish(engine, "agent@1", checkpoint)
-    await engine.close()
+    try:
+        for number in range(VllmConfig().max_loras):
+            await engine.load_adapter(f"other@{number}", checkpoint)
+            await engine.score([1, 2, 3], f"other@{number}")
+        with pytest.raises(HandshakeError, match="share a batch"):
+            await publish(engine, "agent@1", checkpoint)
+    finally:
+        await engine.close()
 
 
 async def train(runtime: Runtime, job_id: str) -> JobStatus:
