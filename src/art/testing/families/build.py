@@ -18,13 +18,13 @@ from art.testing.tiny.tokenizer import MARKUP_TOKENS
 MAX_CONTEXT = 512
 _BASE_VOCAB = 320
 _SHAPE: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 128,  # 32 per head, which is the least that vLLM computes on CPU
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": MAX_CONTEXT,
-    "initializer_range": 0.15,
+    "initializer_range": 0.08,
 }
 _DEEPSEEK: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -71,12 +71,12 @@ FAMILIES = (
     ),
     Family(
         name="Qwen3", architecture="Qwen3", template=templates.QWEN3, control_tokens=_CHATML, eos="<|im_end|>",
-        markup_tokens=MARKUP_TOKENS, shape={"head_dim": 8, "tie_word_embeddings": True},
+        markup_tokens=MARKUP_TOKENS, shape={"head_dim": 32, "tie_word_embeddings": True},
     ),
     Family(
         name="Qwen3-MoE", architecture="Qwen3Moe", template=templates.QWEN3, control_tokens=_CHATML, eos="<|im_end|>",
         markup_tokens=MARKUP_TOKENS,
-        shape={"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        shape={"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     ),
     Family(
         name="Llama 3", architecture="Llama", template=templates.LLAMA3, bos="<|begin_of_text|>", eos="<|eot_id|>",
@@ -85,12 +85,12 @@ FAMILIES = (
     Family(
         name="Mistral", architecture="Mistral", template=templates.MISTRAL, bos="<s>", eos="</s>",
         control_tokens=("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-        shape={"head_dim": 8, "sliding_window": None},
+        shape={"head_dim": 32, "sliding_window": None},
     ),
     Family(
         name="Gemma 3", architecture="Gemma3", config="Gemma3TextConfig", template=templates.GEMMA3, bos="<bos>",
         eos="<end_of_turn>", control_tokens=("<bos>", "<start_of_turn>", "<end_of_turn>"),
-        shape={"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": MAX_CONTEXT},
+        shape={"head_dim": 32, "query_pre_attn_scalar": 32, "initializer_range": 0.04, "sliding_window": MAX_CONTEXT},
     ),
     Family(
         name="Phi-3", architecture="Phi3", template=templates.PHI3, eos="<|endoftext|>",
@@ -100,7 +100,7 @@ FAMILIES = (
     Family(
         name="gpt-oss", architecture="GptOss", template=templates.GPT_OSS, eos="<|return|>",
         control_tokens=("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"),
-        shape={"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": MAX_CONTEXT},
+        shape={"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": MAX_CONTEXT},
     ),
     Family(
         name="DeepSeek-V3", architecture="DeepseekV3", template=templates.DEEPSEEK, bos="<|begin|>", eos="<|end|>",

@@ -1,10 +1,12 @@
-"""docs/models.md, made by running every family through every part: takes a minute.
+"""docs/models.md, made by running every family through every part: takes a minute, and with vLLM one more per family.
 
 python -m art.testing.families.page > docs/models.md
+python -m art.testing.families.page --vllm-python PATH > docs/models.md
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import sys
 import tempfile
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import transformers.utils.logging
 
+from art.engines.vllm.command import find_installation
 from art.testing.families.build import FAMILIES, Family, build_family
 from art.testing.families.support import STAGES, Outcome, check_model_now
 
@@ -37,43 +40,39 @@ part held against another's arithmetic:
 | sample | the embedded engine's log-probs of what it samples are those of transformers' forward pass, to 1e-3 nats |
 | train | the gradient of the prefix tree is that of peft, sequence by sequence, to 1e-3 of its largest number |
 | publish | after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake |
-| vLLM | the same with vLLM as the engine |
+| vLLM | sample and publish with a vLLM server as the engine |
 
 A turn that is a branch is trained as a path of its own. A model of your own is looked at by `art doctor MODEL`, with
 its real template. By hub id, models that the package `renderers` lists get its hand-written renderer, tools included;
 the table is about local folders, where the chat template decides.
 """
 
-NOT_RUN = "not run"
-"""Of the column vLLM: this program has no environment with it."""
-
 Results = Mapping[str, Mapping[str, Outcome]]
 
 
-def run_families(families: Iterable[Family]) -> dict[str, dict[str, Outcome]]:
+def run_families(families: Iterable[Family], vllm_python: str | None = None) -> dict[str, dict[str, Outcome]]:
     """Outcomes by family and stage."""
     results = {}
     for family in families:
         with tempfile.TemporaryDirectory() as folder:
             path = build_family(family, Path(folder) / "model")
-            results[family.name] = check_model_now(path, Path(folder) / "checkpoints")
+            results[family.name] = check_model_now(path, Path(folder) / "checkpoints", vllm_python)
     return results
 
 
-def render_page(results: Results) -> str:
-    """The page as Markdown."""
+def render_page(results: Results, versions: str) -> str:
+    """The page as Markdown; `versions` of the libraries it was made with."""
     reasons: list[str] = []
     rows = [_row(family, results[family.name], reasons) for family in FAMILIES]
-    heading = ["family", "architecture", *STAGES, "vLLM"]
+    heading = ["family", "architecture", *STAGES]
     table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *rows))
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
     return f"{_INTRODUCTION}\n## What agrees\n\nWith {versions}.\n\n{table}\n## Why not\n\n{notes}"
 
 
 def row_of(family: Family, outcomes: Mapping[str, Outcome]) -> list[str]:
     """The cells of one family, without the numbers of its reasons."""
-    return [family.name, f"`{family.architecture}`", *(outcomes[stage].status for stage in STAGES), NOT_RUN]
+    return [family.name, f"`{family.architecture}`", *(outcomes[stage].status for stage in STAGES)]
 
 
 def _row(family: Family, outcomes: Mapping[str, Outcome], reasons: list[str]) -> list[str]:
@@ -89,6 +88,16 @@ def _row(family: Family, outcomes: Mapping[str, Outcome], reasons: list[str]) ->
     return cells
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM")
+    python = parser.parse_args().vllm_python
     transformers.utils.logging.disable_progress_bar()
-    sys.stdout.write(render_page(run_families(FAMILIES)))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft")]
+    if python is not None:
+        versions.append(f"vllm {find_installation(python).vllm}")
+    sys.stdout.write(render_page(run_families(FAMILIES, python), ", ".join(versions)))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ arithmetic.
     sample    the engine's log-probs of what it samples are those of transformers' own forward pass
     train     the gradient of a prefix tree is that of transformers and peft, sequence by sequence
     publish   after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake
+    vLLM      sample and publish once more, with a vLLM server as the engine
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from art.config import LoraConfig, TrainConfig, TrainerConfig
-from art.engine import GenerateRequest
+from art.config import LoraConfig, TrainConfig, TrainerConfig, VllmConfig
+from art.engine import Engine, GenerateRequest
+from art.engines.vllm.start import start_engine
 from art.errors import ArtError
 from art.gateway.fidelity import examine, plain_conversations
 from art.gateway.render import load_renderer
@@ -41,8 +43,9 @@ from art.trainer.tree import check_sample
 from art.trainer.types import Component, TrainingSample
 from art.trainer.update import Update, compute_gradient
 
-STAGES = ("render", "parse", "bridge", "tools", "sample", "train", "publish")
-Status = Literal["yes", "branch", "no", "not reached"]
+VLLM = "vLLM"
+STAGES = ("render", "parse", "bridge", "tools", "sample", "train", "publish", VLLM)
+Status = Literal["yes", "branch", "no", "not reached", "not run"]
 
 LORA = LoraConfig(rank=4, alpha=8)
 NUM_SAMPLES, NUM_TOKENS = 4, 12
@@ -63,8 +66,13 @@ class DisagreementError(Exception):
     """Two parts differ; the message says in what."""
 
 
-async def check_model(path: Path, work: Path) -> dict[str, Outcome]:
-    """The outcome of each of `STAGES` for the model in folder `path`; `work` takes the checkpoints."""
+async def check_model(path: Path, work: Path, vllm_python: str | None = None) -> dict[str, Outcome]:
+    """The outcome of each of `STAGES` for the model in folder `path`.
+
+    Args:
+        work: folder for checkpoints.
+        vllm_python: interpreter of an environment with vLLM; without one that stage is not run.
+    """
     outcomes = dict.fromkeys(STAGES, Outcome("not reached"))
     loaded: dict[str, Any] = {}
 
@@ -100,7 +108,11 @@ async def check_model(path: Path, work: Path) -> dict[str, Outcome]:
         return _check_gradient(path, work, loaded["renderer"])
 
     async def hand_over() -> Outcome:
-        return await _check_publish(path, work, loaded["engine"], loaded["samples"])
+        return await _check_publish(path, work / "embedded", loaded["engine"], loaded["samples"])
+
+    async def vllm() -> Outcome:
+        assert vllm_python is not None
+        return await _check_vllm(path, work / "vllm", loaded["renderer"], vllm_python)
 
     await stage("render", render)
     await stage("parse", parse, needs=("render",))
@@ -109,12 +121,16 @@ async def check_model(path: Path, work: Path) -> dict[str, Outcome]:
     await stage("sample", sample, needs=("render",))
     await stage("train", train, needs=("render",))
     await stage("publish", hand_over, needs=("sample", "train"))
+    if vllm_python is None:
+        outcomes[VLLM] = Outcome("not run")
+    else:
+        await stage(VLLM, vllm, needs=("render", "train"))
     return outcomes
 
 
-def check_model_now(path: Path, work: Path) -> dict[str, Outcome]:
+def check_model_now(path: Path, work: Path, vllm_python: str | None = None) -> dict[str, Outcome]:
     """`check_model` outside of an event loop."""
-    return asyncio.run(check_model(path, work))
+    return asyncio.run(check_model(path, work, vllm_python))
 
 
 def _check_rendering(renderer: Renderer, path: Path) -> Outcome:
@@ -145,7 +161,7 @@ def _check_bridge(renderer: Renderer) -> Outcome:
     return Outcome("branch", ", ".join(branches)) if branches else Outcome("yes")
 
 
-async def _sample_answers(engine: InProcessEngine, renderer: Renderer) -> list[TrainingSample]:
+async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
     """Completions of one prompt, as a step would train them: half of them good."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     samples = []
@@ -241,7 +257,20 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
     }
 
 
-async def _check_publish(path: Path, work: Path, engine: InProcessEngine, samples: list[TrainingSample]) -> Outcome:
+async def _check_vllm(path: Path, work: Path, renderer: Renderer, python: str) -> Outcome:
+    config = VllmConfig(device="cpu", dtype="float32", num_threads=1, max_running=NUM_SAMPLES)
+    engine, server = await start_engine(str(path), config, lora_rank=LORA.rank, python=python)
+    try:
+        samples = await _sample_answers(engine, renderer)
+        _check_logprobs(path, samples)
+        return await _check_publish(path, work, engine, samples)
+    finally:
+        await engine.close()
+        if server is not None:
+            await server.close()
+
+
+async def _check_publish(path: Path, work: Path, engine: Engine, samples: list[TrainingSample]) -> Outcome:
     first, second = work / "0000", work / "0001"
     trainer = Trainer(str(path), TrainerConfig(device="cpu", num_threads=torch.get_num_threads()))
     trainer.init_checkpoint(first, LORA)
