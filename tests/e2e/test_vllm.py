@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,14 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 
 async def test_a_step_is_trained_published_and_sampled_from(runtime: Runtime) -> None:
-    before = await shares(runtime, "p/agent@0")
     for number in range(1, 3):
-        status = await train(runtime, f"job-{number}")
-        assert (status.state, status.step) == ("succeeded", number)
+        status = await train(runtime, f"vllm-job-{number}")
+        assert (status.state, status.step) == ("succeeded", number), status.error
         assert status.metrics["publish/probe_gap"] < 1e-4
         assert status.metrics["publish/probe_effect"] > 1e-3
         # Sampled log-probs are those of the policy that the trainer starts from.
         assert status.metrics["offpolicy/first_update_kl"] < 1e-7
-    after = await shares(runtime, "p/agent")
-    assert after["maybe"] > before["maybe"]
+    assert (await complete(runtime, "p/agent"))["policy_version"] == 2
 
 
 async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime: Runtime) -> None:
@@ -96,12 +93,14 @@ async def test_the_handshake_catches_an_adapter_on_base_requests(
     settings = VllmConfig(urls=(f"http://127.0.0.1:{port}",), device="cuda", dtype="float32")
     engine, _ = await start_engine(host.base_model, settings, lora_rank=8)
     checkpoint = runtime.data_dir.model("p", "agent").checkpoint(1)
-    for number in range(VllmConfig().max_loras):
-        await engine.load_adapter(f"other@{number}", checkpoint)
-        await engine.score([1, 2, 3], f"other@{number}")
-    with pytest.raises(HandshakeError, match="share a batch"):
-        await publish(engine, "agent@1", checkpoint)
-    await engine.close()
+    try:
+        for number in range(VllmConfig().max_loras):
+            await engine.load_adapter(f"other@{number}", checkpoint)
+            await engine.score([1, 2, 3], f"other@{number}")
+        with pytest.raises(HandshakeError, match="share a batch"):
+            await publish(engine, "agent@1", checkpoint)
+    finally:
+        await engine.close()
 
 
 async def train(runtime: Runtime, job_id: str) -> JobStatus:
@@ -121,10 +120,6 @@ async def train(runtime: Runtime, job_id: str) -> JobStatus:
 async def complete(runtime: Runtime, model: str) -> dict[str, Any]:
     chat = parse_chat_request({"model": model, "messages": [PROMPT], "n": 32, "max_tokens": 8})
     return await runtime.gateway.complete(chat)
-
-
-async def shares(runtime: Runtime, model: str) -> Counter[str]:
-    return Counter(choice["message"]["content"] for choice in (await complete(runtime, model))["choices"])
 
 
 def descendants(pid: int) -> list[int]:

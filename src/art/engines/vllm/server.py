@@ -28,7 +28,7 @@ DRAIN_TIMEOUT_S = 2.0
 GUARD = Path(__file__).with_name("guard.py")
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 """Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
-_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)")
+_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)|.* died unexpectedly")
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
 
 
