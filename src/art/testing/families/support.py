@@ -258,7 +258,7 @@ def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> 
 
 
 async def _check_vllm(path: Path, work: Path, renderer: Renderer, python: str) -> Outcome:
-    config = VllmConfig(device="cpu", dtype="float32", num_threads=1, max_running=NUM_SAMPLES)
+    config = VllmConfig(device="cpu", dtype="float32", num_threads=1)
     engine, server = await start_engine(str(path), config, lora_rank=LORA.rank, python=python)
     try:
         samples = await _sample_answers(engine, renderer)
