@@ -1,0 +1,63 @@
+"""Every setting and its default; nowhere else holds one.
+
+Unknown keys are errors. A setting that a backend cannot honour is an error too, never ignored in silence.
+Sources of the defaults: "LoRA without regret" (rank, all linear layers, learning rate about 10 times that of full
+fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `losses/dppo.py`).
+"""
+
+from art.config.base import Config, Device, Dtype, LearningRate, Quantization
+from art.config.engine import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
+from art.config.losses import (
+    CispoConfig,
+    DistillConfig,
+    DpoConfig,
+    DppoConfig,
+    GspoConfig,
+    KlConfig,
+    LossConfig,
+    LossTerm,
+    MismatchConfig,
+    Objective,
+    PpoConfig,
+    ReinforceConfig,
+    SftConfig,
+)
+from art.config.server import MemoryConfig, ModelSettings, RenderConfig, ServerConfig
+from art.config.trainer import LoraConfig, TrainerConfig
+from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
+
+__all__ = [
+    "AnyEngineConfig",
+    "CispoConfig",
+    "Config",
+    "Device",
+    "DistillConfig",
+    "DpoConfig",
+    "DppoConfig",
+    "Dtype",
+    "EngineConfig",
+    "EngineSettings",
+    "GspoConfig",
+    "KlConfig",
+    "LearningRate",
+    "LengthPenaltyConfig",
+    "LoraConfig",
+    "LossConfig",
+    "LossTerm",
+    "MemoryConfig",
+    "MismatchConfig",
+    "ModelSettings",
+    "Objective",
+    "OptimizerConfig",
+    "OverlongConfig",
+    "PpoConfig",
+    "Quantization",
+    "ReinforceConfig",
+    "RenderConfig",
+    "ServerConfig",
+    "SftConfig",
+    "TrainConfig",
+    "TrainSFTConfig",
+    "TrainerConfig",
+    "VllmConfig",
+]

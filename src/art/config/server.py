@@ -1,0 +1,109 @@
+"""A model as it is registered, and the server."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from art.config.base import Config
+from art.config.engine import AnyEngineConfig, EngineConfig, VllmConfig
+from art.config.trainer import LoraConfig, TrainerConfig
+
+
+class RenderConfig(Config):
+    """How messages become tokens."""
+
+    chat_template_kwargs: dict[str, bool | int | float | str] = {}
+    """Passed to the chat template, e.g. `{"enable_thinking": False}`."""
+    keep_reasoning: bool | None = None
+    """Keep the reasoning of earlier turns in the context; `None` does as the model's template does."""
+
+
+class ModelSettings(Config):
+    """What a trainable model is made of, beside its name. Sent at registration and kept by the server."""
+
+    lora: LoraConfig | None = LoraConfig()
+    """`None` is full fine-tuning: instead of an adapter, all weights of the decoder layers and the final norm are
+    trained; embedding and language-model head stay frozen."""
+    engine: AnyEngineConfig = EngineConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    render: RenderConfig = RenderConfig()
+
+    @model_validator(mode="after")
+    def _check_full(self) -> Self:
+        """Full fine-tuning needs whole weights, which trainer and engine have to round alike."""
+        engine, trainer = self.engine, self.trainer
+        if self.lora is not None:
+            return self
+        if isinstance(engine, VllmConfig):
+            raise ValueError(
+                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) use the embedded engine"
+            )
+        if trainer.shard_base or trainer.quantization != "none":
+            raise ValueError(
+                "full fine-tuning (lora=None) needs whole weights: `shard_base` and `quantization` do not apply"
+            )
+        if engine.dtype != trainer.dtype or (engine.dtype == "auto" and engine.device != trainer.device):
+            raise ValueError(
+                f"`trainer` has dtype {trainer.dtype!r} on {trainer.device!r} and `engine` {engine.dtype!r} on "
+                f"{engine.device!r}; with full fine-tuning (lora=None) each rounds the trained weights to its dtype, "
+                "and the sampled policy would not be the trained one: set the same dtype for both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        """Engine and trainer have to start from the same base weights."""
+        rounded = self.engine.quantization if isinstance(self.engine, EngineConfig) else "none"
+        if isinstance(self.engine, VllmConfig) and self.trainer.quantization != "none":
+            raise ValueError(
+                f"`trainer.quantization` is {self.trainer.quantization!r}, which the vLLM engine cannot round alike; "
+                'set it to "none", or use the embedded engine'
+            )
+        if rounded != self.trainer.quantization:
+            raise ValueError(
+                f"`trainer.quantization` is {self.trainer.quantization!r} and `engine.quantization` is "
+                f"{rounded!r}; the sampled policy would not be the trained one: set both alike"
+            )
+        return self
+
+
+class MemoryConfig(Config):
+    """When a process that holds too much memory is started anew, at a moment when that costs nothing: a trainer between
+    two steps, an engine without requests or, if it never is, in the middle of them (they go on at their next token)."""
+
+    limit_bytes: int | None = Field(default=None, gt=0)
+    """Resident memory of an engine or trainer process above which it is; `None`: no limit."""
+    leak_growth_bytes: int | None = Field(default=2**30, gt=0)
+    """Growth that counts as a leak, if every one of the last `leak_windows` windows added to it; `None`: never."""
+    leak_window_s: float = Field(default=300.0, gt=0)
+    leak_windows: int = Field(default=12, ge=4)
+
+
+class ServerConfig(Config):
+    """`art-server`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=5000, ge=0, le=65535)
+    """0 takes a free port."""
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    child_start_timeout_s: float = Field(default=600.0, gt=0)
+    """How long an engine or trainer may take to load its model, the first time with its download."""
+    heartbeat_timeout_s: float = Field(default=120.0, gt=0)
+    """A child whose heartbeat stops for so long is killed and restarted; `LocalBackend` does the same with a server
+    that gives no answer."""
+    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    """So is one whose heartbeat goes on, but which works on one micro-batch or engine step for so long."""
+    report_after_s: float = Field(default=60.0, gt=0)
+    """Without progress for so long, the server's log tells who waits for whom, with stacks."""
+    job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
+    """How long one training step may take in all."""
+    memory: MemoryConfig = MemoryConfig()
+    vllm_python: str | None = None
+    """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
+    preflight: bool = True
+    """Before a model's first step, look at versions, devices, disk space and chat format, and refuse to train where one
+    of them is sure to fail; `art doctor` looks closer."""
+    handshake_tolerance: float | None = None
+    """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""

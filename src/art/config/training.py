@@ -1,0 +1,184 @@
+"""One training step."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from art.config.base import Config, LearningRate
+from art.config.losses import (
+    DpoConfig,
+    DppoConfig,
+    GspoConfig,
+    KlConfig,
+    LossConfig,
+    MismatchConfig,
+    Objective,
+    PpoConfig,
+    ReinforceConfig,
+    SftConfig,
+)
+
+
+class OptimizerConfig(Config):
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class OverlongConfig(Config):
+    """DAPO's soft punishment: the reward falls linearly by 1 over the last `buffer` of `max_tokens` sampled tokens."""
+
+    max_tokens: int = Field(ge=1)
+    buffer: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _check_buffer(self) -> Self:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"`buffer` is a part of `max_tokens`; got {self.buffer} of {self.max_tokens}")
+        return self
+
+
+class LengthPenaltyConfig(Config):
+    """Takes mean(R) * (sum of weight * share of the group's largest) off each reward; nothing where nothing passes."""
+
+    sampled_tokens: float = Field(default=0.0, ge=0)
+    prompt_tokens: float = Field(default=0.0, ge=0)
+    turns: float = Field(default=0.0, ge=0)
+
+
+class TrainConfig(Config):
+    """One reinforcement-learning step."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
+    """One term or several, which are summed."""
+    anchor: Literal["sampler", "step_start"] = "sampler"
+    """What importance ratios compare the policy with: the recorded log-probs, or the trainer's own before the first
+    update of the step (one more forward pass if there are several updates)."""
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    scale_rewards: Literal["none", "group", "batch", "mean"] = "none"
+    """Divide advantages by the standard deviation of the group or of the batch (plus 1e-6), or by the mean reward of
+    the group: maximum-likelihood weighting, for rewards of 0 and 1 only."""
+    spread_tolerance: float = Field(default=1e-6, ge=0)
+    """A group whose rewards all lie within this of their mean carries no signal; it is left out and counted."""
+    overlong: OverlongConfig | None = None
+    length_penalty: LengthPenaltyConfig | None = None
+    normalize: Literal["token", "rollout", "group", "constant"] = "token"
+    """Every token counts the same; or every rollout, branches together; or every group; or `constant`: sums over
+    tokens divided by `constant_tokens` per rollout, so that length has no influence at all (Dr.GRPO)."""
+    constant_tokens: int | None = Field(default=None, ge=1)
+    num_minibatches: int = Field(default=1, ge=1)
+    """Optimiser updates made from one batch of groups; more than 1 is slightly off-policy."""
+    mismatch: MismatchConfig | None = MismatchConfig()
+    """`None` switches the gate off. It compares the sampler with the policy at the step's start: with anchor="sampler",
+    whose policy is known in the first mini-batch only, later ones pass."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    @property
+    def terms(self) -> tuple[LossConfig, ...]:
+        """`loss` as a tuple."""
+        return self.loss if isinstance(self.loss, tuple) else (self.loss,)
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards play a part; distillation alone does not look at them."""
+        return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        """Refuse settings that would do nothing together."""
+        objectives = [term.type for term in self.terms if isinstance(term, Objective)]
+        if all(isinstance(term, KlConfig) or term.weight == 0 for term in self.terms):
+            raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
+        if len(objectives) > 1:
+            raise ValueError(
+                f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}; keep one"
+            )
+        if len({term.type for term in self.terms}) < len(self.terms):
+            raise ValueError("`loss` has two terms of the same type; keep one of them")
+        if self.normalize == "constant" and self.constant_tokens is None:
+            raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")
+        if self.constant_tokens is not None and self.normalize != "constant":
+            raise ValueError(f"`constant_tokens` does nothing with normalize={self.normalize!r}; use 'constant'")
+        if self.mismatch is not None and self.mismatch.truncate is not None and self.anchor == "sampler":
+            raise ValueError("`mismatch.truncate` needs anchor='step_start': with 'sampler' the ratio is in the loss")
+        self._check_dpo()
+        self._check_rewards(weighs_advantages=any(name != "dpo" for name in objectives))
+        if self.anchor != "sampler" and all(isinstance(term, SftConfig) for term in self.terms):
+            raise ValueError("sft has no importance ratio: `anchor` does not apply")
+        return self
+
+    def _check_rewards(self, *, weighs_advantages: bool) -> None:
+        """sft asks for the sign of an advantage, dpo for the order of rewards, distillation for neither."""
+        shapes_rewards = self.overlong is not None or self.length_penalty is not None
+        for name, is_set in (
+            ("scale_rewards", self.scale_rewards != "none"),
+            ("baseline", self.baseline != "mean"),
+            ("KL in the reward", any(isinstance(term, KlConfig) and term.where == "reward" for term in self.terms)),
+        ):
+            if is_set and not weighs_advantages:
+                raise ValueError(f"{name} needs an objective that weighs advantages, e.g. DppoConfig()")
+        if shapes_rewards and not self.learns_from_rewards:
+            raise ValueError("`overlong` and `length_penalty` need a loss that learns from rewards, e.g. DppoConfig()")
+        if self.scale_rewards == "mean" and (self.baseline != "mean" or shapes_rewards):
+            raise ValueError(
+                "scale_rewards='mean' (maximum likelihood) weighs rewards of 0 and 1 against their mean: other "
+                "baselines, `overlong` and `length_penalty` do not apply"
+            )
+
+    def _check_dpo(self) -> None:
+        if not any(isinstance(term, DpoConfig) for term in self.terms):
+            return
+        if self.normalize != "token":
+            raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
+        if len(self.terms) > 1 or self.num_minibatches > 1:
+            raise ValueError("dpo stands alone, in one update: other terms and `num_minibatches` above 1 do not apply")
+        if self.anchor != "sampler":
+            raise ValueError("dpo has no importance ratio: `anchor` does not apply")
+        gate = self.mismatch
+        if gate is not None and (gate.mask_token_low is not None or gate.mask_token_high is not None):
+            raise ValueError("dpo compares whole rollouts: `mask_token_low` and `mask_token_high` do not apply")
+
+    @classmethod
+    def grpo(cls, **settings: Any) -> Self:
+        """DeepSeekMath (arXiv 2402.03300): rewards over the group's deviation, PPO clipping, a mean per rollout."""
+        return cls(**{"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"} | settings)
+
+    @classmethod
+    def dr_grpo(cls, *, constant_tokens: int, **settings: Any) -> Self:
+        """ "Understanding R1-Zero-like training" (arXiv 2503.20783): no scaling, no mean over length."""
+        defaults = {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": constant_tokens}
+        return cls(**defaults | settings)
+
+    @classmethod
+    def dapo(cls, *, overlong: OverlongConfig | None = None, **settings: Any) -> Self:
+        """DAPO (arXiv 2503.14476): a wider upper clip, a mean over all tokens, soft punishment of overlong answers."""
+        return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
+
+    @classmethod
+    def gspo(cls, **settings: Any) -> Self:
+        """Group sequence policy optimization (arXiv 2507.18071): GRPO with one ratio, and one clip, per sample."""
+        return cls(**{"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"} | settings)
+
+    @classmethod
+    def rloo(cls, **settings: Any) -> Self:
+        """ "Back to basics" (arXiv 2402.14740): REINFORCE against the mean reward of the group's other rollouts."""
+        return cls(**{"loss": ReinforceConfig(), "baseline": "leave_one_out"} | settings)
+
+    @classmethod
+    def maxrl(cls, **settings: Any) -> Self:
+        """Maximum likelihood reinforcement learning (arXiv 2602.02710): of rewards 0 and 1, a rare 1 counts more."""
+        return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
+
+
+class TrainSFTConfig(Config):
+    """Supervised fine-tuning on the assistant messages of trajectories."""
+
+    learning_rate: LearningRate | list[LearningRate] = 5e-5
+    """A list gives one rate per batch."""
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Trajectories per optimiser update; `auto` is 2."""
+    optimizer: OptimizerConfig = OptimizerConfig()
