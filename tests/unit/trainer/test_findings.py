@@ -162,7 +162,7 @@ def settings(config: type[BaseModel], prefix: str = "") -> set[str]:
     found: set[str] = set()
     for name, field in config.model_fields.items():
         found.add(f"{prefix}{name}")
-        for inner in re.findall(r"art\.config\.(\w+)", str(field.annotation)):
+        for inner in re.findall(r"art\.config\.\w+\.(\w+)", str(field.annotation)):
             import art.config
 
             found |= settings(getattr(art.config, inner), "" if name == "loss" else f"{name}.")
