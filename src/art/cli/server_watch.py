@@ -1,7 +1,8 @@
 """What `art-server` does about itself, when it is asked how it stands, when it stands still, and when it will not end.
 
 SIGUSR1   its event loop writes a report to `logs/report.txt`: `art status` shows it
-SIGUSR2   a handler in C writes the stacks of its threads to `logs/server-stacks.log`, for when the loop is blocked
+SIGUSR2   a handler in C writes the main thread's stack, where the event loop is, to `logs/server-stacks.log`: for when
+          the loop is blocked
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class ServerWatch:
         self._data_dir.logs.mkdir(parents=True, exist_ok=True)
         self._stacks = self._data_dir.server_stacks.open("a")
         faulthandler.enable()
-        faulthandler.register(STACKS_SIGNAL, self._stacks)
+        # The kernel gives the signal to the main thread. The stacks of other threads cannot be read safely while they
+        # run: that has ended servers with a segmentation fault.
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=False)
         asyncio.get_running_loop().add_signal_handler(REPORT_SIGNAL, self._on_report_signal)
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """`art status`: how the server of a data directory stands: its processes, its jobs, and who waits for whom.
 
-It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: the stacks of its
-threads then. With --stacks the report ends with the stacks of all tasks and processes.
+It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: where its event
+loop stands. With --stacks the report ends with the stacks of all tasks and processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ask_for_report(data_dir: DataDir) -> str:
 
     Raises:
         NotFoundError: no server does.
-        ProcessError: it gives none; the message has the stacks of its threads.
+        ProcessError: it gives none; the message has the stack of its event loop.
     """
     pid = lock_holder(data_dir.lock)
     if pid is None:

@@ -113,9 +113,10 @@ def ignore_ctrl_c() -> None:
 
 
 def dump_stacks_on_signal() -> None:
-    """By a handler in C: it works while the main thread is deep in a library, or waits for ever."""
+    """The main thread's, by a handler in C: it works while that is deep in a library, or waits for ever."""
     faulthandler.enable()
-    faulthandler.register(STACKS_SIGNAL)
+    # Those of other threads cannot be read safely while they run: that ends processes with a segmentation fault.
+    faulthandler.register(STACKS_SIGNAL, all_threads=False)
 
 
 def child_from_argv(name: str) -> Child:

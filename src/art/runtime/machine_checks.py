@@ -19,6 +19,7 @@ from art.runtime.placement import ELSEWHERE, Placement
 
 DISTRIBUTION = "agent-reinforcement-trainer"
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "renderers")
+DISK_SPACE = "disk space"
 FEWEST_CHECKPOINTS, MANY_CHECKPOINTS = 2, 100
 """Free space for fewer than the first fails: a step is written beside the one before. Fewer than the second warns."""
 
@@ -123,9 +124,9 @@ def check_disk(data_dir: Path, checkpoint: Path, free_bytes: int | None = None) 
     found = f"{free / 2**30:.1f} GiB free in {data_dir}, room for {room:,} checkpoints of {size / 2**20:.1f} MiB"
     measured = {"free_bytes": float(free), "checkpoint_bytes": float(size)}
     if room >= MANY_CHECKPOINTS:
-        return CheckResult(name="disk space", status="ok", found=found, measured=measured)
+        return CheckResult(name=DISK_SPACE, status="ok", found=found, measured=measured)
     return CheckResult(
-        name="disk space",
+        name=DISK_SPACE,
         status="warning" if room >= FEWEST_CHECKPOINTS else "failure",
         found=found,
         remedy="free some space, choose another data directory, or call `model.delete_checkpoints()` now and then",

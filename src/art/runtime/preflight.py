@@ -13,12 +13,12 @@ import logging
 from pathlib import Path
 
 from art.config import VllmConfig
-from art.errors import ConfigError
+from art.errors import ConfigError, DiskFullError
 from art.protocol.preflight import CheckResult
 from art.runtime.format_checks import check_template, check_tools
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import host_key
-from art.runtime.machine_checks import check_devices, check_disk, check_versions, check_vllm
+from art.runtime.machine_checks import DISK_SPACE, check_devices, check_disk, check_versions, check_vllm
 from art.runtime.registry import RegisteredModel
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,16 @@ class Preflight:
 
         Raises:
             ConfigError: a check fails; the message has all that do, each with what to do about it.
+            DiskFullError: the same, where nothing but room on the disk is missing.
         """
         key = f"{model.key}|{host_key(model)}"
         if key in self._passed:
             return []
         checks = await quick_checks(host, data_dir, checkpoint)
-        if failures := [_describe(check) for check in checks if check.status == "failure"]:
-            listed = "\n".join(f"- {failure}" for failure in failures)
-            raise ConfigError(
+        if failures := [check for check in checks if check.status == "failure"]:
+            listed = "\n".join(f"- {_describe(failure)}" for failure in failures)
+            error = DiskFullError if all(failure.name == DISK_SPACE for failure in failures) else ConfigError
+            raise error(
                 f"{model.key} is not ready to be trained:\n{listed}\n"
                 "`art doctor` shows all checks; `ServerConfig(preflight=False)` trains without them"
             )
