@@ -31,7 +31,8 @@ import transformers
 
 from art.config import EngineConfig, VllmConfig
 from art.engine import GenerateRequest
-from art.engines.torch.engine import Output, TorchEngine
+from art.engines.torch.engine import TorchEngine
+from benchmarks.in_process import drain
 from benchmarks.models import LORA, QUICK_MODELS, ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.report import Cell, Result, middle
 from benchmarks.timing import alternate, main_clock, median, ratio
@@ -181,7 +182,7 @@ def _requests(prompts: Prompts, adapter: str | None) -> list[GenerateRequest]:
 def _run_engine(engine: TorchEngine, prompts: Prompts, adapter: str | None) -> None:
     for request in _requests(prompts, adapter):
         engine.submit(request, stream=False)
-    sampled = sum(len(output.chunk.token_ids) for output in _drain(engine) if output.chunk is not None)
+    sampled = sum(len(output.chunk.token_ids) for output in drain(engine) if output.chunk is not None)
     assert sampled == len(prompts) * NEW_TOKENS
 
 
@@ -190,14 +191,6 @@ def _run_generate(model: Any, prompts: Prompts, device: str) -> None:
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
     assert output.shape == (len(prompts), PROMPT_TOKENS + NEW_TOKENS)
-
-
-def _drain(engine: TorchEngine) -> Iterator[Output]:
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            yield output
 
 
 def _vllm_python() -> str | None:
@@ -237,7 +230,7 @@ def _largest_gap(engine: TorchEngine, model: Any, files: ModelFiles) -> float:
     """Of the log-probs of one sequence, in nats: the two must compute the same."""
     (sequence,) = next(_prompts(files, (1, 1), -1, 1))
     engine.submit_score("score", sequence, _ADAPTER)
-    (output,) = _drain(engine)
+    (output,) = drain(engine)
     assert output.logprobs is not None
     ids = torch.tensor([sequence], device=model.device)
     with torch.inference_mode():

@@ -23,12 +23,13 @@ import torch
 from transformers.utils import logging as hf_logging
 
 from art.config import EngineConfig, PpoConfig, TrainConfig, TrainerConfig
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest
-from art.engines.torch.engine import Output, TorchEngine
+from art.engine import GenerateRequest
+from art.engines.torch.engine import TorchEngine
 from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.trainer.trainer import Trainer
 from art.trainer.types import TrainingSample
+from benchmarks.in_process import InProcessEngine, drain
 from benchmarks.models import LORA
 from benchmarks.timing import Stopwatch, Timing
 
@@ -133,7 +134,7 @@ def run_ours(work: Work, connection: Connection) -> None:
 
 
 def _publish(engine: TorchEngine, checkpoint: Path) -> None:
-    asyncio.run(publish(_InProcess(engine), checkpoint.name, checkpoint))  # type: ignore[arg-type]
+    asyncio.run(publish(InProcessEngine(engine), checkpoint.name, checkpoint))
 
 
 def _sample_groups(engine: TorchEngine, adapter: str, work: Work, number: int) -> list[TrainingSample]:
@@ -149,7 +150,7 @@ def _sample_groups(engine: TorchEngine, adapter: str, work: Work, number: int) -
                 seed=number * 10_000 + group * COMPLETIONS + index,
             )
             engine.submit(request, stream=False)
-    chunks = {output.request_id: output.chunk for output in _drain(engine) if output.chunk is not None}
+    chunks = {output.request_id: output.chunk for output in drain(engine) if output.chunk is not None}
     samples = []
     for group, prompt in enumerate(prompts):
         members = [(name, chunks[name]) for name in (f"{group}-{index}" for index in range(COMPLETIONS))]
@@ -168,36 +169,6 @@ def _sample_groups(engine: TorchEngine, adapter: str, work: Work, number: int) -
                 )
             )
     return samples
-
-
-def _drain(engine: TorchEngine) -> Iterator[Output]:
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            yield output
-
-
-class _InProcess:
-    """What `publish` needs of an engine, without a process between."""
-
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
-
-    async def info(self) -> EngineInfo:
-        return self._engine.info()
-
-    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        return self._engine.load_adapter(name, path)
-
-    async def unload_adapter(self, name: str) -> None:
-        self._engine.unload_adapter(name)
-
-    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        self._engine.submit_score("probe", token_ids, adapter)
-        (output,) = _drain(self._engine)
-        assert output.logprobs is not None
-        return output.logprobs
 
 
 # -- TRL's --

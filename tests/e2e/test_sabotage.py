@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.in_process import InProcessEngine
 from safetensors.numpy import load_file, save_file
 
 from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engine import AdapterInfo
 from art.engines.torch.engine import TorchEngine
 from art.errors import HandshakeError
 from art.runtime.publish import publish
@@ -32,41 +33,7 @@ LENGTH = 32
 ADAPTER = "p/m@1"
 
 
-class HonestEngine:
-    """Implements `art.engine.Engine` over an embedded engine in this process; requests of one moment share a batch."""
-
-    def __init__(self, engine: TorchEngine) -> None:
-        self._engine = engine
-        self._ids = itertools.count()
-        self._results: dict[str, list[float]] = {}
-
-    async def info(self) -> EngineInfo:
-        return self._engine.info()
-
-    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        return self._engine.load_adapter(name, path)
-
-    async def unload_adapter(self, name: str) -> None:
-        self._engine.unload_adapter(name)
-
-    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        request_id = str(next(self._ids))
-        self._engine.submit_score(request_id, token_ids, adapter)
-        await asyncio.sleep(0)
-        while request_id not in self._results:
-            for output in self._engine.step():
-                assert output.logprobs is not None, output.error
-                self._results[output.request_id] = output.logprobs
-        return self._results.pop(request_id)
-
-    def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
-        raise NotImplementedError
-
-    async def stats(self) -> dict[str, float]:
-        return self._engine.stats()
-
-
-class Saboteur(HonestEngine):
+class Saboteur(InProcessEngine):
     """Loads what `swap` makes of a checkpoint, and says that it has loaded the checkpoint."""
 
     def __init__(self, engine: TorchEngine, swap: Callable[[Path], Path]) -> None:
@@ -78,7 +45,7 @@ class Saboteur(HonestEngine):
         return replace(await super().load_adapter(name, self._swap(path)), norm=claimed.norm)
 
 
-class LeakyBatch(HonestEngine):
+class LeakyBatch(InProcessEngine):
     """Applies the adapter of a batch to the base requests in it, as vLLM does on a CPU."""
 
     def __init__(self, engine: TorchEngine) -> None:
@@ -159,7 +126,7 @@ def without_layer(weights: dict[str, np.ndarray], layer: int) -> dict[str, np.nd
     return {name: array for name, array in weights.items() if f".layers.{layer}." not in name}
 
 
-def saboteur(kind: str, engine: TorchEngine, runs: Runs, scratch: Path, attempt: int) -> HonestEngine:
+def saboteur(kind: str, engine: TorchEngine, runs: Runs, scratch: Path, attempt: int) -> InProcessEngine:
     def zeros(path: Path) -> Path:
         return edited(path, scratch, lambda weights: {name: 0 * array for name, array in weights.items()})
 
@@ -199,5 +166,5 @@ async def test_sabotage_is_caught(kind: str, tries: int, engine: TorchEngine, ru
 @pytest.mark.parametrize("num_steps", [2, pytest.param(NUM_TRIES, marks=pytest.mark.slow)])
 async def test_every_honest_step_is_published(num_steps: int, engine: TorchEngine, runs: Runs) -> None:
     for model, step in itertools.product(range(2), range(num_steps + 1)):
-        metrics = await publish(HonestEngine(engine), ADAPTER, runs.checkpoint(model, step))
+        metrics = await publish(InProcessEngine(engine), ADAPTER, runs.checkpoint(model, step))
         assert metrics["publish/probe_gap"] < 1e-4

@@ -1,4 +1,4 @@
-"""Where everybody stands: the stacks of this process's asyncio tasks, and of the threads of child processes."""
+"""Where everybody stands: the stacks of this process's asyncio tasks, and of the main threads of child processes."""
 
 from __future__ import annotations
 
