@@ -149,11 +149,11 @@ async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weight
 ) -> None:
     await runtime.register(request_for(tiny_model, "full"))
 
-    async def full(status: JobStatus) -> None:
+    async def full(*_: Any, **__: Any) -> None:
         raise DiskFullError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._registry, "finish_job", full)
+        patched.setattr(runtime._job_store, "finish", full)
         lost = await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-lost"))
         lost = await ended(runtime, lost)
     assert lost.error is not None
@@ -178,12 +178,12 @@ async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_la
 
     monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._registry, "_update_job", full)
+        patched.setattr(runtime._job_store, "move", full)
         job = await ended(runtime, await runtime.submit_train("p", "unrecorded", request))
         assert job.state == "failed"
-        assert (await runtime._registry.job_status("job-unrecorded")).state == "queued"
+        assert (await runtime._job_store.status("job-unrecorded")).state == "queued"
     async with asyncio.timeout(10):
-        while (await runtime._registry.job_status("job-unrecorded")).state != "failed":
+        while (await runtime._job_store.status("job-unrecorded")).state != "failed":
             await asyncio.sleep(0.02)
 
 

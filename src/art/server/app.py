@@ -10,7 +10,10 @@
     POST /api/models/{project}/{name}/train_sft           202 and a job
     GET  /api/models/{project}/{name}/checkpoints
     POST /api/models/{project}/{name}/checkpoints/delete
+    GET  /api/jobs?project=&name=&unfinished=&limit=
     GET  /api/jobs/{job_id}?wait_s=
+    GET  /api/jobs/{job_id}/events                        server-sent events, resumed by Last-Event-ID
+    POST /api/jobs/{job_id}/cancel
 
 Plain ASGI: agents send hundreds of chat requests per training step, and a web framework would take longer over each one
 than all else in this process together.
@@ -31,9 +34,9 @@ from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import check_key, has_key
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
-from art.server.routes import chat, health, models, rollouts, training
+from art.server.routes import chat, health, jobs, models, rollouts, training
 
-ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *health.ROUTES]
+ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *jobs.ROUTES, *health.ROUTES]
 
 
 def create_app(runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> App:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from art.protocol.chat import ChatRequest
+from art.protocol.jobs import JobEvent
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
@@ -59,6 +60,18 @@ class RuntimeApi(Protocol):
 
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         """Waits at most `wait_s` for the job to end."""
+        ...
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        """Newest first."""
+        ...
+
+    async def cancel_job(self, job_id: str) -> JobStatus: ...
+
+    def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent | None, None]:
+        """What happens to a job behind event number `after`, until it has ended; `None` is a sign of life."""
         ...
 
 
