@@ -14,6 +14,10 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Chosen by the caller, in the body or as the header `Idempotency-Key`: the same id never runs twice."""
+
+
 class RegisterRequest(Wire):
     project: str
     name: str
@@ -46,10 +50,6 @@ class WireTrajectory(Wire):
     token_rewards: list[list[float]] = []
     """For each choice of the first history, one per sampled token; empty for none."""
     histories: list[WireHistory]
-
-
-JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Chosen by the caller, in the body or as the header `Idempotency-Key`: the same id never runs twice."""
 
 
 class WireGroup(Wire):

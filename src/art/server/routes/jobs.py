@@ -19,26 +19,31 @@ NO_CONTENT = 204
 
 
 async def job_status(call: Call) -> JobStatus:
+    """The state of a job; with `wait_s` the answer comes when it ends, or after so long."""
     wait_s = _wait_s(call.query("wait_s"))
     async with cancel_on_disconnect(call.receive):
         return await call.runtime.job_status(call.path["job_id"], wait_s)
 
 
 async def list_jobs(call: Call) -> JobList:
+    """Jobs, newest first; a key of one project sees those of that."""
+    project = call.query("project")
+    if call.caller.project is not None:
+        call.caller.check_project(project or call.caller.project)
+        project = call.caller.project
     limit = _whole_number("limit", call.query("limit") or "100", most=MAX_LISTED)
     unfinished = call.query("unfinished") in ("1", "true")
-    jobs = await call.runtime.list_jobs(
-        project=call.query("project"), name=call.query("name"), unfinished=unfinished, limit=limit
-    )
+    jobs = await call.runtime.list_jobs(project=project, name=call.query("name"), unfinished=unfinished, limit=limit)
     return JobList(jobs=jobs)
 
 
 async def cancel_job(call: Call) -> JobStatus:
+    """Stop a job; one that has ended stays as it is."""
     return await call.runtime.cancel_job(call.path["job_id"])
 
 
 async def job_events(call: Call) -> None:
-    """Server-sent events until the job has ended; `204` to who has them all, which tells a browser to stop asking."""
+    """Events of a job behind number `Last-Event-ID`, until it has ended; 204 to who has them all, and need not ask."""
     last = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"last-event-id"), None)
     after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
     stream = contextlib.aclosing(call.runtime.job_events(call.path["job_id"], after))
@@ -86,8 +91,22 @@ def _wait_s(text: str | None) -> float:
 
 
 ROUTES = [
-    Route("GET", "/api/jobs", list_jobs),
-    Route("GET", "/api/jobs/{job_id}", job_status),
-    Route("GET", "/api/jobs/{job_id}/events", job_events),
-    Route("POST", "/api/jobs/{job_id}/cancel", cancel_job, status=202),
+    Route(
+        "GET",
+        "/api/jobs",
+        list_jobs,
+        scope="infer",
+        response=JobList,
+        query={"project": str, "name": str, "unfinished": bool, "limit": int},
+    ),
+    Route("GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float}),
+    Route(
+        "GET",
+        "/api/jobs/{job_id}/events",
+        job_events,
+        scope="infer",
+        media=("text/event-stream",),
+        query={"after": int},
+    ),
+    Route("POST", "/api/jobs/{job_id}/cancel", cancel_job, scope="train", response=JobStatus, status=202),
 ]
