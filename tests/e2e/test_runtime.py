@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import art.runtime.runtime
-from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, DiskFullError, StorageError
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -281,3 +281,29 @@ async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pyte
     await first.close()
     await second.start()
     await second.close()
+
+
+@in_module_loop
+async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime: Runtime, tiny_model: Path) -> None:
+    await runtime.register(request_for(tiny_model, "cancelled"))
+    items = [PROMPT, {"role": "assistant", "content": "yes"}]
+    endless = {"trajectories": [{"histories": [{"items": items}]}] * 2000, "config": TrainSFTConfig(batch_size=1)}
+    request = TrainSFTRequest.model_validate({"job_id": "job-endless", **endless})
+    before = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
+    await runtime.submit_train_sft("p", "cancelled", request)
+    last = None
+    async for event in runtime.job_events("job-endless", 0):
+        if event is not None and event.progress is not None and event.state is None:
+            assert event.progress.total == 2000
+            await runtime.cancel_job("job-endless")
+        last = event or last
+    assert last is not None
+    assert last.status is not None
+    assert last.status.state == "cancelled"
+    assert last.status.progress is None
+    assert checkpoints.list_steps(runtime.data_dir.model("p", "cancelled").checkpoints) == [0]
+    after = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
+    assert before == after, "the trainer did not have to be killed"
+    request = await train_request(runtime, "cancelled", "job-after-cancelled")
+    done = await ended(runtime, await runtime.submit_train("p", "cancelled", request))
+    assert (done.state, done.step) == ("succeeded", 1)
