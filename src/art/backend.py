@@ -90,6 +90,8 @@ class Backend:
 
     data_dir: Path | None = None
     """Where the server keeps its data, if that is on this machine. Models then keep their log there too."""
+    shares_files: bool | None = None
+    """Whether the server sees the same files, so that a path here is one there. `None`: if it is on this machine."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
@@ -130,7 +132,8 @@ class Backend:
         if not model.trainable:
             return None
         client = await self._connection()
-        request = _registration_request(cast(TrainableBackendModel, model), same_files=client.is_local)
+        same_files = client.is_local if self.shares_files is None else self.shares_files
+        request = _registration_request(cast(TrainableBackendModel, model), same_files=same_files)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:

@@ -22,6 +22,7 @@ NAMES = {
     "Model",
     "ModelSettings",
     "PydanticException",
+    "RemoteBackend",
     "Tools",
     "TrainConfig",
     "TrainResult",
