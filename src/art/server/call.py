@@ -11,10 +11,19 @@ from pydantic import BaseModel
 
 from art.protocol.chat import ChatRequest
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 
 W = TypeVar("W", bound=BaseModel)
+
+
+class RolloutsApi(Protocol):
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord: ...
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus: ...
+
+    async def page(self, query: RolloutQuery) -> RolloutPage: ...
 
 
 class GatewayApi(Protocol):
@@ -24,7 +33,8 @@ class GatewayApi(Protocol):
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
 
-    async def histories(self, rollout_id: str) -> list[dict[str, Any]]: ...
+    @property
+    def rollouts(self) -> RolloutsApi: ...
 
 
 class RuntimeApi(Protocol):
