@@ -25,6 +25,7 @@ from art.errors import (
     NotFoundError,
     OverloadedError,
     PayloadTooLargeError,
+    PermissionDeniedError,
     ProcessError,
     error_from_code,
 )
@@ -291,7 +292,7 @@ def _rollout_path(rollout_id: str) -> str:
 
 _BY_STATUS: dict[int, type[ArtError]] = {
     401: AuthenticationError,
-    403: AuthenticationError,
+    403: PermissionDeniedError,
     404: NotFoundError,
     413: PayloadTooLargeError,
     429: OverloadedError,

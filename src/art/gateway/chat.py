@@ -190,7 +190,7 @@ class Gateway:
         try:
             return await self._resolver.resolve(model)
         except NotFoundError:
-            announced = None if rollout_id is None or "@" in model else self.rollouts.announced_model(rollout_id)
+            announced = None if rollout_id is None or "@" in model else self.rollouts.announced_model(rollout_id, None)
             if announced is None:
                 raise
         return await self._resolver.resolve(announced)

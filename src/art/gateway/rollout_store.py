@@ -54,9 +54,10 @@ class RolloutStore:
             )
         return found[0] if found else None
 
-    def announced_model(self, rollout_id: str) -> str | None:
-        """The model of a rollout by its id alone; `None` if there is no such rollout, or more than one."""
-        found = self._database.read("SELECT model FROM rollouts WHERE id = ?", (rollout_id,))
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        """The model of a rollout; `None` if there is no such rollout, or more than one in all projects."""
+        statement = "SELECT model FROM rollouts WHERE id = ? AND project = coalesce(?, project)"
+        found = self._database.read(statement, (rollout_id, project))
         return found[0][0] if len(found) == 1 else None
 
     def check_open(self, rollout_id: str, project: str) -> None:
