@@ -19,6 +19,7 @@ from art.errors import (
     PayloadTooLargeError,
     ProcessError,
 )
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     JobStatus,
@@ -31,12 +32,33 @@ from art.protocol.training import (
 from art.server.app import create_app
 from art.trajectory import Trajectory, TrajectoryGroup
 
+ROLLOUT = RolloutStatus(
+    rollout_id="r1", project="p", model="p/m", group_id="g", scenario_id=None, reward=0.5, outcome="ok", error=None,
+    metrics={"turns": 2.0}, metadata={"n": 1, "won": True}, num_exchanges=2, first_policy_version=1,
+    last_policy_version=2, trained_by=None, created_at=1.5,
+)  # fmt: skip
 STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
 
 
+class Rollouts:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
+        histories = [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+        return RolloutRecord(**ROLLOUT.model_dump(), histories=histories)
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
+        self.asked.append((rollout_id, update))
+        return ROLLOUT
+
+    async def page(self, query: RolloutQuery) -> RolloutPage:
+        self.asked.append(query)
+        return RolloutPage(rollouts=[ROLLOUT], next_since=7)
+
+
 class Gateway:
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        return [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+    rollouts = Rollouts()
 
 
 class Runtime:
@@ -131,8 +153,17 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
         (sft,),
         ("job-0002", 20.0),
     ]
-    (history,) = await client.get_rollout("r1")
+    (history,) = (await client.get_rollout("r1")).histories
     assert history["messages_and_choices"] == [{"role": "user", "content": "r1"}]
+
+
+async def test_calls_about_rollouts_arrive_as_they_were_made(client: ArtClient, runtime: Runtime) -> None:
+    update = RolloutUpdate(model="p/m", group_id="g/1 2", reward=0.5, metadata={"n": 1, "won": True})
+    query = RolloutQuery(project="p", group_id="g/1 2", finished=True, trained=False, since=3, limit=50)
+    assert await client.put_rollout("r1", update) == ROLLOUT
+    page = await client.list_rollouts(query)
+    assert (page.rollouts, page.next_since) == ([ROLLOUT], 7)
+    assert runtime.gateway.rollouts.asked == [("r1", update), query]
 
 
 async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runtime) -> None:

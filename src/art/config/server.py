@@ -100,6 +100,9 @@ class ServerConfig(Config):
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """How long one training step may take in all."""
     memory: MemoryConfig = MemoryConfig()
+    record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
+    """Recorded exchanges and rollouts older than this are deleted, unless a younger exchange continues them; what was
+    made of them can no longer be trained. `None` keeps all."""
     vllm_python: str | None = None
     """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     preflight: bool = True

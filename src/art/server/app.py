@@ -3,7 +3,9 @@
     GET  /health                                          details with the key only
     GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
     POST /v1/chat/completions                             records them under that rollout
+    GET  /api/rollouts?group_id=&finished=&since= ...
     GET  /api/rollouts/{rollout_id}
+    PUT  /api/rollouts/{rollout_id}                       its group, reward and end
     POST /api/models
     GET  /api/models/{project}/{name}
     POST /api/models/{project}/{name}/train               202 and a job

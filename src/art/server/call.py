@@ -14,11 +14,24 @@ from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest
 from art.protocol.keys import KeyScope
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
 
 W = TypeVar("W", bound=BaseModel)
+
+
+class RolloutsApi(Protocol):
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        """The model of a rollout, of one project or of all."""
+        ...
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord: ...
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus: ...
+
+    async def page(self, query: RolloutQuery) -> RolloutPage: ...
 
 
 class GatewayApi(Protocol):
@@ -28,9 +41,8 @@ class GatewayApi(Protocol):
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
 
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        """Of one project, or of all: rollout ids are chosen by callers, and two projects may choose the same."""
-        ...
+    @property
+    def rollouts(self) -> RolloutsApi: ...
 
 
 class RuntimeApi(Protocol):
@@ -104,11 +116,21 @@ class Call:
         own = self.caller.project
         if own is None:
             return name
-        asked = parse_model_name(name)
-        if asked.project not in (None, own):
-            raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
-        await self.runtime.model_status(own, asked.name)
+        try:
+            asked = parse_model_name(name)
+            if asked.project not in (None, own):
+                raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
+            await self.runtime.model_status(own, asked.name)
+        except NotFoundError:
+            if "@" in name or (announced := self._announced_model()) is None:
+                raise
+            return announced
         return name if asked.project else f"{own}/{name}"
+
+    def _announced_model(self) -> str | None:
+        """Of the rollout in the URL, for agents that cannot be told another model's name."""
+        rollout_id = self.path.get("rollout_id")
+        return rollout_id and self.runtime.gateway.rollouts.announced_model(rollout_id, self.caller.project)
 
 
 Handler = Callable[[Call], Awaitable[Any]]
