@@ -116,6 +116,14 @@ async def test_slow_bodies(server: tuple[int, Runtime]) -> None:
     assert await alive(port)
 
 
+async def test_bodies_of_refused_requests(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    answer, took_s = await send(port, head, *[b" "] * 200, pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert took_s < READ_S + 3
+
+
 async def test_a_large_body_gets_the_time_that_it_needs(server: tuple[int, Runtime]) -> None:
     port, _ = server
     part = b" " * 65536

@@ -1,7 +1,7 @@
 """HTTP connections that end when their client is slow or sends too much, built on uvicorn's.
 
     headers            complete within `read_timeout_s` and at most `MAX_HEADER_BYTES`
-    body               see `asgi.read_body`
+    body               see `asgi.read_body`; what is left of one that was refused unread, within `read_timeout_s`
     answer             a client that does not read it is cut off after `write_timeout_s`
     between requests   closed after `KEEP_ALIVE_S`
 
@@ -41,13 +41,13 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._reading: asyncio.TimerHandle | None = None
-        """Runs while headers are expected or incomplete."""
+        """Runs while headers are expected or incomplete, or the body of a request that is answered already."""
         self._writing: asyncio.TimerHandle | None = None
         """Runs while the client does not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_headers()
+        self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_reading()
@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._header_bytes = 0
         if self._reading is None:
-            self._expect_headers()
+            self._expect()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -75,6 +75,15 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_reading()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_reading()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self._reading is None:  # refused unread: the rest is thrown away, but not for ever
+            self._expect()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -95,7 +104,7 @@ class Connection(HttpToolsProtocol):
             self._writing.cancel()
             self._writing = None
 
-    def _expect_headers(self) -> None:
+    def _expect(self) -> None:
         self._reading = self.loop.call_later(self.limits_config.read_timeout_s, self.transport.abort)
 
     def _count_header(self, size: int) -> None:
