@@ -10,6 +10,11 @@ SECRET = "only-for-b"
 """Stands in everything of project b."""
 
 
+def named_projects(args: tuple[Any, ...]) -> set[Any]:
+    """Projects, among other things, that a call names: as an argument, or in one."""
+    return {arg for arg in args if isinstance(arg, str)} | {getattr(arg, "project", None) for arg in args}
+
+
 class Spy:
     """Answers every method, and remembers the call. Only a call for project a gets nothing of b."""
 
@@ -22,9 +27,14 @@ class Spy:
 
         async def answer(*args: Any, **kwargs: Any) -> Any:
             self.calls.append((method, args, kwargs))
-            return {} if "a" in (*args[:1], kwargs.get("project")) else {"secret": SECRET}
+            return {} if "a" in named_projects(args) else {"secret": SECRET}
 
         return answer
+
+
+class Rollouts(Spy):
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        return None
 
 
 class TwoProjects(Spy):
@@ -33,6 +43,11 @@ class TwoProjects(Spy):
     def __init__(self) -> None:
         super().__init__()
         self.gateway = Spy()
+        self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
+
+    def reset(self) -> None:
+        for spy in (self, self.gateway, self.gateway.rollouts):
+            spy.calls.clear()
 
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "secret": SECRET}

@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from spies import SECRET, TwoProjects
+from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
 from art.protocol.chat import ChatRequest
 from art.protocol.preflight import PreflightRequest
+from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, create_app
 from art.server.call import Route
@@ -40,6 +41,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     TrainSFTRequest: [{"job_id": "job-of-b", "trajectories": []}],
     PreflightRequest: [{}],
     DeleteCheckpointsRequest: [{"keep_steps": []}],
+    RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }
 """Bodies that name something of project b, where a body can. A new wire type needs an entry."""
 
@@ -55,16 +57,17 @@ class Setup:
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test", verify=False)
 
     async def ask(
-        self, route: Route, key: str | None, *, of: dict[str, str] = OF_B, body: Any = None
+        self, route: Route, key: str | None, *, of: dict[str, str] = OF_B, body: Any = None, query: str = ""
     ) -> httpx2.Response:
         path = re.sub(r"{(\w+)}", lambda match: of[match[1]], route.path)
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return await self.http.request(route.method, path, json=body, headers=headers)
+        return await self.http.request(route.method, path + query, json=body, headers=headers)
 
     def reached(self) -> list[Any]:
         """Calls that did something, or read something of another project."""
         looked_up = [("model_status", ("a", "agent"), {})]
-        return [call for call in [*self.runtime.calls, *self.runtime.gateway.calls] if call not in looked_up]
+        gateway = self.runtime.gateway
+        return [c for c in [*self.runtime.calls, *gateway.calls, *gateway.rollouts.calls] if c not in looked_up]
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +79,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
 
 @pytest.fixture
 def setup(opened: Setup) -> Setup:
-    opened.runtime.calls.clear()
-    opened.runtime.gateway.calls.clear()
+    opened.runtime.reset()
     return opened
 
 
@@ -121,14 +123,18 @@ async def test_a_key_of_another_project(setup: Setup, route: Route) -> None:
             assert SECRET not in response.text
             if (in_url and of is OF_B) or (route.request is not None and "b" in _named(body)):
                 assert response.status_code in (403, 404), response.text
-    for method, _, kwargs in setup.runtime.gateway.calls:
-        assert kwargs.get("project") == "a", f"{method} was asked for the rollouts of all projects"
+    if "project" in route.query:
+        response = await setup.ask(route, key, query="?project=b")
+        assert response.status_code == 403
+    for method, args, _ in setup.runtime.gateway.rollouts.calls:
+        assert "a" in named_projects(args), f"`rollouts.{method}` was called for all projects"
+    assert setup.runtime.gateway.calls == []
 
 
 def _named(body: Any) -> set[str]:
     """Projects that a body names."""
     teacher = (body.get("config") or {}).get("loss", {}).get("teacher", "")
-    return {body.get("project"), str(body.get("model", "")).split("/")[0], teacher.split("/")[0]}
+    return {body.get("project"), (body.get("model") or "").split("/")[0], teacher.split("/")[0]}
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.scope is None], ids=lambda route: route.path)
