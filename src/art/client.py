@@ -25,6 +25,7 @@ from art.errors import (
     NotFoundError,
     OverloadedError,
     PayloadTooLargeError,
+    PermissionDeniedError,
     ProcessError,
     error_from_code,
 )
@@ -278,7 +279,7 @@ def _model_path(project: str, name: str, rest: str = "") -> str:
 
 _BY_STATUS: dict[int, type[ArtError]] = {
     401: AuthenticationError,
-    403: AuthenticationError,
+    403: PermissionDeniedError,
     404: NotFoundError,
     413: PayloadTooLargeError,
     429: OverloadedError,

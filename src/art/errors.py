@@ -4,6 +4,7 @@
     |-- ConfigError                 a setting is wrong, or this backend cannot honour it
     |-- RequestError                a call that the caller must change
     |   |-- AuthenticationError     missing or wrong key
+    |   |-- PermissionDeniedError   a right key that may not do this
     |   |-- InvalidRequestError     a parameter is malformed or out of range
     |   |   +-- ContextLengthError  prompt and completion do not fit the model's context
     |   |-- NotFoundError           unknown model, step, job, rollout or exchange
@@ -54,6 +55,10 @@ class RequestError(ArtError):
 
 class AuthenticationError(RequestError):
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(RequestError):
+    code = "permission_denied"
 
 
 class InvalidRequestError(RequestError):

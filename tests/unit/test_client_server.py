@@ -35,7 +35,7 @@ STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_na
 
 
 class Gateway:
-    async def histories(self, rollout_id: str) -> list[dict[str, Any]]:
+    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
         return [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
 
 

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "gateway": {"engine", "storage", "protocol", "config", "errors"},
     "trainer": {"trajectory", "storage", "quantization", "config", "errors"},
     "runtime": {"gateway", "engine", "engines", "trainer", "storage", "trajectory", "protocol", "config", "errors"},
-    "server": {"runtime", "gateway", "protocol", "config", "errors"},
+    "server": {"runtime", "gateway", "storage", "protocol", "config", "errors"},
     "backends": {"backend", "client", "config", "protocol", "storage", "errors"},
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},

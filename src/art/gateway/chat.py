@@ -104,9 +104,13 @@ class Gateway:
         turn = await self._prepare(request, rollout_id)
         return self._chunks(turn)
 
-    async def histories(self, rollout_id: str) -> list[dict[str, Any]]:
-        """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`."""
-        return rollout_histories(await asyncio.to_thread(self.recorder.by_rollout, rollout_id))
+    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
+        """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`.
+
+        Args:
+            project: whose; `None` for all. Rollout ids are chosen by callers, and two projects may choose the same.
+        """
+        return rollout_histories(await asyncio.to_thread(self.recorder.by_rollout, rollout_id, project))
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()

@@ -174,13 +174,16 @@ class Recorder:
         exchanges = _assemble(_Row(*row) for row in rows)
         return {i: exchanges[i] for i in wanted & exchanges.keys()}
 
-    def by_rollout(self, rollout_id: str) -> list[Exchange]:
-        """All exchanges of a rollout, oldest first.
+    def by_rollout(self, rollout_id: str, project: str | None = None) -> list[Exchange]:
+        """All exchanges of a rollout, oldest first; those of one project, or of all.
 
         Raises:
             NotFoundError: nothing was recorded under this id.
         """
-        rows = self._database.read("SELECT id FROM exchanges WHERE rollout_id = ? ORDER BY id", (rollout_id,))
+        rows = self._database.read(
+            "SELECT id FROM exchanges WHERE rollout_id = ? AND coalesce(project = ?, TRUE) ORDER BY id",
+            (rollout_id, project),
+        )
         if not rows:
             raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
         return self.get(row[0] for row in rows)

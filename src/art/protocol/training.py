@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,10 @@ JobState = Literal["queued", "running", "succeeded", "failed"]
 
 class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Chosen by the caller: the same id never trains twice."""
 
 
 class RegisterRequest(Wire):
@@ -56,14 +60,13 @@ class WireGroup(Wire):
 
 
 class TrainRequest(Wire):
-    job_id: str = Field(min_length=8, max_length=64)
-    """Chosen by the caller: the same id never trains twice."""
+    job_id: JobId
     groups: list[WireGroup]
     config: TrainConfig = TrainConfig()
 
 
 class TrainSFTRequest(Wire):
-    job_id: str = Field(min_length=8, max_length=64)
+    job_id: JobId
     trajectories: list[WireTrajectory]
     config: TrainSFTConfig = TrainSFTConfig()
 

@@ -26,12 +26,13 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from art.errors import NotFoundError
+from art.errors import AuthenticationError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
-from art.server.auth import check_key, has_key
+from art.server.auth import ANONYMOUS, Caller, identify
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.routes import chat, health, models, rollouts, training
+from art.storage.layout import validate_name
 
 ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *health.ROUTES]
 
@@ -78,17 +79,43 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, path = self._find(scope["method"], scope["path"])
-        if route is None or not route.open:
-            check_key(scope, self._api_key)
+        caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
             return
-        trusted = not route.open or has_key(scope, self._api_key)
-        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path, trusted)
+        if route.scope is not None:
+            caller.check_scope(route.scope)
+            await self._check_path(path, caller)
+        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path, caller)
         result = await route.handler(call)
         if result is not None:
             body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
             await send_bytes(send, route.status, body)
+
+    def _identify(self, scope: Scope, route: Route | None) -> Caller:
+        try:
+            return identify(scope, self._api_key)
+        except AuthenticationError:
+            if route is None or route.scope is not None:  # without a key nobody learns which routes there are
+                raise
+            return ANONYMOUS
+
+    async def _check_path(self, path: dict[str, str], caller: Caller) -> None:
+        """Names in the URL are safe, and the caller's own. Done here so that no route can forget it.
+
+        Raises:
+            InvalidRequestError: not a name. PermissionDeniedError: of another project. NotFoundError: likewise, a job.
+        """
+        for param, value in path.items():
+            validate_name(value, param=param)
+        if caller.project is None:
+            return
+        if (project := path.get("project")) is not None:
+            caller.check_project(project)
+        if (job_id := path.get("job_id")) is not None:
+            job = await self._runtime.job_status(job_id, 0.0)
+            if job.project != caller.project:
+                raise NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
     def _find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
         if (exact := self._exact.get((method, path))) is not None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
+from art.errors import NotFoundError
+from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest
+from art.protocol.keys import KeyScope
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
+from art.server.auth import Caller
 
 W = TypeVar("W", bound=BaseModel)
 
@@ -24,7 +28,9 @@ class GatewayApi(Protocol):
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
 
-    async def histories(self, rollout_id: str) -> list[dict[str, Any]]: ...
+    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
+        """Of one project, or of all: rollout ids are chosen by callers, and two projects may choose the same."""
+        ...
 
 
 class RuntimeApi(Protocol):
@@ -72,9 +78,10 @@ class Call:
     send: Send
     max_body_bytes: int
     path: dict[str, str]
-    """Parameters in the path."""
-    trusted: bool
-    """The request came with the server's key; always so where the route asks for it."""
+    """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
+    caller: Caller
+    """Who asks. What else a handler is told of another project's things, in the body or behind an id, is its own to
+    check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
         return await read_json(self.scope, self.receive, self.max_body_bytes)
@@ -88,6 +95,21 @@ class Call:
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
         return values[-1] if values else None
 
+    async def own_model(self, name: str) -> str:
+        """The name of a model as this caller may use it: a key of one project knows only the models of that.
+
+        Raises:
+            NotFoundError: a model that is not there, or not for this key.
+        """
+        own = self.caller.project
+        if own is None:
+            return name
+        asked = parse_model_name(name)
+        if asked.project not in (None, own):
+            raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
+        await self.runtime.model_status(own, asked.name)
+        return name if asked.project else f"{own}/{name}"
+
 
 Handler = Callable[[Call], Awaitable[Any]]
 """Returns what to answer as JSON (a wire type, a dict), or `None` if it has answered itself."""
@@ -95,10 +117,20 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """An endpoint. The first line of its handler's docstring is its summary in the OpenAPI document."""
+
     method: str
     path: str
     """With `{name}` for a parameter, which matches one path component."""
     handler: Handler
+    scope: KeyScope | None
+    """That the key must have; `None`: no key is asked for."""
+    request: type[BaseModel] | None = None
+    """Wire type of the body; `None`: it is not read."""
+    response: type[BaseModel] | None = None
+    """Wire type of the answer; `None`: it is no JSON."""
     status: int = 200
-    open: bool = False
-    """Needs no key."""
+    media: tuple[str, ...] = ("application/json",)
+    """Kinds of answer; `text/event-stream` is one of them where the answer can come as server-sent events."""
+    query: Mapping[str, type] = field(default_factory=dict)
+    """Parameters of the query string."""

@@ -17,6 +17,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.ConfigError: 400,
     errors.RequestError: 400,
     errors.AuthenticationError: 401,
+    errors.PermissionDeniedError: 403,
     errors.NotFoundError: 404,
     errors.ConflictError: 409,
     errors.PayloadTooLargeError: 413,
@@ -62,6 +63,8 @@ def error_body(error: errors.ArtError, status: int) -> bytes:
 def _type(status: int) -> str:
     if status == 401:
         return "authentication_error"
+    if status == 403:
+        return "permission_error"
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,27 @@
+"""What every route must say of itself, so that keys, limits and the OpenAPI document cover it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from art.server.app import ROUTES
+from art.server.call import Route
+
+OPEN = {("GET", "/health")}
+"""Asked by what has no key. A new route needs one."""
+
+each_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+
+
+@each_route
+def test_a_route_is_described(route: Route) -> None:
+    assert inspect.getdoc(route.handler)
+    assert (route.response is None) == ("application/json" not in route.media)
+    assert route.request is not None or route.method in ("GET", "DELETE")
+    assert (route.scope is None) == ((route.method, route.path) in OPEN)
+
+
+def test_routes_are_different() -> None:
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
