@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -22,6 +22,7 @@ from art.dev import LossName, train_config
 from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     JobStatus,
@@ -33,6 +34,7 @@ from art.protocol.training import (
     WireHistory,
     WireTrajectory,
 )
+from art.rollouts import RolloutCollector, load_trajectory
 from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
 
 logger = logging.getLogger(__name__)
@@ -230,18 +232,19 @@ class Backend:
                 self._logged[model, meaning] = step
                 logger.warning("%s step %d: %s", model, step, finding)
 
-    async def get_rollout(self, rollout_id: str) -> Trajectory:
+    async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> Trajectory:
         """What was recorded under a rollout's own base URL, its longest conversation first."""
         client = await self._connection()
-        histories = [_load_history(item) for item in await client.get_rollout(rollout_id)]
-        if not histories:
-            return Trajectory()
-        main = max(histories, key=lambda history: len(history.messages_and_choices))
-        return Trajectory(
-            messages_and_choices=main.messages_and_choices,
-            tools=main.tools,
-            additional_histories=[history for history in histories if history is not main],
-        )
+        return load_trajectory(await client.get_rollout(rollout_id, project=project))
+
+    async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
+        """Set group, reward or end of a rollout; see `RolloutUpdate`."""
+        client = await self._connection()
+        return await client.put_rollout(rollout_id, update)
+
+    def rollout_collector(self, model: BackendModel) -> RolloutCollector:
+        """What hands out the finished rollouts of `model` that other programs ran."""
+        return RolloutCollector(self._connection, model.project, model.name)
 
     def _model_inference_name(self, model: BackendModel, step: int | None = None) -> str:
         name = f"{model.project}/{model.name}"
@@ -349,8 +352,3 @@ def _wire_item(item: Any) -> dict[str, Any]:
         return cast(dict[str, Any], item)
     recorded = getattr(item, "exchange_id", None) is not None
     return {"choice": item.model_dump(mode="json", exclude={"logprobs"} if recorded else None, warnings=False)}
-
-
-def _load_history(data: Mapping[str, Any]) -> History:
-    items = [item["choice"] if item.keys() == {"choice"} else item for item in data["messages_and_choices"]]
-    return History(messages_and_choices=items, tools=data.get("tools"))

@@ -10,7 +10,7 @@ import pytest
 
 from art.backend import wire_groups
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig
+from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
     HandshakeError,
@@ -22,6 +22,7 @@ from art.errors import (
     ProcessError,
 )
 from art.protocol.jobs import JobEvent
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     JobProgress,
@@ -35,12 +36,33 @@ from art.protocol.training import (
 from art.server.app import create_app
 from art.trajectory import Trajectory, TrajectoryGroup
 
+ROLLOUT = RolloutStatus(
+    rollout_id="r1", project="p", model="p/m", group_id="g", scenario_id=None, reward=0.5, outcome="ok", error=None,
+    metrics={"turns": 2.0}, metadata={"n": 1, "won": True}, num_exchanges=2, first_policy_version=1,
+    last_policy_version=2, trained_by=None, created_at=1.5,
+)  # fmt: skip
 STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
 
 
+class Rollouts:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
+        histories = [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+        return RolloutRecord(**ROLLOUT.model_dump(), histories=histories)
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
+        self.asked.append((rollout_id, update))
+        return ROLLOUT
+
+    async def page(self, query: RolloutQuery) -> RolloutPage:
+        self.asked.append(query)
+        return RolloutPage(rollouts=[ROLLOUT], next_since=7)
+
+
 class Gateway:
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        return [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+    rollouts = Rollouts()
 
 
 class Runtime:
@@ -121,7 +143,7 @@ def runtime() -> Runtime:
 
 
 def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
-    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    app = create_app(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
     return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
 
 
@@ -157,8 +179,17 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
         (sft,),
         ("job-0002", 0),
     ]
-    (history,) = await client.get_rollout("r1")
+    (history,) = (await client.get_rollout("r1")).histories
     assert history["messages_and_choices"] == [{"role": "user", "content": "r1"}]
+
+
+async def test_calls_about_rollouts_arrive_as_they_were_made(client: ArtClient, runtime: Runtime) -> None:
+    update = RolloutUpdate(model="p/m", group_id="g/1 2", reward=0.5, metadata={"n": 1, "won": True})
+    query = RolloutQuery(project="p", group_id="g/1 2", finished=True, trained=False, since=3, limit=50)
+    assert await client.put_rollout("r1", update) == ROLLOUT
+    page = await client.list_rollouts(query)
+    assert (page.rollouts, page.next_since) == ([ROLLOUT], 7)
+    assert runtime.gateway.rollouts.asked == [("r1", update), query]
 
 
 async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runtime) -> None:
@@ -222,7 +253,7 @@ async def test_events_are_taken_up_again_where_they_broke_off(client: ArtClient,
 
 
 async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
-    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
         response = await http.get("/api/jobs/job-0001/events", headers=headers)
@@ -239,7 +270,7 @@ async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> 
 
 @pytest.mark.parametrize("body_id", [None, "job-0001", "job-0002"])
 async def test_an_idempotency_key_is_a_job_id(runtime: Runtime, body_id: str | None) -> None:
-    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Idempotency-Key": "job-0001"}
     body = request().model_dump(mode="json") | {"job_id": body_id}
     if body_id is None:

@@ -15,6 +15,7 @@ from art.client.http import READ_TIMEOUT_S, HttpClient
 from art.client.jobs import finish_job, stream_events
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     DeleteCheckpointsResponse,
@@ -64,10 +65,18 @@ class ArtClient(HttpClient):
         path = _model_path(project, name, "checkpoints/delete")
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
 
-    async def get_rollout(self, rollout_id: str) -> list[dict[str, Any]]:
-        """The conversations recorded under a rollout's base URL, each with `messages_and_choices` and `tools`."""
-        histories = (await self.json("GET", f"/api/rollouts/{quote(rollout_id, safe='')}"))["histories"]
-        return list(histories)
+    async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
+        """A rollout and what was recorded under its base URL; `project` where several projects use the same id."""
+        params = None if project is None else {"project": project}
+        return await self.typed(RolloutRecord, "GET", _rollout_path(rollout_id), params=params)
+
+    async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
+        return await self.typed(RolloutStatus, "PUT", _rollout_path(rollout_id), body=update)
+
+    async def list_rollouts(self, query: RolloutQuery) -> RolloutPage:
+        given = query.model_dump(mode="json", exclude_none=True)
+        params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+        return await self.typed(RolloutPage, "GET", "/api/rollouts", params=params)
 
     async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
         return await self.typed(JobStatus, "POST", _model_path(project, name, "train"), body=request)
@@ -122,3 +131,7 @@ class ArtClient(HttpClient):
 def _model_path(project: str, name: str, rest: str = "") -> str:
     path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
     return f"{path}/{rest}" if rest else path
+
+
+def _rollout_path(rollout_id: str) -> str:
+    return f"/api/rollouts/{quote(rollout_id, safe='')}"

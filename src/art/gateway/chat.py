@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
-from art.errors import ConfigError, ContextLengthError, InvalidRequestError, ProcessError
+from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
 from art.gateway.bridge import Branch, BranchReason
 from art.gateway.completion import Completion, Finished
 from art.gateway.conversations import Conversations, conversation_hashes, extend_hash
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.recorder import Exchange, Recorder, new_exchange_id
 from art.gateway.renderer import RecordedTurn, Renderer
-from art.gateway.rollouts import rollout_histories
+from art.gateway.rollout_store import RolloutStore
 from art.gateway.stream import ChoiceWriter
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
 from art.storage.layout import validate_name
@@ -59,8 +59,9 @@ class Gateway:
 
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
+        self.rollouts = RolloutStore(recorder)
         self._resolver = resolver
-        self._conversations = conversations or Conversations(recorder)
+        self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
         """A whole answer, as OpenAI's `chat.completion` object.
@@ -104,14 +105,6 @@ class Gateway:
         turn = await self._prepare(request, rollout_id)
         return self._chunks(turn)
 
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`.
-
-        Args:
-            project: whose; `None` for all. Rollout ids are chosen by callers, and two projects may choose the same.
-        """
-        return rollout_histories(await asyncio.to_thread(self.recorder.by_rollout, rollout_id, project))
-
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
         base = _envelope(turn, "chat.completion.chunk")
@@ -150,13 +143,15 @@ class Gateway:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         messages = normalize_messages(request.messages)
-        policy = self._resolver.resolve_ready(request.model) or await self._resolver.resolve(request.model)
+        policy = self._resolver.resolve_ready(request.model) or await self._resolve(request.model, rollout_id)
+        if rollout_id is not None:
+            self.rollouts.check_open(rollout_id, policy.project)
         renderer = _renderer(policy, request)
         tools = request.tools or None
         hashes = conversation_hashes(
             f"{policy.project}/{policy.name}", tools, request.chat_template_kwargs, messages
         )  # fmt: skip
-        found = self._conversations.find(messages, hashes, rollout_id)
+        found = self.conversations.find(messages, hashes, rollout_id)
         for message in messages:
             message.pop("exchange_id", None)
         parent: Exchange | None = None
@@ -189,6 +184,16 @@ class Gateway:
             max_tokens=_max_tokens(request, len(prompt), policy.max_context),
             seed=seed,
         )
+
+    async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
+        """The policy of a model name; agents that cannot be told another one get the model of their rollout."""
+        try:
+            return await self._resolver.resolve(model)
+        except NotFoundError:
+            announced = None if rollout_id is None or "@" in model else self.rollouts.announced_model(rollout_id, None)
+            if announced is None:
+                raise
+        return await self._resolver.resolve(announced)
 
     async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
         """One choice: from the engine into the record."""
@@ -264,7 +269,7 @@ class Gateway:
         )
         conversation = extend_hash(turn.conversation, message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
-        self._conversations.add(exchange, conversation)
+        self.conversations.add(exchange, conversation)
 
 
 def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:

@@ -62,11 +62,6 @@ class RolloutHistory(Wire):
     tools: list[dict[str, Any]] | None
 
 
-class RolloutAnswer(Wire):
-    rollout_id: str
-    histories: list[RolloutHistory]
-
-
 class ChatChoice(Answer):
     index: int
     message: dict[str, Any]

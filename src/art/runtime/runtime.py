@@ -22,6 +22,7 @@ from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
+from art.gateway.retention import forget_regularly
 from art.protocol.jobs import JobEvent
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -72,7 +73,8 @@ class Runtime:
         training = TrainingWork(self.data_dir, self._find, self._on_published)
         self._jobs = JobRunner(self._job_store, {"train": training, "train_sft": training})
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
-        self._watching: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._retention_s = config.record_retention_s
         self.gateway = Gateway(self, self._recorder)
 
     async def start(self) -> None:
@@ -87,11 +89,15 @@ class Runtime:
         for model in await self._registry.models():
             self._models[model.key] = model
         await self._jobs.recover()
-        self._watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
+        if self._retention_s is not None:
+            forget = forget_regularly(self._recorder, self.gateway.conversations, self._retention_s)
+            self._background.append(asyncio.create_task(forget, name="forget old exchanges"))
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._jobs.close()
         await self._hosts.close()
         self._database.close()
@@ -229,6 +235,7 @@ class Runtime:
         model, host = self._find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
+            await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
             return known
         warnings = await self._ensure_ready(model, host)
 
@@ -254,7 +261,9 @@ class Runtime:
             "findings": [*warnings, *plan.findings],
             "ledger": plan.ledger,
         }
-        return await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
+        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
+        await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+        return status
 
     async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
         model, host = self._find(project, name)

@@ -9,17 +9,31 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
+from art.config import ServerConfig
 from art.errors import NotFoundError
 from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest
 from art.protocol.jobs import JobEvent
 from art.protocol.keys import KeyScope
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
 
 W = TypeVar("W", bound=BaseModel)
+
+
+class RolloutsApi(Protocol):
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        """The model of a rollout, of one project or of all."""
+        ...
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord: ...
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus: ...
+
+    async def page(self, query: RolloutQuery) -> RolloutPage: ...
 
 
 class GatewayApi(Protocol):
@@ -29,9 +43,8 @@ class GatewayApi(Protocol):
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
 
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        """Of one project, or of all: rollout ids are chosen by callers, and two projects may choose the same."""
-        ...
+    @property
+    def rollouts(self) -> RolloutsApi: ...
 
 
 class RuntimeApi(Protocol):
@@ -89,7 +102,7 @@ class Call:
     scope: Scope
     receive: Receive
     send: Send
-    max_body_bytes: int
+    config: ServerConfig
     path: dict[str, str]
     """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
     caller: Caller
@@ -97,7 +110,7 @@ class Call:
     check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.max_body_bytes)
+        return await read_json(self.scope, self.receive, self.config)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. A `ValidationError` becomes status 400."""
@@ -117,11 +130,21 @@ class Call:
         own = self.caller.project
         if own is None:
             return name
-        asked = parse_model_name(name)
-        if asked.project not in (None, own):
-            raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
-        await self.runtime.model_status(own, asked.name)
+        try:
+            asked = parse_model_name(name)
+            if asked.project not in (None, own):
+                raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
+            await self.runtime.model_status(own, asked.name)
+        except NotFoundError:
+            if "@" in name or (announced := self._announced_model()) is None:
+                raise
+            return announced
         return name if asked.project else f"{own}/{name}"
+
+    def _announced_model(self) -> str | None:
+        """Of the rollout in the URL, for agents that cannot be told another model's name."""
+        rollout_id = self.path.get("rollout_id")
+        return rollout_id and self.runtime.gateway.rollouts.announced_model(rollout_id, self.caller.project)
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -145,5 +168,7 @@ class Route:
     status: int = 200
     media: tuple[str, ...] = ("application/json",)
     """Kinds of answer; `text/event-stream` is one of them where the answer can come as server-sent events."""
+    samples: bool = False
+    """It asks an engine for tokens, and counts against the project's limit of chats."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string."""
