@@ -16,12 +16,14 @@ from art.protocol.training import (
     TrainSFTRequest,
 )
 from art.server.call import Call, Route, W
+from art.server.machine import check_registration
 
 
 async def register(call: Call) -> ModelStatus:
     """Make a model known and ready to be sampled from and trained."""
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
+    check_registration(request, call.caller, call.config)
     return await call.runtime.register(request)
 
 
