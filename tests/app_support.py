@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import httpx2
 
 from art.client import ArtClient
@@ -34,11 +32,6 @@ class AppBench:
             transport=httpx2.ASGITransport(app=self.app), base_url="http://art.test",
             headers={"authorization": f"Bearer {key}"},
         )  # fmt: skip
-
-    def old_http(self) -> httpx.AsyncClient:
-        """For clients that have not moved to httpx2."""
-        transport: Any = httpx.ASGITransport(app=self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://art.test")
 
     def client(self) -> ArtClient:
         return ArtClient("http://art.test", KEY, transport=httpx2.ASGITransport(app=self.app))
