@@ -56,6 +56,7 @@ def serve(
     """Serve on `sock` until something comes through `pipe`; `profile` names a cProfile file to write."""
     import uvicorn
 
+    from art.config import ServerConfig
     from art.gateway.chat import Gateway
     from art.gateway.policies import PolicyRef
     from art.gateway.recorder import Recorder
@@ -90,7 +91,7 @@ def serve(
         with tempfile.TemporaryDirectory() as directory:
             runtime = Runtime(directory)
             await runtime.recorder.start()
-            app = create_app(cast(Any, runtime), api_key=API_KEY, max_body_bytes=1 << 24)
+            app = create_app(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
             task = asyncio.create_task(server.serve(sockets=[sock]))
             pipe.send("ready")

@@ -9,6 +9,7 @@
     |   |   +-- ContextLengthError  prompt and completion do not fit the model's context
     |   |-- NotFoundError           unknown model, step, job, rollout or exchange
     |   |-- ConflictError           the call contradicts what is already recorded
+    |   |-- RequestTimeoutError     the body came too slowly
     |   |-- PayloadTooLargeError    request body above the limit
     |   +-- OverloadedError         queue full; try again after `retry_after_s`
     |-- TrajectoryError             trajectories that cannot be trained as they are
@@ -75,6 +76,11 @@ class NotFoundError(RequestError):
 
 class ConflictError(RequestError):
     code = "conflict"
+
+
+class RequestTimeoutError(RequestError):
+    code = "request_timeout"
+    transient = True
 
 
 class PayloadTooLargeError(RequestError):

@@ -10,7 +10,7 @@ import pytest
 
 from art.backend import wire_groups
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig
+from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
     HandshakeError,
@@ -117,7 +117,7 @@ def runtime() -> Runtime:
 
 
 def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
-    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    app = create_app(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
     return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
 
 

@@ -20,6 +20,7 @@ from art.cli.event_loop import run_coroutine
 from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 
 logger = logging.getLogger("art.server")
@@ -27,8 +28,6 @@ logger = logging.getLogger("art.server")
 _PR_SET_PDEATHSIG = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 LISTEN_BACKLOG = 4096
-KEEP_ALIVE_S = 75
-"""Clients keep their connections over a training step."""
 GRACEFUL_SHUTDOWN_S = 4
 """Given to requests that run when the server is asked to stop; its children get `EXIT_TIMEOUT_S` after that."""
 SHUTDOWN_DEADLINE_S = 9.0
@@ -98,6 +97,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
     from art.runtime.runtime import Runtime
     from art.server.app import create_app
+    from art.server.connections import KEEP_ALIVE_S, connections
 
     class Server(uvicorn.Server):
         """uvicorn raises the signal that stopped it once more when it is done; ours has children to end after that."""
@@ -111,8 +111,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watch.install()
     watching = asyncio.create_task(watch.run(), name="server-watch")
     await runtime.start()
+    keys = KeyStore(DataDir(data_dir).keys)
     try:
-        app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
+        app = create_app(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -121,6 +122,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
             backlog=LISTEN_BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
+            http=connections(config.limits),
+            ws="none",
+            server_header=False,
         )
         server = Server(settings)
 
@@ -135,6 +139,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
         await server.serve(sockets=[sock])
     finally:
         watching.cancel()
+        keys.close()
         await runtime.close()
 
 

@@ -81,6 +81,30 @@ class MemoryConfig(Config):
     leak_windows: int = Field(default=12, ge=4)
 
 
+class LimitsConfig(Config):
+    """What a server takes from its clients; more is refused with 413 or 429 and a time to come back, and slow
+    connections are closed. Those that are numbers of requests leave room for thousands of rollouts at once; limits per
+    key do not hold for the key that the server was started with, which is also that of `LocalBackend`."""
+
+    max_requests: int = Field(default=16_384, ge=1)
+    """Under way at once, of all keys together."""
+    max_requests_per_key: int | None = Field(default=4096, ge=1)
+    """Under way at once. `None`: no limit."""
+    max_requests_per_minute_per_key: int | None = Field(default=None, ge=1)
+    """`None`: no limit."""
+    max_chats_per_project: int | None = Field(default=None, ge=1)
+    """Under way at once, of all keys that are for one project. `None`: no limit."""
+    max_jobs_per_project: int | None = Field(default=None, ge=1)
+    """Training jobs of one project that are queued or running, whoever submits them. `None`: no limit."""
+    max_json_depth: int = Field(default=64, ge=8, le=256)
+    """Lists and objects inside one another, in a request's body."""
+    read_timeout_s: float = Field(default=30.0, gt=0)
+    """In which the headers of a request have to be there, and the first bytes of its body; a longer body may take a
+    second more for each 16 KiB."""
+    write_timeout_s: float = Field(default=60.0, gt=0)
+    """A client that reads nothing of its answer for so long is cut off."""
+
+
 class ServerConfig(Config):
     """`art-server`."""
 
@@ -88,6 +112,8 @@ class ServerConfig(Config):
     port: int = Field(default=5000, ge=0, le=65535)
     """0 takes a free port."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Of one request; a training call has the rewards and texts of all its trajectories."""
+    limits: LimitsConfig = LimitsConfig()
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """How long an engine or trainer may take to load its model, the first time with its download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)

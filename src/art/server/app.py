@@ -28,29 +28,40 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
-from art.server.auth import ANONYMOUS, Caller, identify
+from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
+from art.server.limits import Limiter
 from art.server.routes import chat, health, models, rollouts, training
+from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
 ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *health.ROUTES]
 
 
-def create_app(runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> App:
-    """The ASGI application of a running `runtime`; its life cycle is the caller's business."""
-    return App(runtime, api_key=api_key, max_body_bytes=max_body_bytes)
+def create_app(
+    runtime: RuntimeApi, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+) -> App:
+    """The ASGI application of a running `runtime`, whose life cycle is the caller's business.
+
+    Args:
+        api_key: may do everything.
+        keys: further ones.
+    """
+    return App(runtime, Keyring(api_key, keys), config or ServerConfig())
 
 
 class App:
     """An ASGI application."""
 
-    def __init__(self, runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> None:
+    def __init__(self, runtime: RuntimeApi, keyring: Keyring, config: ServerConfig) -> None:
         self._runtime = runtime
-        self._api_key = api_key.encode()
-        self._max_body_bytes = max_body_bytes
+        self._keyring = keyring
+        self._config = config
+        self._limiter = Limiter(config.limits)
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -80,23 +91,25 @@ class App:
             await send_failure(send, error)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would make another route of this
+            raise NotFoundError("a path cannot have an encoded slash")
         route, path = self._find(scope["method"], scope["path"])
         caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
             return
-        if route.scope is not None:
-            caller.check_scope(route.scope)
+        call = Call(self._runtime, scope, receive, send, self._config, path, caller)
+        if route.scope is None:  # asked by those who watch the server: always answered
+            await _run(route, call)
+            return
+        caller.check_scope(route.scope)
+        with self._limiter.admit(caller, samples=route.samples):
             await self._check_path(path, caller)
-        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path, caller)
-        result = await route.handler(call)
-        if result is not None:
-            body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
-            await send_bytes(send, route.status, body)
+            await _run(route, call)
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         try:
-            return identify(scope, self._api_key)
+            return self._keyring.identify(scope)
         except AuthenticationError:
             if route is None or route.scope is not None:  # without a key nobody learns which routes there are
                 raise
@@ -137,6 +150,13 @@ class App:
         error = NotFoundError(f"{path} takes {methods}, not {method}")
         body = error_body(error, METHOD_NOT_ALLOWED)
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
+
+
+async def _run(route: Route, call: Call) -> None:
+    result = await route.handler(call)
+    if result is not None:
+        body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
+        await send_bytes(call.send, route.status, body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

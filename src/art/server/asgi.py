@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from art.errors import InvalidRequestError, PayloadTooLargeError
+from art.config import ServerConfig
+from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
 from art.server.errors import failure
 
 Scope = MutableMapping[str, Any]
@@ -21,22 +22,43 @@ class ClientDisconnected(Exception):
     """The client is gone; there is nobody to answer."""
 
 
-async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
+MIN_BYTES_PER_S = 16 * 2**10
+"""A body that comes more slowly is not waited for. A phone's network brings ten times as much."""
+
+
+async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any:
     """The decoded body.
 
     Raises:
         PayloadTooLargeError: above the limit, by its declared length or, without one, as soon as it passes.
-        InvalidRequestError: not JSON.
+        RequestTimeoutError: it comes too slowly.
+        InvalidRequestError: not JSON, or nested too deeply.
         ClientDisconnected: the client left in the middle.
     """
+    body = await read_body(scope, receive, config.max_body_bytes, config.limits.read_timeout_s)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+    _check_depth(value, config.limits.max_json_depth)
+    return value
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """The raw body; raises as `read_json`."""
     declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
     more = True
+    deadline = asyncio.get_running_loop().time() + timeout_s
     while more:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_S):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeoutError(f"{size} bytes of the request body came in time, and then too little") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         part = message.get("body", b"")
@@ -45,10 +67,21 @@ async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
             raise _too_large(max_bytes)
         parts.append(part)
         more = message.get("more_body", False)
-    try:
-        return orjson.loads(parts[0] if len(parts) == 1 else b"".join(parts))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_depth(value: Any, limit: int) -> None:
+    """Level by level, since what walks a deep value by recursion may run out of stack."""
+    level, depth = [value], 0
+    while level := [
+        item
+        for container in level
+        for item in (container.values() if type(container) is dict else container)
+        if type(item) is dict or type(item) is list
+    ]:
+        depth += 1
+        if depth >= limit:
+            raise InvalidRequestError(f"the request body has more than {limit} lists and objects inside one another")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLargeError:

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
+from art.config import ServerConfig
 from art.errors import NotFoundError
 from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest
@@ -88,7 +89,7 @@ class Call:
     scope: Scope
     receive: Receive
     send: Send
-    max_body_bytes: int
+    config: ServerConfig
     path: dict[str, str]
     """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
     caller: Caller
@@ -96,7 +97,7 @@ class Call:
     check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.max_body_bytes)
+        return await read_json(self.scope, self.receive, self.config)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. A `ValidationError` becomes status 400."""
@@ -154,5 +155,7 @@ class Route:
     status: int = 200
     media: tuple[str, ...] = ("application/json",)
     """Kinds of answer; `text/event-stream` is one of them where the answer can come as server-sent events."""
+    samples: bool = False
+    """It asks an engine for tokens, and counts against the project's limit of chats."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string."""

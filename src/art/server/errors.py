@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 import orjson
@@ -20,6 +21,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.PermissionDeniedError: 403,
     errors.NotFoundError: 404,
     errors.ConflictError: 409,
+    errors.RequestTimeoutError: 408,
     errors.PayloadTooLargeError: 413,
     errors.OverloadedError: 429,
     errors.TrajectoryError: 422,
@@ -50,7 +52,9 @@ def failure(error: BaseException) -> Failure:
     # The OpenAI client retries 409 and every 5xx unless it is told; for minutes, without a word to its user.
     headers = {"x-should-retry": "true" if error.transient else "false"}
     if isinstance(error, errors.OverloadedError):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.RequestTimeoutError):
+        headers["connection"] = "close"  # the rest of the body may still come
     return status, error_body(error, status), headers
 
 
