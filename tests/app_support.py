@@ -25,7 +25,7 @@ class GatewayOnly:
 class AppBench:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.app = create_app(GatewayOnly(bench), api_key=KEY, max_body_bytes=1 << 20)  # type: ignore[arg-type]
+        self.app = create_app(GatewayOnly(bench), api_key=KEY)  # type: ignore[arg-type]
 
     def http(self, key: str = KEY) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(

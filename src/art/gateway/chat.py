@@ -114,6 +114,17 @@ class Gateway:
         """Tokens of the prompt that the request would become, however long."""
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
+    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
+        """The conversation that ended with an exchange; its last message names the exchange.
+
+        Raises:
+            NotFoundError: it is not recorded, or of another project than `project`.
+        """
+        found = self.recorder.find([exchange_id]).get(exchange_id)
+        if found is None or project not in (None, found.project):
+            raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
+        return [*found.request_messages, {**found.message, "exchange_id": exchange_id}]
+
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
         base = _envelope(turn, "chat.completion.chunk")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -54,6 +54,25 @@ class MessagesRequest(CountTokensRequest):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
+
+
+class MessagesAnswer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: dict[str, int]
+    exchange_id: str
+    policy_version: int
+
+
+class TokenCount(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    input_tokens: int
 
 
 R = TypeVar("R", bound=CountTokensRequest)

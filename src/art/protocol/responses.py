@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -59,6 +59,20 @@ class ResponsesRequest(BaseModel):
     service_tier: str | None = None
     store: bool | None = None
     user: str | None = None
+
+
+class ResponsesAnswer(BaseModel):
+    """What every response has; more fields repeat the request."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    object: Literal["response"]
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[Item]
+    usage: dict[str, Any]
+    exchange_id: str
+    policy_version: int
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

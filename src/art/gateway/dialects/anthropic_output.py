@@ -7,6 +7,7 @@ message_delta (stop reason, usage), message_stop
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -63,27 +64,29 @@ async def to_events(
     """The events of the dialect from `chat.completion.chunk` objects with usage at the end."""
     writer: _BlockWriter | None = None
     end: dict[str, Any] = {}
-    async for chunk in chunks:
-        if writer is None:
-            writer = _BlockWriter(chunk["choices"][0]["exchange_id"])
-            yield {"type": "message_start", "message": _envelope(request, chunk, [], _usage(num_prompt_tokens, 0))}
-        for choice in chunk["choices"]:
-            if choice["finish_reason"] is not None:
-                end = _stop(choice)
-            for event in writer.write(choice["delta"]):
-                yield event
-        if chunk.get("usage") is not None:
-            for event in writer.close():
-                yield event
-            usage = _usage(num_prompt_tokens, chunk["usage"]["completion_tokens"])
-            yield {"type": "message_delta", "delta": end, "usage": usage}
-            yield {"type": "message_stop"}
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if writer is None:
+                writer = _BlockWriter(chunk["choices"][0]["exchange_id"])
+                yield {"type": "message_start", "message": _envelope(request, chunk, [], _usage(num_prompt_tokens, 0))}
+            for choice in chunk["choices"]:
+                if choice["finish_reason"] is not None:
+                    end = _stop(choice)
+                for event in writer.write(choice["delta"]):
+                    yield event
+            if chunk.get("usage") is not None:
+                for event in writer.close():
+                    yield event
+                usage = _usage(num_prompt_tokens, chunk["usage"]["completion_tokens"])
+                yield {"type": "message_delta", "delta": end, "usage": usage}
+                yield {"type": "message_stop"}
 
 
 def error_body(error: ArtError) -> dict[str, Any]:
-    """An error as the dialect shows it."""
+    """An error as the dialect shows it, with ART's code and parameter."""
     kind = next(_ERROR_TYPES[cls] for cls in type(error).__mro__ if cls in _ERROR_TYPES)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    known = {"message": error.message, "code": error.code, "param": error.param}
+    return {"type": "error", "error": {"type": kind, **known}}
 
 
 class _BlockWriter:

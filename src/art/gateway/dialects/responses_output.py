@@ -11,6 +11,7 @@ response.completed, or response.incomplete if the answer was cut off
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -42,18 +43,19 @@ async def to_events(
     """The events of the dialect from `chat.completion.chunk` objects with usage at the end."""
     writer: ResponseWriter | None = None
     finish_reason = "stop"
-    async for chunk in chunks:
-        if writer is None:
-            writer = ResponseWriter(request, chunk)
-            for event in writer.begin():
-                yield event
-        for choice in chunk["choices"]:
-            finish_reason = choice["finish_reason"] or finish_reason
-            for event in writer.write(choice["delta"]):
-                yield event
-        if chunk.get("usage") is not None:
-            for event in writer.finish(finish_reason, chunk["usage"]):
-                yield event
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if writer is None:
+                writer = ResponseWriter(request, chunk)
+                for event in writer.begin():
+                    yield event
+            for choice in chunk["choices"]:
+                finish_reason = choice["finish_reason"] or finish_reason
+                for event in writer.write(choice["delta"]):
+                    yield event
+            if chunk.get("usage") is not None:
+                for event in writer.finish(finish_reason, chunk["usage"]):
+                    yield event
 
 
 @dataclass(slots=True)
