@@ -111,6 +111,14 @@ class ServerConfig(Config):
     host: str = "127.0.0.1"
     port: int = Field(default=5000, ge=0, le=65535)
     """0 takes a free port."""
+    models: tuple[str, ...] = ()
+    """Base models to load at the start: hub ids, folders, or short names (`art.config.base_models`)."""
+    settings: ModelSettings = ModelSettings()
+    """With which they are loaded. A model that is registered with the same ones shares their processes."""
+    gpu: bool = False
+    """Do not start without a CUDA device."""
+    only_models: bool = False
+    """Keys without scope `admin` may register models over `models` only."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Of one request; a training call has the rewards and texts of all its trajectories."""
     limits: LimitsConfig = LimitsConfig()

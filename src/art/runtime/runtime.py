@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from art.config import ServerConfig
+from art.config.base_models import resolve_base_model
 from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
@@ -57,6 +58,7 @@ class Runtime:
 
     def __init__(self, data_dir: Path, config: ServerConfig) -> None:
         self.data_dir = DataDir(data_dir)
+        self._config = config
         self._lock = DirectoryLock(self.data_dir.lock)
         self._database = Database(self.data_dir.database)
         self._registry = Registry(self._database)
@@ -76,13 +78,22 @@ class Runtime:
         """
         Raises:
             StorageError: another server uses the data directory.
+            ConfigError: an unknown base model, or no GPU where one is demanded.
         """
+        base_models = [resolve_base_model(name) for name in self._config.models]
+        if self._config.gpu and (await asyncio.to_thread(find_devices)).gpus == ():
+            raise ConfigError(
+                "there is no CUDA device here (`nvidia-smi` lists none, or CUDA_VISIBLE_DEVICES hides them); start "
+                "without --gpu to use the CPU"
+            )
         await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
         await self._registry.start()
         await self._recorder.start()
         for model in await self._registry.models():
             self._models[model.key] = model
         await self._jobs.recover()
+        for base_model in base_models:
+            self._hosts.pin(base_model, self._config.settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
         if self._retention_s is not None:
             forget = forget_regularly(self._recorder, self.gateway.conversations, self._retention_s)
@@ -108,6 +119,7 @@ class Runtime:
             ConfigError: registered before with another base model or other adapter settings, or devices that this
                 machine does not have.
         """
+        request = request.model_copy(update={"base_model": resolve_base_model(request.base_model)})
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
         await self._jobs.idle(request.project, request.name, recovered_only=True)

@@ -17,6 +17,7 @@ from art.protocol.training import (
 )
 from art.server.asgi import cancel_on_disconnect
 from art.server.call import Call, Route
+from art.server.machine import check_registration
 
 MAX_WAIT_S = 60.0
 """Longest time that one status request is held open."""
@@ -26,6 +27,7 @@ async def register(call: Call) -> ModelStatus:
     """Make a model known and ready to be sampled from and trained."""
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
+    check_registration(request, call.caller, call.config)
     return await call.runtime.register(request)
 
 
