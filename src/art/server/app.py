@@ -1,8 +1,11 @@
 """The HTTP skin of a server: check the key, find the route, call the runtime, answer.
 
     GET  /health                                          details with the key only
-    GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
-    POST /v1/chat/completions                             records them under that rollout
+    GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
+    POST /v1/chat/completions                             which records them under that rollout
+    POST /v1/responses
+    POST /v1/messages
+    POST /v1/messages/count_tokens
     GET  /api/rollouts?group_id=&finished=&since= ...
     GET  /api/rollouts/{rollout_id}
     PUT  /api/rollouts/{rollout_id}                       its group, reward and end
@@ -38,11 +41,19 @@ from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.limits import Limiter
-from art.server.routes import chat, health, jobs, models, rollouts, training
+from art.server.routes import chat, dialects, health, jobs, models, rollouts, training
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
-ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *jobs.ROUTES, *health.ROUTES]
+ROUTES: list[Route] = [
+    *chat.ROUTES,
+    *dialects.ROUTES,
+    *models.ROUTES,
+    *rollouts.ROUTES,
+    *training.ROUTES,
+    *jobs.ROUTES,
+    *health.ROUTES,
+]
 
 
 def create_app(
@@ -91,7 +102,8 @@ class App:
         except Exception as error:
             if started:  # too late for another answer: close the connection
                 raise
-            await send_failure(send, error)
+            route, _ = self._find(scope["method"], scope["path"])
+            await send_failure(send, error, None if route is None else route.error_body)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would make another route of this
