@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
 from art.runtime.publish import publish
 from art.runtime.runtime import Runtime
+from art.runtime.vllm_child import WATCH_S
 from art.testing.tiny.build import build_tiny_model
 from process_support import children_of, wait_until_gone
 
@@ -60,6 +62,15 @@ async def test_a_step_is_trained_published_and_sampled_from(runtime: Runtime) ->
         # Sampled log-probs are those of the policy that the trainer starts from.
         assert status.metrics["offpolicy/first_update_kl"] < 1e-7
     assert (await complete(runtime, "p/agent"))["policy_version"] == 2
+
+
+async def test_the_report_tells_what_vllm_takes_and_does(runtime: Runtime) -> None:
+    await complete(runtime, "p/agent")
+    await asyncio.sleep(2 * WATCH_S)
+    report = await runtime.report()
+    assert re.search(
+        r"of it vLLM: [1-9]\.\d\d GiB, \d+ requests running and .* tokens sampled, the last progress", report
+    )
 
 
 async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime: Runtime) -> None:

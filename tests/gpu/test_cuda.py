@@ -149,7 +149,9 @@ def test_gradients_over_the_tree_equal_those_one_by_one(
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention_kernels_are_timed_before_one_is_chosen(device: str) -> None:
     """FlexAttention has no backward pass on the CPU, where it must lose instead of ending the run."""
-    heads = HeadShape(num_heads=4, num_groups=2, size=32, dtype=torch.float32, device=torch.device(device))
+    heads = HeadShape(
+        num_heads=4, num_groups=2, size=32, value_size=32, dtype=torch.float32, device=torch.device(device)
+    )
     seconds = {kernel: time_kernel(kernel, heads, 512) for kernel in ("dense", "flex")}
     assert 0 < seconds["dense"] < math.inf
     assert math.isfinite(seconds["flex"]) == (device == "cuda")

@@ -1,15 +1,15 @@
-"""Where requests wait while an engine must not be asked: it sleeps, or its weights are being replaced.
+"""Where requests wait while an engine must not be asked, because it sleeps.
 
 request --> open? --> engine --> answer
               |
-            closed: those that come wait here, and those inside may be waited for
+            closed: those that come wait here
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
@@ -24,14 +24,12 @@ class Gate:
         """
         Args:
             what: What lies behind it, in words.
-            timeout_s: Of each wait, for it to open or for those inside to leave.
+            timeout_s: Of a wait for it to open.
         """
         self._what = what
         self._timeout_s = timeout_s
-        self._open, self._empty = asyncio.Event(), asyncio.Event()
+        self._open = asyncio.Event()
         self._open.set()
-        self._empty.set()
-        self._num_inside = self._num_closers = 0
 
     async def opened(self) -> None:
         """Returns when it is open, at once if it is.
@@ -43,37 +41,14 @@ class Gate:
             async with waiting(f"{self._what} to take requests again", self._timeout_s):
                 await self._open.wait()
 
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Go in when it is open, and leave at the end. Does not give way to other tasks if it is open."""
-        await self.opened()
-        self._num_inside += 1
-        self._empty.clear()
-        try:
-            yield
-        finally:
-            self._num_inside -= 1
-            if self._num_inside == 0:
-                self._empty.set()
-
-    @asynccontextmanager
-    async def closed(self, *, drained: bool) -> AsyncIterator[None]:
-        """Let nobody in; with `drained`, begin only when everybody is out.
-
-        Raises:
-            ProcessError: that took too long.
-        """
-        self._num_closers += 1
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Let nobody in during the body; who is inside stays there. One at a time."""
         self._open.clear()
         try:
-            if drained:
-                async with waiting(f"the requests of {self._what} to end", self._timeout_s):
-                    await self._empty.wait()
             yield
         finally:
-            self._num_closers -= 1
-            if self._num_closers == 0:
-                self._open.set()
+            self._open.set()
 
 
 class GatedEngine:
@@ -87,7 +62,8 @@ class GatedEngine:
         return await self._engine.info()
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
-        async with self._gate.entered(), aclosing(self._engine.generate(request, stream=stream)) as chunks:
+        await self._gate.opened()
+        async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -98,8 +74,8 @@ class GatedEngine:
         await self._engine.unload_adapter(name)
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        async with self._gate.entered():
-            return await self._engine.score(token_ids, adapter)
+        await self._gate.opened()
+        return await self._engine.score(token_ids, adapter)
 
     async def stats(self) -> dict[str, float]:
         return await self._engine.stats()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.engines.process import ProcessEngine
-from art.errors import ArtError, ProcessError, TrainingError
+from art.errors import ArtError, JobCancelledError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
@@ -32,11 +32,14 @@ from art.trainer.types import TrainingSample
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+OnProgress = Callable[[int, int], Awaitable[None]]
 
 MAX_LOADED_ADAPTERS = 8
 """Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
 MAX_LOADED_FULL = 2
 """The same for full checkpoints, each of which takes the memory of a model: the newest, and one whose requests end."""
+STOP_WITHIN_S = 60.0
+"""From a cancellation to the end of the trainer's process, if it is still at the same micro-batch."""
 ATTEMPTS = 3
 """Times that a call is made whose process dies under it; each call can be repeated without harm."""
 
@@ -92,8 +95,8 @@ class BaseModelHost:
             spec("trainer", trainer_threads, self.placement.trainer, "trainer_child"), self._start_trainer
         )
         self._raw_engine = ProcessEngine(self.engine_process.connect)
-        self.gate = Gate(f"the {self.engine_process.spec.name}", config.job_timeout_s)
-        self.engine = GatedEngine(self._raw_engine, self.gate)
+        self._gate = Gate(f"the {self.engine_process.spec.name}", config.job_timeout_s)
+        self.engine = GatedEngine(self._raw_engine, self._gate)
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._load_lock = asyncio.Lock()
@@ -189,13 +192,22 @@ class BaseModelHost:
         """Make step 0; `None` is full fine-tuning."""
         await self._train_call("init_checkpoint", path=str(path), lora=None if lora is None else lora.model_dump())
 
-    async def train(self, kind: str, **params: Any) -> dict[str, Any]:
+    async def train(
+        self, kind: str, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None, **params: Any
+    ) -> dict[str, Any]:
         """Run one training call to its end, starting over from its checkpoint when the trainer dies.
 
+        Args:
+            stop: once it is set, the call ends behind the next micro-batch.
+            on_progress: awaited with (micro-batches done, of how many).
+
         Raises:
-            ProcessError: it died `ATTEMPTS` times.
+            JobCancelledError: stopped. A call that was about to end anyway returns instead.
+            ProcessError: the trainer died `ATTEMPTS` times.
         """
-        result: dict[str, Any] = await self._train_call(kind, engine_sleeps=self.placement.sleeps, **params)
+        result: dict[str, Any] = await self._train_call(
+            kind, stop, on_progress, engine_sleeps=self.placement.sleeps, **params
+        )
         return result
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
@@ -207,18 +219,32 @@ class BaseModelHost:
             result: dict[str, float] = await client.call("trial", samples=samples, lora=settings)
         return result
 
-    async def _train_call(self, method: str, *, engine_sleeps: bool = False, **params: Any) -> Any:
+    async def _train_call(
+        self,
+        method: str,
+        stop: asyncio.Event | None = None,
+        on_progress: OnProgress | None = None,
+        *,
+        engine_sleeps: bool = False,
+        **params: Any,
+    ) -> Any:
         async def run() -> Any:
+            if stop is not None and stop.is_set():
+                raise JobCancelledError(f"`{method}` was cancelled")
             client = await self.trainer_process.connect()
             result = None
+            stopping = asyncio.create_task(self._stop_call(client, method, stop), name=f"stop-{method}")
             try:
                 async with asyncio.timeout(self._job_timeout_s):
                     async for result in client.stream(method, **params):
-                        logger.debug("%s: %s", method, result)
+                        if on_progress is not None and (progress := result.get("progress")) is not None:
+                            await on_progress(progress["done"], progress["total"])
             except TimeoutError:
                 problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
                 await self.trainer_process.end(problem)
                 raise TrainingError(f"{problem}; the {self.trainer_process.spec.name} was ended") from None
+            finally:
+                stopping.cancel()
             return result
 
         turn = f"its turn to `{method}` in the {self.trainer_process.spec.name}"
@@ -233,14 +259,15 @@ class BaseModelHost:
             yield
             return
         turn = f"loads into the {self.engine_process.spec.name} to end, so that it can sleep"
-        async with self.gate.closed(drained=False), acquired(self._load_lock, turn, self._load_timeout_s):
-            try:
-                await self._raw_engine.sleep()
-                self._may_start.clear()
-                yield
-            finally:
-                self._may_start.set()
-                await self._wake_engine()
+        with self._gate.closed():
+            async with acquired(self._load_lock, turn, self._load_timeout_s):
+                try:
+                    await self._raw_engine.sleep()
+                    self._may_start.clear()
+                    yield
+                finally:
+                    self._may_start.set()
+                    await self._wake_engine()
 
     async def _wake_engine(self) -> None:
         """If it is there; one that died is awake when it is back."""
@@ -252,6 +279,15 @@ class BaseModelHost:
         except ProcessError as error:
             if not client.closed:  # its memory may be half there
                 await self.engine_process.end(f"it did not wake up: {error.message.splitlines()[0]}")
+
+    async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
+        """End a running call once `stop` is set, and its process if it does not end by itself: checkpoints are written
+        under a temporary name, so that is safe at any moment."""
+        if stop is not None:
+            await stop.wait()
+            client.ask_to_stop(method)
+            await asyncio.sleep(STOP_WITHIN_S)
+            await self.trainer_process.end(f"`{method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
 
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})

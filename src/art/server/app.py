@@ -1,16 +1,24 @@
 """The HTTP skin of a server: check the key, find the route, call the runtime, answer.
 
     GET  /health                                          details with the key only
-    GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
-    POST /v1/chat/completions                             records them under that rollout
+    GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
+    POST /v1/chat/completions                             which records them under that rollout
+    POST /v1/responses
+    POST /v1/messages
+    POST /v1/messages/count_tokens
+    GET  /api/rollouts?group_id=&finished=&since= ...
     GET  /api/rollouts/{rollout_id}
+    PUT  /api/rollouts/{rollout_id}                       its group, reward and end
     POST /api/models
     GET  /api/models/{project}/{name}
     POST /api/models/{project}/{name}/train               202 and a job
     POST /api/models/{project}/{name}/train_sft           202 and a job
     GET  /api/models/{project}/{name}/checkpoints
     POST /api/models/{project}/{name}/checkpoints/delete
+    GET  /api/jobs?project=&name=&unfinished=&limit=
     GET  /api/jobs/{job_id}?wait_s=
+    GET  /api/jobs/{job_id}/events                        server-sent events, resumed by Last-Event-ID
+    POST /api/jobs/{job_id}/cancel
 
 Plain ASGI: agents send hundreds of chat requests per training step, and a web framework would take longer over each one
 than all else in this process together.
@@ -26,28 +34,48 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from art.errors import NotFoundError
+from art.config import ServerConfig
+from art.errors import AuthenticationError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
-from art.server.auth import check_key, has_key
+from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
-from art.server.routes import chat, health, models, rollouts, training
+from art.server.limits import Limiter
+from art.server.routes import chat, dialects, health, jobs, models, rollouts, training
+from art.storage.keys import KeyStore
+from art.storage.layout import validate_name
 
-ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *health.ROUTES]
+ROUTES: list[Route] = [
+    *chat.ROUTES,
+    *dialects.ROUTES,
+    *models.ROUTES,
+    *rollouts.ROUTES,
+    *training.ROUTES,
+    *jobs.ROUTES,
+    *health.ROUTES,
+]
 
 
-def create_app(runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> App:
-    """The ASGI application of a running `runtime`; its life cycle is the caller's business."""
-    return App(runtime, api_key=api_key, max_body_bytes=max_body_bytes)
+def create_app(
+    runtime: RuntimeApi, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+) -> App:
+    """The ASGI application of a running `runtime`, whose life cycle is the caller's business.
+
+    Args:
+        api_key: may do everything.
+        keys: further ones.
+    """
+    return App(runtime, Keyring(api_key, keys), config or ServerConfig())
 
 
 class App:
     """An ASGI application."""
 
-    def __init__(self, runtime: RuntimeApi, *, api_key: str, max_body_bytes: int) -> None:
+    def __init__(self, runtime: RuntimeApi, keyring: Keyring, config: ServerConfig) -> None:
         self._runtime = runtime
-        self._api_key = api_key.encode()
-        self._max_body_bytes = max_body_bytes
+        self._keyring = keyring
+        self._config = config
+        self._limiter = Limiter(config.limits)
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -74,21 +102,50 @@ class App:
         except Exception as error:
             if started:  # too late for another answer: close the connection
                 raise
-            await send_failure(send, error)
+            route, _ = self._find(scope["method"], scope["path"])
+            await send_failure(send, error, None if route is None else route.error_body)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would make another route of this
+            raise NotFoundError("a path cannot have an encoded slash")
         route, path = self._find(scope["method"], scope["path"])
-        if route is None or not route.open:
-            check_key(scope, self._api_key)
+        caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
             return
-        trusted = not route.open or has_key(scope, self._api_key)
-        call = Call(self._runtime, scope, receive, send, self._max_body_bytes, path, trusted)
-        result = await route.handler(call)
-        if result is not None:
-            body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
-            await send_bytes(send, route.status, body)
+        call = Call(self._runtime, scope, receive, send, self._config, path, caller)
+        if route.scope is None:  # asked by those who watch the server: always answered
+            await _run(route, call)
+            return
+        caller.check_scope(route.scope)
+        with self._limiter.admit(caller, samples=route.samples):
+            await self._check_path(path, caller)
+            await _run(route, call)
+
+    def _identify(self, scope: Scope, route: Route | None) -> Caller:
+        try:
+            return self._keyring.identify(scope)
+        except AuthenticationError:
+            if route is None or route.scope is not None:  # without a key nobody learns which routes there are
+                raise
+            return ANONYMOUS
+
+    async def _check_path(self, path: dict[str, str], caller: Caller) -> None:
+        """Names in the URL are safe, and the caller's own. Done here so that no route can forget it.
+
+        Raises:
+            InvalidRequestError: not a name. PermissionDeniedError: of another project. NotFoundError: likewise, a job.
+        """
+        for param, value in path.items():
+            validate_name(value, param=param)
+        if caller.project is None:
+            return
+        if (project := path.get("project")) is not None:
+            caller.check_project(project)
+        if (job_id := path.get("job_id")) is not None:
+            job = await self._runtime.job_status(job_id, 0.0)
+            if job.project != caller.project:
+                raise NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
     def _find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
         if (exact := self._exact.get((method, path))) is not None:
@@ -108,6 +165,13 @@ class App:
         error = NotFoundError(f"{path} takes {methods}, not {method}")
         body = error_body(error, METHOD_NOT_ALLOWED)
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
+
+
+async def _run(route: Route, call: Call) -> None:
+    result = await route.handler(call)
+    if result is not None:
+        body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
+        await send_bytes(call.send, route.status, body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
-from art.protocol.chat import ChatRequest
+from art.config import ServerConfig
+from art.errors import NotFoundError
+from art.gateway.chat import ChatStream
+from art.gateway.policies import parse_model_name
+from art.protocol.chat import ChatRequest, Message
+from art.protocol.jobs import JobEvent
+from art.protocol.keys import KeyScope
 from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
+from art.server.auth import Caller
+from art.server.errors import ErrorBody
 
 W = TypeVar("W", bound=BaseModel)
+
+
+class RolloutsApi(Protocol):
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        """The model of a rollout, of one project or of all."""
+        ...
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord: ...
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus: ...
+
+    async def page(self, query: RolloutQuery) -> RolloutPage: ...
 
 
 class GatewayApi(Protocol):
@@ -24,7 +45,16 @@ class GatewayApi(Protocol):
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
 
-    async def histories(self, rollout_id: str) -> list[dict[str, Any]]: ...
+    async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream: ...
+
+    async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int: ...
+
+    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
+        """The conversation that ended with an exchange, of one project or of any."""
+        ...
+
+    @property
+    def rollouts(self) -> RolloutsApi: ...
 
 
 class RuntimeApi(Protocol):
@@ -61,6 +91,18 @@ class RuntimeApi(Protocol):
         """Waits at most `wait_s` for the job to end."""
         ...
 
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        """Newest first."""
+        ...
+
+    async def cancel_job(self, job_id: str) -> JobStatus: ...
+
+    def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent | None, None]:
+        """What happens to a job behind event number `after`, until it has ended; `None` is a sign of life."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -70,14 +112,15 @@ class Call:
     scope: Scope
     receive: Receive
     send: Send
-    max_body_bytes: int
+    config: ServerConfig
     path: dict[str, str]
-    """Parameters in the path."""
-    trusted: bool
-    """The request came with the server's key; always so where the route asks for it."""
+    """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
+    caller: Caller
+    """Who asks. What else a handler is told of another project's things, in the body or behind an id, is its own to
+    check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.max_body_bytes)
+        return await read_json(self.scope, self.receive, self.config)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. A `ValidationError` becomes status 400."""
@@ -88,6 +131,31 @@ class Call:
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
         return values[-1] if values else None
 
+    async def own_model(self, name: str) -> str:
+        """The name of a model as this caller may use it: a key of one project knows only the models of that.
+
+        Raises:
+            NotFoundError: a model that is not there, or not for this key.
+        """
+        own = self.caller.project
+        if own is None:
+            return name
+        try:
+            asked = parse_model_name(name)
+            if asked.project not in (None, own):
+                raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
+            await self.runtime.model_status(own, asked.name)
+        except NotFoundError:
+            if "@" in name or (announced := self._announced_model()) is None:
+                raise
+            return announced
+        return name if asked.project else f"{own}/{name}"
+
+    def _announced_model(self) -> str | None:
+        """Of the rollout in the URL, for agents that cannot be told another model's name."""
+        rollout_id = self.path.get("rollout_id")
+        return rollout_id and self.runtime.gateway.rollouts.announced_model(rollout_id, self.caller.project)
+
 
 Handler = Callable[[Call], Awaitable[Any]]
 """Returns what to answer as JSON (a wire type, a dict), or `None` if it has answered itself."""
@@ -95,10 +163,24 @@ Handler = Callable[[Call], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """An endpoint. The first line of its handler's docstring is its summary in the OpenAPI document."""
+
     method: str
     path: str
     """With `{name}` for a parameter, which matches one path component."""
     handler: Handler
+    scope: KeyScope | None
+    """That the key must have; `None`: no key is asked for."""
+    request: type[BaseModel] | None = None
+    """Wire type of the body; `None`: it is not read."""
+    response: type[BaseModel] | None = None
+    """Wire type of the answer; `None`: it is no JSON."""
     status: int = 200
-    open: bool = False
-    """Needs no key."""
+    media: tuple[str, ...] = ("application/json",)
+    """Kinds of answer; `text/event-stream` is one of them where the answer can come as server-sent events."""
+    samples: bool = False
+    """It asks an engine for tokens, and counts against the project's limit of chats."""
+    query: Mapping[str, type] = field(default_factory=dict)
+    """Parameters of the query string."""
+    error_body: ErrorBody | None = None
+    """Makes the body of an error; `None`: in OpenAI's shape."""

@@ -2,6 +2,7 @@
 
 <data_dir>/
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
+  keys.db                                 hashes of keys (SQLite, WAL)
   server.lock                             held by the server that runs here
   logs/<process>.log
   <project>/models/<name>/
@@ -70,6 +71,10 @@ class DataDir:
     @property
     def database(self) -> Path:
         return self.root / "art.db"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys.db"
 
     @property
     def lock(self) -> Path:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from art.trainer.attention import KERNELS, KernelName, TreeLayout
+from art.trainer.attention import KERNELS, Formula, KernelName, TreeLayout
 from art.trainer.memory import is_out_of_memory, release_memory
 from art.trainer.model import BaseModel
 
@@ -50,26 +50,37 @@ class HeadShape:
     num_groups: int
     """Heads of keys and values."""
     size: int
+    value_size: int
+    """Multi-head latent attention (DeepSeek, Kimi) has values that are narrower than keys."""
     dtype: torch.dtype
     device: torch.device
+    has_sinks: bool = False
 
     @classmethod
     def of(cls, base: BaseModel) -> HeadShape:
         model: Any = base.model
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
+        size = value_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        if getattr(config, "qk_nope_head_dim", None) is not None:
+            size, value_size = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
         return cls(
             num_heads=num_heads,
             num_groups=getattr(config, "num_key_value_heads", None) or num_heads,
-            size=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+            size=size,
+            value_size=value_size,
             dtype=base.head.weight.dtype,
             device=base.device,
+            has_sinks=any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         )
 
     def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
-        """Query [1, H, T, D], key and value [1, G, T, D], the same each time."""
+        """Query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and perhaps sinks [H], the same each time."""
         generator = torch.Generator().manual_seed(0)
-        shapes = [(1, count, num_tokens, self.size) for count in (self.num_heads, self.num_groups, self.num_groups)]
+        rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
+        shapes: list[tuple[int, ...]] = [(1, count, num_tokens, size) for count, size in rows]
+        if self.has_sinks:
+            shapes.append((self.num_heads,))
         return [torch.randn(shape, generator=generator).to(self.device, self.dtype) for shape in shapes]
 
 
@@ -123,8 +134,8 @@ def _time_passes(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float
     def run(layout: TreeLayout, inputs: list[torch.Tensor]) -> float:
         _finish(heads.device)
         start = time.perf_counter()
-        query, key, value = inputs
-        out = function(query, key, value, layout, scale, None)
+        query, key, value, *sinks = inputs
+        out = function(query, key, value, layout, Formula(scale, sinks=sinks[0] if sinks else None))
         torch.autograd.grad(out, inputs, out)
         _finish(heads.device)
         return time.perf_counter() - start

@@ -33,7 +33,7 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = KVCache(
-            [LayerShape(1, 1)], max_context=2000, budget=BUDGET, max_rows=4, dtype=torch.float32, device="cpu"
+            [LayerShape(1, 1, 1)], max_context=2000, budget=BUDGET, max_rows=4, dtype=torch.float32, device="cpu"
         )
         self.busy: list[tuple[Slot, list[int]]] = []
         self.idle: list[list[int]] = []
@@ -123,7 +123,7 @@ TestCache.settings = settings(max_examples=30, stateful_step_count=20, deadline=
 
 def make(budget: int = 4096, max_rows: int = 100) -> KVCache:
     return KVCache(
-        [LayerShape(1, 1)], max_context=1024, budget=budget, max_rows=max_rows, dtype=torch.float32, device="cpu"
+        [LayerShape(1, 1, 1)], max_context=1024, budget=budget, max_rows=max_rows, dtype=torch.float32, device="cpu"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,12 @@ from engine_helpers import (
 )
 
 from art.engines.torch import llama
+from art.engines.torch.attention import Probe
 from art.engines.torch.llama import LlamaDecoder
 from art.engines.torch.model import HfDecoder
 from art.errors import ConfigError
 
+own_see = Probe.see
 PROMPTS = [tokens(i, n) for i, n in enumerate((1, 5, 17, 40))]
 
 
@@ -120,11 +123,57 @@ def test_architectures_that_the_seam_does_not_cover_are_refused(
         load(save_model(tmp_path, config))
 
 
-def test_sliding_window_bounds_the_context(tmp_path: Path) -> None:
-    folder = make_model(tmp_path, "mistral", sliding_window=64)
-    assert load(folder).info().max_context == 64
-    with pytest.raises(ConfigError, match=r"max_context.*100.*sliding window.* 64"):
-        load(folder, max_context=100)
+GPT_OSS = transformers.GptOssConfig(
+    **{**shape(), "intermediate_size": 32}, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
+)
+GEMMA3 = transformers.Gemma3TextConfig(**shape(), head_dim=16, query_pre_attn_scalar=16, sliding_window=24)
+DEEPSEEK = transformers.DeepseekV3Config(
+    **{**shape(), "num_key_value_heads": 4}, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+    n_group=1, topk_group=1, first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+    qk_nope_head_dim=8, v_head_dim=12,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [GPT_OSS, GEMMA3, DEEPSEEK], ids=lambda config: config.model_type)
+def test_sinks_windows_and_narrow_values(
+    config: transformers.PreTrainedConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts shorter and longer than the window, in one pass and in parts, on top of each other's prefixes; sequences
+    decoded together whose lengths differ by more than the window."""
+    monkeypatch.setattr("art.engines.torch.attention._MAX_MASK_ELEMENTS", 1 << 11)  # several blocks per prompt
+    folder = save_model(tmp_path, config)
+    engine, reference = load(folder, prefill_tokens=50, max_context=300), hf_model(folder)
+    long = tokens(1, 90)
+    prompts = [tokens(0, 5), long, long[:60] + tokens(2, 70), tokens(3, 24)]
+    for prompt, result in zip(prompts, generate(engine, *(request(p, 40) for p in prompts)), strict=True):
+        sequence = prompt + result.token_ids
+        assert result.logprobs == pytest.approx(hf_logprobs(reference, sequence)[len(prompt) - 1 :], abs=2e-4)
+    follow_up = long + tokens(4, 30)
+    assert score(engine, follow_up) == pytest.approx(hf_logprobs(reference, follow_up), abs=2e-4)
+
+
+def test_windows_of_the_fused_path(tmp_path: Path) -> None:
+    """Mistral has a window in every layer, Qwen2 in the upper ones only."""
+    qwen2 = {"use_sliding_window": True, "max_window_layers": 1}
+    for family, extra in (("mistral", {}), ("qwen2", qwen2)):
+        folder = make_model(tmp_path / family, family, sliding_window=24, **extra)
+        engine, reference = load(folder), hf_model(folder)
+        assert type(engine._model.decoder) is LlamaDecoder
+        prompts = [tokens(5, 10), tokens(6, 80)]
+        for prompt, result in zip(prompts, generate(engine, *(request(p, 30) for p in prompts)), strict=True):
+            sequence = prompt + result.token_ids
+            assert result.logprobs == pytest.approx(hf_logprobs(reference, sequence)[len(prompt) - 1 :], abs=2e-4)
+
+
+def test_a_window_that_is_not_computed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model(tmp_path, "mistral", sliding_window=24)
+    monkeypatch.setattr("art.engines.torch.attention.Probe.see", see_no_window)
+    with pytest.raises(ConfigError, match="logits differ from transformers'"):
+        load(folder)
+
+
+def see_no_window(self: Probe, layer: int, query: Any, key: Any, value: Any, kwargs: dict[str, Any]) -> None:
+    own_see(self, layer, query, key, value, {**kwargs, "sliding_window": None})
 
 
 def test_batch_dependent_positions_bound_the_context(tmp_path: Path) -> None:

@@ -33,13 +33,20 @@ def make_model(family: str) -> Any:
         "Qwen2": {},  # biases on q, k and v
         "Llama": {"tie_word_embeddings": False, "mlp_bias": True},
         "Mistral": {"sliding_window": 7, "head_dim": 8},  # shorter than the test sequences
+        "GptOss": {  # sinks, a sliding window in every other layer, experts
+            "sliding_window": 7,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 16,
+        },
     }
     torch.manual_seed(1)
-    config = getattr(transformers, f"{family}Config")(**_SHAPE, **extra[family])
+    config = getattr(transformers, f"{family}Config")(**{**_SHAPE, **extra[family]})
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():  # biases and norms start at constants; make them count
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith(("bias", "sinks")) or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 

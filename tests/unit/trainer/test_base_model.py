@@ -14,7 +14,7 @@ from trainer_samples import VOCAB_SIZE, random_samples
 from art.config import TrainerConfig
 from art.errors import ConfigError, TrainingError
 from art.trainer import attention, kernel_check
-from art.trainer.attention import attend, make_layout
+from art.trainer.attention import Formula, attend, make_layout
 from art.trainer.kernel_check import check_kernel
 from art.trainer.logprobs import Head
 from art.trainer.model import check_architecture, load_base_model
@@ -35,7 +35,7 @@ def paths() -> list[SamplePath]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["Qwen3", "Qwen2", "Llama", "Mistral"])
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"])
 def test_families_pass_the_architecture_check(family: str, dtype: Any, model_path: Callable[[str], str]) -> None:
     base = load_base_model(model_path(family), TrainerConfig(device="cpu", dtype=dtype))
     assert base.head.weight.dtype == getattr(torch, dtype)
@@ -84,9 +84,9 @@ def test_flex_kernel_equals_the_dense_reference() -> None:
     """Forward only and uncompiled: FlexAttention has no backward pass on CPU."""
     layout = make_layout(build_tree(paths()), device=torch.device("cpu"), kernel="flex")
     q, k, v = (torch.randn(1, heads, len(layout.token_ids), 8) for heads in (4, 2, 2))
-    for window in (None, 4):
+    for formula in (Formula(0.3), Formula(0.3, window=4), Formula(0.3, sinks=torch.tensor([-2.0, 0.0, 1.0, 3.0]))):
         with torch.no_grad():
-            flex, dense = (attention.KERNELS[name](q, k, v, layout, 0.3, window) for name in ("flex", "dense"))
+            flex, dense = (attention.KERNELS[name](q, k, v, layout, formula) for name in ("flex", "dense"))
         torch.testing.assert_close(flex, dense, rtol=1e-4, atol=1e-5)
 
 
@@ -94,8 +94,8 @@ def test_kernel_check(model_path: Callable[[str], str], monkeypatch: pytest.Monk
     base = load_base_model(model_path("Qwen3"), CPU)
     check_kernel(base, "chains", paths())
 
-    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, scale: float, window: int | None) -> Any:
-        return attention.attend_dense(query, key, value.cumsum(2), layout, scale, window)
+    def sees_the_future(query: Any, key: Any, value: Any, layout: Any, formula: Formula) -> Any:
+        return attention.attend_dense(query, key, value.cumsum(2), layout, formula)
 
     monkeypatch.setitem(kernel_check.KERNELS, "chains", sees_the_future)
     with pytest.raises(TrainingError, match="'chains' attention kernel is wrong on this machine: its output differs"):

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.trainer import chains
-from art.trainer.attention import dense_mask
+from art.trainer.attention import Formula, TreeLayout, attend_dense, dense_mask
 from art.trainer.chain_attention import attend_chains
 from art.trainer.chains import Bundle, ChainKeys, LongChain, make_chain_keys, plan_chains
 from art.trainer.tree import PrefixTree, build_tree, check_sample
@@ -50,11 +49,29 @@ def test_chains_that_differ_much_are_not_bundled() -> None:
     assert not any(isinstance(w, Bundle) for w in plan_chains([one, other], num_tokens=12, num_heads=1, window=None))
 
 
+def plain_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """The textbook's: all scores at once, and a sink as one more column of the softmax."""
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, dim=1), value.repeat_interleave(times, dim=1)
+    scores = (0.3 * query @ key.transpose(2, 3)).masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[1:3], 1)[None]], dim=-1)
+    return (scores.softmax(-1)[..., : key.shape[2]] @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(("block", "max_padded"), [(96, 1.25), (96, 100.0), (3, 1.25)])
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (4, 1)])
-def test_values_and_gradients_equal_dense_attention(
-    window: int | None, block: int, max_padded: float, heads: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_values_and_gradients_equal_plain_attention(
+    with_sinks: bool,
+    window: int | None,
+    block: int,
+    max_padded: float,
+    heads: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chains, "BLOCK", block)
     monkeypatch.setattr(chains, "_MAX_PADDED", max_padded)
@@ -66,15 +83,18 @@ def test_values_and_gradients_equal_dense_attention(
         torch.randn(1, n, num_tokens, d, generator=generator, requires_grad=True)
         for n, d in ((num_heads, 8), (groups, 8), (groups, 6))
     )
+    sinks = torch.randn(num_heads, generator=generator, requires_grad=True) if with_sinks else None
     work = plan_chains(chain_keys(tree), num_tokens=num_tokens, num_heads=num_heads, window=window)
-    mask = dense_mask(torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end), window)
-    ours = attend_chains(query, key, value, work, 0.3)
-    dense = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
-    torch.testing.assert_close(ours, dense, rtol=1e-5, atol=1e-5)
-    weights = torch.randn(ours.shape, generator=generator)
-    for one, other in zip(
-        torch.autograd.grad(ours, (query, key, value), weights),
-        torch.autograd.grad(dense, (query, key, value), weights),
-        strict=True,
+    positions, ends = torch.from_numpy(tree.positions), torch.from_numpy(tree.subtree_end)
+    layout = TreeLayout(positions, positions, ends, chains=[], kernel="dense")
+    inputs = [query, key, value, *([] if sinks is None else [sinks])]
+    expected = plain_attention(query, key, value, dense_mask(positions, ends, window), sinks)
+    weights = torch.randn(expected.shape, generator=generator)
+    gradients = torch.autograd.grad(expected, inputs, weights)
+    for ours in (
+        attend_chains(query, key, value, work, 0.3, sinks),
+        attend_dense(query, key, value, layout, Formula(0.3, window, sinks)),
     ):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+        for one, other in zip(torch.autograd.grad(ours, inputs, weights), gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)

@@ -24,7 +24,7 @@ from art.trainer.types import TrainingSample
 from art.trainer.update import Update, compute_gradient
 
 TOLERANCE = 1e-5
-FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral"]
+FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]
 LOSSES = [DppoConfig(), PpoConfig(), CispoConfig()]
 
 

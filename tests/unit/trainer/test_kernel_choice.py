@@ -15,12 +15,14 @@ from trainer_samples import VOCAB_SIZE
 from art.config import TrainerConfig
 from art.trainer import kernel_choice
 from art.trainer.attention import KernelName, attend_dense
+from art.trainer.kernel_check import check_kernel
 from art.trainer.kernel_choice import HeadShape, choose_kernel, example_layout, fastest_kernel, size_class, time_kernel
 from art.trainer.model import BaseModel, load_base_model
+from art.trainer.probe import as_sample
 from art.trainer.tree import build_tree, check_sample
 from art.trainer.types import TrainingSample
 
-HEADS = HeadShape(num_heads=4, num_groups=2, size=8, dtype=torch.float32, device=torch.device("cpu"))
+HEADS = HeadShape(num_heads=4, num_groups=2, size=8, value_size=8, dtype=torch.float32, device=torch.device("cpu"))
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
@@ -81,6 +83,17 @@ def test_a_size_class_is_measured_once_for_each_shape_of_heads(
 
 def test_head_shape(base: BaseModel) -> None:
     assert HeadShape.of(base) == HEADS
+
+
+def test_a_kernel_is_tried_with_what_the_model_has(model_path: Callable[[str], str]) -> None:
+    base = load_base_model(model_path("GptOss"), TrainerConfig(device="cpu", num_threads=1))
+    heads = HeadShape.of(base)
+    assert heads == replace(HEADS, has_sinks=True)
+    assert [tuple(x.shape) for x in heads.random_inputs(5)] == [(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), (4,)]
+    assert time_kernel("dense", heads, 64) > 0
+    path = check_sample(as_sample(list(range(40))), vocab_size=VOCAB_SIZE)
+    assert path is not None
+    check_kernel(base, "chains", [path])
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(257, 512), (512, 512), (513, 1024), (10**6, 16384)])

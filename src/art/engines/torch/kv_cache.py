@@ -55,8 +55,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
+    """Of one token's keys and values."""
+
     num_kv_heads: int
-    head_dim: int
+    key_dim: int
+    value_dim: int
 
 
 class Pool:
@@ -65,8 +68,12 @@ class Pool:
     def __init__(self, capacity: int, shapes: Sequence[LayerShape], dtype: torch.dtype, device: str) -> None:
         self.capacity = capacity
         self.slots: list[Slot | None] = []
-        self.keys = [_empty_rows(capacity, s, dtype, device) for s in shapes]  # per layer [rows, kv heads, capacity, d]
-        self.values = [_empty_rows(capacity, s, dtype, device) for s in shapes]
+
+        def empty(num_kv_heads: int, width: int) -> Tensor:
+            return torch.zeros((0, num_kv_heads, capacity, width), dtype=dtype, device=device)
+
+        self.keys = [empty(s.num_kv_heads, s.key_dim) for s in shapes]  # per layer [rows, kv heads, capacity, d]
+        self.values = [empty(s.num_kv_heads, s.value_dim) for s in shapes]
         self.tokens = np.zeros((0, capacity), dtype=np.int32)  # [rows, capacity]
         self.uids = np.zeros(0, dtype=np.int64)  # [rows] adapter whose weights computed the row; -1 for a free row
         self.busy = np.zeros(0, dtype=np.bool_)  # [rows]
@@ -133,10 +140,6 @@ class Pool:
         for layer in range(len(self.keys)):
             self.keys[layer][row, :, :length] = source.pool.keys[layer][source.row, :, :length]
             self.values[layer][row, :, :length] = source.pool.values[layer][source.row, :, :length]
-
-
-def _empty_rows(capacity: int, shape: LayerShape, dtype: torch.dtype, device: str) -> Tensor:
-    return torch.zeros((0, shape.num_kv_heads, capacity, shape.head_dim), dtype=dtype, device=device)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ with transformers' own forward pass before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from art.engines.torch.attention import attend
+from art.engines.torch.attention import Formula, attend
 from art.engines.torch.batch import Batch
 from art.engines.torch.folding import Folding
 from art.engines.torch.linear import Linear, Part, pack_where_faster
@@ -32,13 +32,14 @@ class _Layer:
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear
     down: Linear
-    scaling: float
+    attention: Formula
 
 
 class LlamaDecoder:
     """Implements `model.Decoder`. Takes the weights out of `hf_model`, which is of no use afterwards."""
 
-    def __init__(self, hf_model: Any, *, max_context: int) -> None:
+    def __init__(self, hf_model: Any, *, windows: Sequence[int | None], max_context: int) -> None:
+        """`windows`: of each layer's attention."""
         config, core = hf_model.config, hf_model.model
         self.parts: dict[str, Part] = {}
         self._linears: list[Linear] = []
@@ -50,7 +51,7 @@ class LlamaDecoder:
         self._activation: Callable[[Tensor], Tensor] = core.layers[0].mlp.act_fn
         self._embedding: Tensor = core.embed_tokens.weight.detach()
         self._cos, self._sin = _rope_tables(core.rotary_emb, max_context, self._embedding)  # [max_context, 1, head_dim]
-        self._layers = [self._take_layer(i, layer) for i, layer in enumerate(core.layers)]
+        self._layers = [self._take_layer(i, *pair) for i, pair in enumerate(zip(core.layers, windows, strict=True))]
         self._norm: Tensor = core.norm.weight.detach()
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
@@ -72,7 +73,7 @@ class LlamaDecoder:
                 qk = F.rms_norm(qk, (head_dim,), None, self._eps) * layer.head_norm
             # Swapping the halves and the signs in `sin` are rotate_half of Hugging Face's RoPE.
             qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
-            attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.scaling)
+            attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
             x = layer.o(attended.reshape(x.shape[0], -1), runs).add_(x)
             gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm), runs).chunk(2, dim=-1)
             x = layer.down(self._activation(gate) * up, runs).add_(x)
@@ -83,7 +84,7 @@ class LlamaDecoder:
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self._hidden,), weight, self._eps)
 
-    def _take_layer(self, index: int, layer: Any) -> _Layer:
+    def _take_layer(self, index: int, layer: Any, window: int | None) -> _Layer:
         prefix, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
         head_norm = None
         if hasattr(attention, "q_norm"):
@@ -97,7 +98,7 @@ class LlamaDecoder:
             mlp_norm=layer.post_attention_layernorm.weight.detach(),
             gate_up=self._fuse({f"{prefix}.mlp.{n}_proj": getattr(mlp, f"{n}_proj") for n in ("gate", "up")}),
             down=self._fuse({f"{prefix}.mlp.down_proj": mlp.down_proj}),
-            scaling=attention.scaling,
+            attention=Formula(attention.scaling, window),
         )
 
     def _fuse(self, modules: dict[str, nn.Linear]) -> Linear:

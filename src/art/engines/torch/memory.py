@@ -38,7 +38,7 @@ def kv_budget(model: LoadedModel, config: EngineConfig) -> int:
 
 
 def _token_bytes(model: LoadedModel) -> int:
-    elements = sum(2 * shape.num_kv_heads * shape.head_dim for shape in model.kv_shapes)
+    elements = sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in model.kv_shapes)
     return elements * int(model.dtype.itemsize)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from art.config import EngineConfig, Quantization
 from art.engine import EngineInfo
 from art.engines.torch import attention, llama
-from art.engines.torch.attention import no_cache_plan
+from art.engines.torch.attention import Probe, no_cache_plan
 from art.engines.torch.batch import Batch
 from art.engines.torch.kv_cache import LayerShape
 from art.engines.torch.linear import AdaptedLinear, Linear, Part, RunContext
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MAX_DEFAULT_CONTEXT = 32_768
 TRIAL_LENGTHS = (9, 1, 6)
 """Sequences of the trial batch; more than one, so that leaks between packed sequences show."""
+_MAX_TRIAL_WINDOW = 256
+"""Up to this size of a sliding window the trial batch has a sequence that is longer than it."""
 _TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest logit difference, relative to the largest logit."""
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
@@ -117,8 +119,8 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
     trial = _trial_ids(hf_model, max_context)
     reference = _reference_logits(hf_model, trial)
     hf_model.set_attn_implementation(attention.NAME)
-    kv_shapes = _probe_attention(hf_model, trial, max_context)
-    decoder, path_name = _build_decoder(hf_model, trial, max_context)
+    probe = _probe_attention(hf_model, trial)
+    decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
     _compare(decoder, trial, reference, path)
     info = EngineInfo(
         vocab_size=reference.shape[-1],
@@ -127,6 +129,7 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
         device=device,
     )
     logger.info("loaded %s by the %s path: %s", path, path_name, info)
+    kv_shapes = [probe.kv_shapes[i] for i in range(len(probe.kv_shapes))]
     return LoadedModel(decoder, info, kv_shapes, dtype)
 
 
@@ -178,7 +181,7 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
 
 
 def _max_context(hf_config: Any, wanted: int | None) -> int:
-    """The context to serve, within which the model's attention and positions are the plain ones."""
+    """The context to serve, within which the model's positions are the plain ones."""
     text = hf_config.get_text_config(decoder=True)
     limit = int(getattr(text, "max_position_embeddings", None) or MAX_DEFAULT_CONTEXT)
     reason = "the model's `max_position_embeddings`"
@@ -190,10 +193,6 @@ def _max_context(hf_config: Any, wanted: int | None) -> int:
             if original < limit:
                 limit = original
                 reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
-    window = getattr(text, "sliding_window", None)
-    slides = "sliding_attention" in (getattr(text, "layer_types", None) or ["sliding_attention"])
-    if window is not None and slides and window < limit:
-        limit, reason = int(window), "the model's sliding window, beyond which attention is not computed"
     if wanted is not None and wanted > limit:
         raise ConfigError(f"`engine.max_context` is {wanted}, but {reason} is {limit}; use at most that")
     return wanted or min(limit, MAX_DEFAULT_CONTEXT)
@@ -202,7 +201,9 @@ def _max_context(hf_config: Any, wanted: int | None) -> int:
 def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     vocab_size = hf_model.get_input_embeddings().weight.shape[0]
-    lengths = [min(n, max_context) for n in TRIAL_LENGTHS]
+    window = getattr(hf_model.config.get_text_config(decoder=True), "sliding_window", None)
+    beyond = [window + 8] if window is not None and window <= _MAX_TRIAL_WINDOW else []
+    lengths = [min(n, max_context) for n in (*TRIAL_LENGTHS, *beyond)]
     return [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
 
 
@@ -216,13 +217,13 @@ def _trial_batch(trial: list[Tensor]) -> Batch:
     return Batch(token_ids=torch.cat(trial), positions=positions, plan=no_cache_plan([len(ids) for ids in trial]))
 
 
-def _probe_attention(hf_model: Any, trial: list[Tensor], max_context: int) -> list[LayerShape]:
-    """The key shape of each layer, seen in a trial forward pass.
+def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
+    """What a trial forward pass shows of the attention of each layer.
 
     Raises:
-        ConfigError: a layer computes something else than plain attention.
+        ConfigError: a layer computes something that the engine does not.
     """
-    batch, probe = _trial_batch(trial), attention.Probe(max_context)
+    batch, probe = _trial_batch(trial), Probe()
     try:
         hf_model(
             input_ids=batch.token_ids[None],
@@ -234,18 +235,19 @@ def _probe_attention(hf_model: Any, trial: list[Tensor], max_context: int) -> li
     except Exception as error:  # whatever a foreign architecture does with our seam, it is not servable
         raise ConfigError(f"{type(hf_model).__name__} does not run through the attention seam: {error!r}") from error
     num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
-    if sorted(probe.key_shapes) != list(range(num_layers)):
-        probe.problems.add(f"attention in layers {sorted(probe.key_shapes)} of {num_layers}")
+    if sorted(probe.kv_shapes) != list(range(num_layers)):
+        probe.problems.add(f"attention in layers {sorted(probe.kv_shapes)} of {num_layers}")
     if probe.problems:
         raise ConfigError(
             f"the embedded engine cannot serve {type(hf_model).__name__}: {'; '.join(sorted(probe.problems))}"
         )
-    return [LayerShape(*probe.key_shapes[i]) for i in range(num_layers)]
+    return probe
 
 
-def _build_decoder(hf_model: Any, trial: list[Tensor], max_context: int) -> tuple[Decoder, str]:
+def _build_decoder(hf_model: Any, trial: list[Tensor], probe: Probe, max_context: int) -> tuple[Decoder, str]:
     if type(hf_model).__name__ in llama.MODEL_CLASSES and type(hf_model).__module__.startswith("transformers.models."):
-        return llama.LlamaDecoder(hf_model, max_context=max_context), "fused"
+        windows = [probe.windows[i] for i in range(len(probe.windows))]
+        return llama.LlamaDecoder(hf_model, windows=windows, max_context=max_context), "fused"
     decoder = HfDecoder(hf_model)
     decoder.find_parts(_trial_batch(trial))
     return decoder, "general"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from art.protocol.chat import parse_chat_request
+from art.protocol.answers import ChatAnswer
+from art.protocol.chat import ChatRequest, parse_chat_request
 from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import Call, Route
 
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
+    """Sample answers to a conversation, as OpenAI does it."""
     request = parse_chat_request(await call.json())
+    request.model = await call.own_model(request.model)
     rollout_id = call.path.get("rollout_id")
     gateway = call.runtime.gateway
     async with cancel_on_disconnect(call.receive):
@@ -21,6 +24,15 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 
 
 ROUTES = [
-    Route("POST", "/v1/chat/completions", chat_completions),
-    Route("POST", "/rollouts/{rollout_id}/v1/chat/completions", chat_completions),
+    Route(
+        "POST",
+        path,
+        chat_completions,
+        scope="infer",
+        samples=True,
+        request=ChatRequest,
+        response=ChatAnswer,
+        media=("application/json", "text/event-stream"),
+    )
+    for path in ("/v1/chat/completions", "/rollouts/{rollout_id}/v1/chat/completions")
 ]

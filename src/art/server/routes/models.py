@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from art.protocol.answers import ModelCard, ModelList
 from art.server.call import Call, Route
 
 
-async def list_models(call: Call) -> dict[str, Any]:
+async def list_models(call: Call) -> ModelList:
+    """The models that can be sampled from."""
     models = await call.runtime.list_models()
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": model.inference_name,
-                "object": "model",
-                "created": 0,
-                "owned_by": model.project,
-                "base_model": model.base_model,
-                "step": model.step,
-            }
-            for model in models
-        ],
-    }
+    cards = [
+        ModelCard(id=model.inference_name, owned_by=model.project, base_model=model.base_model, step=model.step)
+        for model in models
+        if call.caller.project in (None, model.project)
+    ]
+    return ModelList(data=cards)
 
 
-ROUTES = [Route("GET", "/v1/models", list_models), Route("GET", "/rollouts/{rollout_id}/v1/models", list_models)]
+ROUTES = [
+    Route("GET", path, list_models, scope="infer", response=ModelList)
+    for path in ("/v1/models", "/rollouts/{rollout_id}/v1/models")
+]

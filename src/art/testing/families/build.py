@@ -90,7 +90,7 @@ FAMILIES = (
     Family(
         name="Gemma 3", architecture="Gemma3", config="Gemma3TextConfig", template=templates.GEMMA3, bos="<bos>",
         eos="<end_of_turn>", control_tokens=("<bos>", "<start_of_turn>", "<end_of_turn>"),
-        shape={"head_dim": 32, "query_pre_attn_scalar": 32, "initializer_range": 0.04, "sliding_window": MAX_CONTEXT},
+        shape={"head_dim": 32, "query_pre_attn_scalar": 32, "initializer_range": 0.04, "sliding_window": 32},
     ),
     Family(
         name="Phi-3", architecture="Phi3", template=templates.PHI3, eos="<|endoftext|>",
@@ -100,7 +100,7 @@ FAMILIES = (
     Family(
         name="gpt-oss", architecture="GptOss", template=templates.GPT_OSS, eos="<|return|>",
         control_tokens=("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"),
-        shape={"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": MAX_CONTEXT},
+        shape={"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
     ),
     Family(
         name="DeepSeek-V3", architecture="DeepseekV3", template=templates.DEEPSEEK, bos="<|begin|>", eos="<|end|>",

@@ -1,0 +1,29 @@
+"""What every route must say of itself, so that keys, limits and the OpenAPI document cover it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from art.server.app import ROUTES
+from art.server.call import Route
+
+OPEN = {("GET", "/health")}
+"""Asked by what has no key. A new route needs one."""
+WITHOUT_BODY = {("POST", "/api/jobs/{job_id}/cancel")}
+
+each_route = pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+
+
+@each_route
+def test_a_route_is_described(route: Route) -> None:
+    assert inspect.getdoc(route.handler)
+    assert (route.response is None) == ("application/json" not in route.media)
+    has_body = route.method not in ("GET", "DELETE") and (route.method, route.path) not in WITHOUT_BODY
+    assert (route.request is not None) == has_body
+    assert (route.scope is None) == ((route.method, route.path) in OPEN)
+
+
+def test_routes_are_different() -> None:
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
