@@ -68,11 +68,6 @@ class CheckpointList(Wire):
     steps: list[int]
 
 
-class RolloutHistory(Wire):
-    messages_and_choices: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-
-
 class ChatChoice(Answer):
     index: int
     message: dict[str, Any]

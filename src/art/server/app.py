@@ -3,8 +3,11 @@
     GET  /health  /ready                                  details with a key for all projects only
     GET  /metrics                                         for Prometheus
     GET  /openapi.json                                    made from the table of routes
-    GET  /v1/models                                       these two also under /rollouts/{rollout_id}/v1/, which
-    POST /v1/chat/completions                             records them under that rollout
+    GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
+    POST /v1/chat/completions                             which records them under that rollout
+    POST /v1/responses
+    POST /v1/messages
+    POST /v1/messages/count_tokens
     GET  /api/rollouts?group_id=&finished=&since= ...
     GET  /api/rollouts/{rollout_id}
     PUT  /api/rollouts/{rollout_id}                       its group, reward and end
@@ -14,7 +17,10 @@
     POST /api/models/{project}/{name}/train_sft           202 and a job
     GET  /api/models/{project}/{name}/checkpoints
     POST /api/models/{project}/{name}/checkpoints/delete
+    GET  /api/jobs?project=&name=&unfinished=&limit=
     GET  /api/jobs/{job_id}?wait_s=
+    GET  /api/jobs/{job_id}/events                        server-sent events, resumed by Last-Event-ID
+    POST /api/jobs/{job_id}/cancel
 
 Plain ASGI: agents send hundreds of chat requests per training step, and a web framework would take longer over each one
 than all else in this process together.
@@ -40,14 +46,22 @@ from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.openapi import build_openapi
-from art.server.routes import chat, models, operations, rollouts, training
+from art.server.routes import chat, dialects, jobs, models, operations, rollouts, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
 CLIENT_LEFT = 499
 """Status in the metrics of a request whose client was gone before its answer; nginx writes the same."""
-ROUTES: list[Route] = [*chat.ROUTES, *models.ROUTES, *rollouts.ROUTES, *training.ROUTES, *operations.ROUTES]
+ROUTES: list[Route] = [
+    *chat.ROUTES,
+    *dialects.ROUTES,
+    *models.ROUTES,
+    *rollouts.ROUTES,
+    *training.ROUTES,
+    *jobs.ROUTES,
+    *operations.ROUTES,
+]
 
 
 def create_app(
@@ -96,7 +110,7 @@ class App:
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            await send_failure(send_noted, error)
+            await send_failure(send_noted, error, None if route is None else route.error_body)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)

@@ -10,8 +10,10 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from art.errors import NotFoundError
+from art.gateway.chat import ChatStream
 from art.gateway.policies import parse_model_name
-from art.protocol.chat import ChatRequest
+from art.protocol.chat import ChatRequest, Message
+from art.protocol.jobs import JobEvent
 from art.protocol.keys import KeyScope
 from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -19,6 +21,7 @@ from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, Roll
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
+from art.server.errors import ErrorBody
 from art.server.state import ServerState
 
 W = TypeVar("W", bound=BaseModel)
@@ -42,6 +45,14 @@ class GatewayApi(Protocol):
     async def stream(
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]: ...
+
+    async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream: ...
+
+    async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int: ...
+
+    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
+        """The conversation that ended with an exchange, of one project or of any."""
+        ...
 
     @property
     def rollouts(self) -> RolloutsApi: ...
@@ -85,6 +96,18 @@ class RuntimeApi(Protocol):
 
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         """Waits at most `wait_s` for the job to end."""
+        ...
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        """Newest first."""
+        ...
+
+    async def cancel_job(self, job_id: str) -> JobStatus: ...
+
+    def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent | None, None]:
+        """What happens to a job behind event number `after`, until it has ended; `None` is a sign of life."""
         ...
 
 
@@ -166,3 +189,5 @@ class Route:
     """It asks an engine for tokens, and counts against the project's limit of chats."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string."""
+    error_body: ErrorBody | None = None
+    """Makes the body of an error; `None`: in OpenAI's shape."""

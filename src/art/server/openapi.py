@@ -64,7 +64,7 @@ def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, A
             },
             "default": {
                 "description": "An error; `error.code` names its kind.",
-                "content": {_JSON: {"schema": schemas[ErrorAnswer]}},
+                "content": {_JSON: {"schema": {"type": "object"} if route.error_body else schemas[ErrorAnswer]}},
             },
         },
     }

@@ -13,8 +13,10 @@ import pytest
 from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
+from art.protocol.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.chat import ChatRequest
 from art.protocol.preflight import PreflightRequest
+from art.protocol.responses import ResponsesRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, create_app
@@ -29,6 +31,9 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
         {"model": model, "messages": [{"role": "user", "content": "hi"}]}
         for model in ("b/agent", "b/agent@0", "b/none")
     ],
+    ResponsesRequest: [{"model": model, "input": "hi"} for model in ("b/agent", "b/none")],
+    MessagesRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}],
+    CountTokensRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}]}],
     RegisterRequest: [{"project": "b", "name": "agent", "base_model": "base"}],
     TrainRequest: [
         {"job_id": "job-of-b", "groups": []},
