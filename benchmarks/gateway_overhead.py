@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import random
 import socket
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -56,13 +57,15 @@ class Client:
         self._writer.close()
 
 
-async def play(client: Client, args: argparse.Namespace, answer: str, latencies: list[float]) -> None:
+async def play(client: Client, args: argparse.Namespace, answer: str, latencies: dict[int, float]) -> None:
+    """`latencies`: seconds by the seed of the request."""
     messages = [{"role": "system", "content": f"You play x. Game {random.random()}."}]
     for _ in range(args.turns):
         messages.append({"role": "user", "content": BOARD})
-        started = time.perf_counter()
-        await client.call("POST", "/v1/chat/completions", {"model": "p/m", "messages": messages, "stream": args.stream})
-        latencies.append(time.perf_counter() - started)
+        seed, started = random.getrandbits(48), time.perf_counter()
+        body = {"model": "p/m", "messages": messages, "stream": args.stream, "seed": seed}
+        await client.call("POST", "/v1/chat/completions", body)
+        latencies[seed] = time.perf_counter() - started
         messages.append({"role": "assistant", "content": answer})
 
 
@@ -71,7 +74,7 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
     clients = [Client(address) for _ in range(args.concurrency)]
     for client in clients:
         await client.open()
-    latencies: list[float] = []
+    latencies: dict[int, float] = {}
 
     async def worker(client: Client, count: int) -> None:
         for _ in range(count):
@@ -87,7 +90,9 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
         await asyncio.gather(*(worker(client, max(1, conversations // args.concurrency)) for client in clients))
         wall_s = time.perf_counter() - started
         after = json.loads(await clients[0].call("GET", "/health"))
-        figures.append(summarise(sorted(latencies), after["cpu_s"] - before["cpu_s"], wall_s, after["renderer"]))
+        figure = summarise(sorted(latencies.values()), after["cpu_s"] - before["cpu_s"], wall_s, after["renderer"])
+        added = [latencies[seed] - took_s for seed, took_s in after["engine_took_s"]]
+        figures.append(figure | {"added ms, median": statistics.median(added) * 1e3})
     for client in clients:
         client.close()
     return figures
@@ -115,6 +120,21 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    measured = figures(args)
+    row = {
+        name: Spread.of([one[name] for one in measured]) if isinstance(value, float) else value
+        for name, value in measured[0].items()
+        if name != "added ms, median"  # the latency again: the engine takes no time here
+    }
+    streamed = "streamed" if args.stream else "plain"
+    return Result(
+        summary=f"{args.concurrency} conversations of {args.turns} turns at once, {streamed} answers, instant engine.",
+        rows=[row],
+    )
+
+
+def figures(args: argparse.Namespace, engine_s: float = 0.0) -> list[dict[str, Any]]:
+    """One dict of figures per repetition, with an engine that waits for `engine_s` seconds for each answer."""
     with tempfile.TemporaryDirectory() as directory:
         model = args.model
         if model is None:
@@ -122,17 +142,7 @@ def run(args: argparse.Namespace) -> Result:
             maker = multiprocessing.get_context("spawn").Process(target=make_model, args=(directory,))
             maker.start()
             maker.join()
-        figures = run_server(model, args)
-    first = figures[0]
-    row = {
-        name: Spread.of([one[name] for one in figures]) if isinstance(value, float) else value
-        for name, value in first.items()
-    }
-    streamed = "streamed" if args.stream else "plain"
-    return Result(
-        summary=f"{args.concurrency} conversations of {args.turns} turns at once, {streamed} answers, instant engine.",
-        rows=[row],
-    )
+        return run_server(model, args, engine_s)
 
 
 def make_model(directory: str) -> None:
@@ -143,11 +153,11 @@ def make_model(directory: str) -> None:
     (Path(directory) / "config.json").write_text('{"model_type": "qwen3"}')
 
 
-def run_server(model: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def run_server(model: str, args: argparse.Namespace, engine_s: float) -> list[dict[str, Any]]:
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(sock, model, ANSWER, theirs, args.profile))
+    process = context.Process(target=serve, args=(sock, model, ANSWER, theirs, args.profile, engine_s))
     process.start()
     ours.recv()
     try:

@@ -1,6 +1,7 @@
 """Tokens per second of the embedded engine, transformers' `generate` and vLLM.
 
-All sample from the same model, 64 new tokens behind prompts of 200 tokens, for 1, 16 and 64 requests at once. Times are
+All sample from the same model, 64 new tokens behind prompts of 200 tokens (a large model on a CPU may be given less of
+both), for 1, 16 and 64 requests at once. Times are
 end to end, prompts included, with one thread. All prompts have the same length and no two are alike, which suits
 `generate` best: it needs no padding, and nobody can share anything. The last load of a model is what reinforcement
 learning asks for, 8 samples of each prompt. Engine and vLLM also return the log-prob of every token, `generate` does
@@ -57,13 +58,16 @@ _RIVALS = {_GENERATE: _ENGINE, _VLLM: _ENGINE, _VLLM_BASE: _ENGINE_BASE}
 """What each is compared with: the engine at the same work."""
 
 Prompts = list[list[int]]
-Contender = Callable[[Prompts], None]
+Contender = Callable[[Prompts, int], None]
+"""Prompts, and how many tokens to sample behind each."""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--loads", type=_loads, default=LOADS, metavar="1,16,8x8", help="requests at once (default: all)"
     )
+    group.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS, help=f"(default: {PROMPT_TOKENS})")
+    group.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help=f"(default: {NEW_TOKENS})")
 
 
 def _loads(text: str) -> list[tuple[int, int]]:
@@ -84,9 +88,9 @@ def run(args: argparse.Namespace) -> Result:
             engine, model = load_engine(files, args.device, dtype), _load_generate(files, args.device, dtype)
             gaps.append(f"{name}: {_largest_gap(engine, model, files):.1e}")
             contenders: dict[str, Contender] = {
-                _ENGINE: lambda prompts, engine=engine: _run_engine(engine, prompts, _ADAPTER),  # type: ignore[misc]
-                _ENGINE_BASE: lambda prompts, engine=engine: _run_engine(engine, prompts, None),  # type: ignore[misc]
-                _GENERATE: lambda prompts, model=model: _run_generate(model, prompts, args.device),  # type: ignore[misc]
+                _ENGINE: lambda prompts, new, engine=engine: _run_engine(engine, prompts, new, _ADAPTER),  # type: ignore[misc]
+                _ENGINE_BASE: lambda prompts, new, engine=engine: _run_engine(engine, prompts, new, None),  # type: ignore[misc]
+                _GENERATE: lambda prompts, new, model=model: _run_generate(model, prompts, new, args.device),  # type: ignore[misc]
             }
             if (python := _vllm_python()) is not None:
                 contenders[_VLLM] = stack.enter_context(_vllm(files, args.device, dtype, python, _ADAPTER))
@@ -94,7 +98,8 @@ def run(args: argparse.Namespace) -> Result:
             for load in args.loads:
                 rows += _compare(contenders, files, load, args)
     return Result(
-        summary=f"End to end in {dtype} on {args.device}: {PROMPT_TOKENS} prompt tokens, {NEW_TOKENS} new, one thread.",
+        summary=f"End to end in {dtype} on {args.device}: {args.prompt_tokens} prompt tokens, {args.new_tokens} new, "
+        "one thread.",
         rows=rows,
         notes=[
             "ratio: time by that of ART at the same work, round by round; above 1 ART is faster",
@@ -116,7 +121,7 @@ def load_engine(files: ModelFiles, device: str, dtype: str) -> TorchEngine:
 def _load_generate(files: ModelFiles, device: str, dtype: str) -> Any:
     model = load_peft_model(files, device=device, dtype=dtype, is_trainable=False)
     model.generation_config = transformers.GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=NEW_TOKENS, pad_token_id=0
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0
     )
     return model
 
@@ -130,8 +135,8 @@ def _compare(
     times = max(1, _MIN_REQUESTS // at_once)
 
     def repeat(contender: Contender, number: int) -> None:
-        for prompts in _prompts(files, load, number, times):
-            contender(prompts)
+        for prompts in _prompts(files, load, number, times, args.prompt_tokens):
+            contender(prompts, args.new_tokens)
 
     timings = alternate(
         {name: lambda number, run=run: repeat(run, number) for name, run in contenders.items()},  # type: ignore[misc]
@@ -139,7 +144,7 @@ def _compare(
         device=args.device,
         label=f"{files.name}, {at_once} requests",
     )
-    tokens = at_once * times * NEW_TOKENS
+    tokens = at_once * times * args.new_tokens
     rows: list[dict[str, Cell]] = []
     for name, found in timings.items():
         ours = timings[_RIVALS.get(name, name)]
@@ -157,21 +162,23 @@ def _compare(
     return rows
 
 
-def _prompts(files: ModelFiles, load: tuple[int, int], number: int, times: int) -> Iterator[Prompts]:
+def _prompts(
+    files: ModelFiles, load: tuple[int, int], number: int, times: int, prompt_tokens: int
+) -> Iterator[Prompts]:
     """New ones in each round, the same for all contenders: an engine would find older ones in its cache."""
     rng = random.Random(f"{load} {number}")
     for _ in range(times):
-        different = [[rng.randrange(files.vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(load[0])]
+        different = [[rng.randrange(files.vocab_size) for _ in range(prompt_tokens)] for _ in range(load[0])]
         yield [prompt for prompt in different for _ in range(load[1])]
 
 
-def _requests(prompts: Prompts, adapter: str | None) -> list[GenerateRequest]:
+def _requests(prompts: Prompts, new_tokens: int, adapter: str | None) -> list[GenerateRequest]:
     return [
         GenerateRequest(
             request_id=str(i),
             adapter=adapter,
             prompt_token_ids=prompt,
-            max_tokens=NEW_TOKENS,
+            max_tokens=new_tokens,
             stop_token_ids=(),
             seed=i,
         )
@@ -179,18 +186,18 @@ def _requests(prompts: Prompts, adapter: str | None) -> list[GenerateRequest]:
     ]
 
 
-def _run_engine(engine: TorchEngine, prompts: Prompts, adapter: str | None) -> None:
-    for request in _requests(prompts, adapter):
+def _run_engine(engine: TorchEngine, prompts: Prompts, new_tokens: int, adapter: str | None) -> None:
+    for request in _requests(prompts, new_tokens, adapter):
         engine.submit(request, stream=False)
     sampled = sum(len(output.chunk.token_ids) for output in drain(engine) if output.chunk is not None)
-    assert sampled == len(prompts) * NEW_TOKENS
+    assert sampled == len(prompts) * new_tokens
 
 
-def _run_generate(model: Any, prompts: Prompts, device: str) -> None:
+def _run_generate(model: Any, prompts: Prompts, new_tokens: int, device: str) -> None:
     ids = torch.tensor(prompts, device=device)
     with torch.inference_mode():
-        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-    assert output.shape == (len(prompts), PROMPT_TOKENS + NEW_TOKENS)
+        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens)
+    assert output.shape == (len(prompts), ids.shape[1] + new_tokens)
 
 
 def _vllm_python() -> str | None:
@@ -213,14 +220,14 @@ def _vllm(files: ModelFiles, device: str, dtype: str, python: str, adapter: str 
         async def complete(request: GenerateRequest) -> int:
             return sum([len(chunk.token_ids) async for chunk in engine.generate(request, stream=False)])
 
-        async def sample(prompts: Prompts) -> None:
-            sampled: Sequence[int] = await asyncio.gather(*map(complete, _requests(prompts, adapter)))
-            assert sum(sampled) == len(prompts) * NEW_TOKENS
+        async def sample(prompts: Prompts, new_tokens: int) -> None:
+            sampled: Sequence[int] = await asyncio.gather(*map(complete, _requests(prompts, new_tokens, adapter)))
+            assert sum(sampled) == len(prompts) * new_tokens
 
         try:
             if adapter is not None:
                 runner.run(engine.load_adapter(adapter, files.adapter))
-            yield lambda prompts: runner.run(sample(prompts))
+            yield lambda prompts, new_tokens: runner.run(sample(prompts, new_tokens))
         finally:
             runner.run(engine.close())
             runner.run(server.close())
@@ -228,7 +235,7 @@ def _vllm(files: ModelFiles, device: str, dtype: str, python: str, adapter: str 
 
 def _largest_gap(engine: TorchEngine, model: Any, files: ModelFiles) -> float:
     """Of the log-probs of one sequence, in nats: the two must compute the same."""
-    (sequence,) = next(_prompts(files, (1, 1), -1, 1))
+    (sequence,) = next(_prompts(files, (1, 1), -1, 1, PROMPT_TOKENS))
     engine.submit_score("score", sequence, _ADAPTER)
     (output,) = drain(engine)
     assert output.logprobs is not None

@@ -1,4 +1,4 @@
-"""An ART server whose engine costs nothing, for `gateway_overhead`: all that is left is what the server adds.
+"""An ART server whose engine costs nothing, for `gateway_overhead` and `serve_load`: what is left is the server's part.
 
 Imports are local: the process that measures forks this one, and stays light itself.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import tempfile
 import time
@@ -19,10 +20,15 @@ API_KEY = "benchmark"
 
 
 class InstantEngine:
-    """Answers with the same tokens at once."""
+    """Answers with the same tokens: at once, or after half to one and a half times `engine_s` seconds, so that requests
+    that began together do not stay together."""
 
-    def __init__(self, token_ids: list[int]) -> None:
+    def __init__(self, token_ids: list[int], engine_s: float) -> None:
         from art.engine import TokenChunk
+
+        self._engine_s = engine_s
+        self.took_s: dict[int, float] = {}
+        """Of each completion, by the seed of its request."""
 
         logprobs = [-0.5] * len(token_ids)
         self._whole = TokenChunk(token_ids=token_ids, logprobs=logprobs, finish_reason="stop")
@@ -32,14 +38,25 @@ class InstantEngine:
         ]
 
     async def generate(self, request: Any, *, stream: bool) -> AsyncGenerator[Any, None]:
-        for chunk in self._parts if stream else [self._whole]:
+        chunks = self._parts if stream else [self._whole]
+        waited_s, engine_s = 0.0, random.uniform(0.5, 1.5) * self._engine_s
+        for chunk in chunks:
+            if engine_s:
+                started = time.perf_counter()
+                await asyncio.sleep(engine_s / len(chunks))
+                waited_s += time.perf_counter() - started
+            if chunk.finish_reason is not None:
+                self.took_s[request.seed] = waited_s
             yield chunk
 
 
-def serve(sock: socket.socket, model: str, answer: str, pipe: Connection, profile: str | None) -> None:
+def serve(
+    sock: socket.socket, model: str, answer: str, pipe: Connection, profile: str | None, engine_s: float = 0.0
+) -> None:
     """Serve on `sock` until something comes through `pipe`; `profile` names a cProfile file to write."""
     import uvicorn
 
+    from art.config import ServerConfig
     from art.gateway.chat import Gateway
     from art.gateway.policies import PolicyRef
     from art.gateway.recorder import Recorder
@@ -57,8 +74,9 @@ def serve(sock: socket.socket, model: str, answer: str, pipe: Connection, profil
             self.database = Database(Path(directory) / "art.db")
             self.recorder = Recorder(self.database)
             self.gateway = Gateway(cast(Any, self), self.recorder)
+            self.engine = InstantEngine(tokens, engine_s)
             self.policy = PolicyRef(
-                project="p", name="m", policy_version=0, engine=cast(Any, InstantEngine(tokens)), adapter="p/m@0",
+                project="p", name="m", policy_version=0, engine=cast(Any, self.engine), adapter="p/m@0",
                 renderer=renderer, max_context=32768,
             )  # fmt: skip
 
@@ -66,13 +84,14 @@ def serve(sock: socket.socket, model: str, answer: str, pipe: Connection, profil
             return self.policy
 
         async def health(self) -> dict[str, Any]:
-            return {"cpu_s": time.process_time(), "renderer": self.renderer}
+            took_s, self.engine.took_s = self.engine.took_s, {}
+            return {"cpu_s": time.process_time(), "renderer": self.renderer, "engine_took_s": list(took_s.items())}
 
     async def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             runtime = Runtime(directory)
             await runtime.recorder.start()
-            app = create_app(cast(Any, runtime), api_key=API_KEY, max_body_bytes=1 << 24)
+            app = create_app(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
             server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
             task = asyncio.create_task(server.serve(sockets=[sock]))
             pipe.send("ready")

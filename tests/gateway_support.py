@@ -149,6 +149,8 @@ class Resolver:
         return self.policy if model in ("games/agent", "agent") else None
 
     async def resolve(self, model: str) -> PolicyRef:
+        if (policy := self.resolve_ready(model)) is not None:
+            return policy
         raise NotFoundError(f"there is no model {model!r}", param="model")
 
 

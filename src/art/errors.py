@@ -9,12 +9,14 @@
     |   |   +-- ContextLengthError  prompt and completion do not fit the model's context
     |   |-- NotFoundError           unknown model, step, job, rollout or exchange
     |   |-- ConflictError           the call contradicts what is already recorded
+    |   |-- RequestTimeoutError     the body came too slowly
     |   |-- PayloadTooLargeError    request body above the limit
     |   +-- OverloadedError         queue full; try again after `retry_after_s`
     |-- TrajectoryError             trajectories that cannot be trained as they are
     |   |-- TrajectoryMismatchError text changed after sampling, or an unknown exchange
     |   +-- NothingTrainableError   no token of the submitted groups can be learnt from
     |-- TrainingError               the step itself failed (non-finite loss, ...)
+    |-- JobCancelledError           somebody cancelled the job
     |-- PublishError                a checkpoint could not become the served policy
     |   |-- AdapterError            adapter file corrupted, or it matches no layer
     |   +-- HandshakeError          the engine does not reproduce the trainer's probe
@@ -77,6 +79,11 @@ class ConflictError(RequestError):
     code = "conflict"
 
 
+class RequestTimeoutError(RequestError):
+    code = "request_timeout"
+    transient = True
+
+
 class PayloadTooLargeError(RequestError):
     code = "payload_too_large"
 
@@ -102,6 +109,10 @@ class NothingTrainableError(TrajectoryError):
 
 class TrainingError(ArtError):
     code = "training_failed"
+
+
+class JobCancelledError(ArtError):
+    code = "job_cancelled"
 
 
 class PublishError(ArtError):

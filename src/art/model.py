@@ -22,12 +22,14 @@ from art.backend import Backend, Registration, TrainResult
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.dev import InternalModelConfig, settings_from_internal_config
 from art.errors import ConfigError
+from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
+from art.rollouts import RolloutCollector
 from art.storage import state as state_file
 from art.storage.history import append_row, means_by_step
 from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups
 from art.storage.trajectories import append_groups
-from art.trajectory import Trajectory, TrajectoryGroup
+from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
 from art.utils.openai_client import load_openai, make_openai_client
 
@@ -161,7 +163,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     async def get_rollout(self, rollout_id: str) -> Trajectory:
         """What was said under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""
-        return await self.backend().get_rollout(rollout_id)
+        return await self.backend().get_rollout(rollout_id, project=self.project)
 
     async def get_step(self) -> int:
         return 0
@@ -223,6 +225,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     _internal_config: InternalModelConfig | None = PrivateAttr(default=None)
     """The older way to give settings, see `art.dev`."""
     _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
+    _collector: RolloutCollector | None = PrivateAttr(default=None)
 
     def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
         super().__init__(**fields)
@@ -244,6 +247,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
     def _adopt(self, registration: Registration) -> None:
         super()._adopt(registration)
+        self._collector = None
         self._registered_as = (self.project, self.name)
 
     def get_inference_name(self, step: int | None = None) -> str:
@@ -277,9 +281,58 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         self, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, verbose: bool = False
     ) -> TrainResult:
         """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`."""
-        result = await self.backend().train_sft(self, trajectories, config)
+        result = await self.backend().train_sft(self, trajectories, config, verbose=verbose)
         await self.log(split="train", metrics=result.metrics, step=result.step)
         return result
+
+    async def put_rollout(
+        self,
+        rollout_id: str,
+        *,
+        group_id: str | None = None,
+        scenario_id: str | None = None,
+        reward: float | None = None,
+        outcome: Outcome | None = None,
+        error: str | None = None,
+        metrics: dict[str, float] | None = None,
+        metadata: dict[str, MetadataValue] | None = None,
+    ) -> RolloutStatus:
+        """Announce or finish a rollout of another program, as it can itself with `PUT /api/rollouts/{rollout_id}`.
+
+        Once announced, requests under its base URL that name a model nobody has registered are answered by this one.
+
+        Args:
+            group_id: the same for the rollouts of one group, and for no others.
+            outcome: finishes it; `ok` if only a reward is given.
+            error: what went wrong outside of the policy, with outcome `infra_fault`.
+
+        Raises:
+            ConflictError: it is finished, and this would change it.
+        """
+        update = RolloutUpdate(
+            project=self.project, model=f"{self.project}/{self.name}", group_id=group_id, scenario_id=scenario_id,
+            reward=reward, outcome=outcome, error=error, metrics=metrics, metadata=metadata,
+        )  # fmt: skip
+        return await self.backend().put_rollout(rollout_id, update)
+
+    async def collect_trajectory_groups(
+        self,
+        num_groups: int,
+        rollouts_per_group: int,
+        *,
+        timeout_s: float | None = None,
+        pbar_desc: str | None = "collect",
+    ) -> list[TrajectoryGroup]:
+        """Wait until other programs have finished so many groups of rollouts, and take them, each once.
+
+        After a restart those come again that no training job has taken in.
+
+        Raises:
+            ProcessError: `timeout_s` seconds have passed; says what is missing.
+        """
+        if self._collector is None:
+            self._collector = self.backend().rollout_collector(self)
+        return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints but the newest and the best, the one with the highest mean of the metric.

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from art import errors
+from art.config import ServerConfig
 from art.engine import TokenChunk
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import create_app
@@ -102,7 +103,7 @@ async def server(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         runtime = Runtime(bench)
         sock = socket.create_server(("127.0.0.1", 0))
-        app = create_app(runtime, api_key=KEY, max_body_bytes=LIMIT)
+        app = create_app(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=LIMIT))
         uvicorn_server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         task = asyncio.create_task(uvicorn_server.serve(sockets=[sock]))
         while not uvicorn_server.started:
@@ -121,7 +122,7 @@ async def local(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     """The same without a network, for what does not depend on one."""
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         runtime = Runtime(bench)
-        app = create_app(runtime, api_key=KEY, max_body_bytes=64 * LIMIT)
+        app = create_app(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=64 * LIMIT))
         async with _http(httpx2.ASGITransport(app=app)) as http:
             yield Server("http://test", bench, runtime, http)
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 
 from art.client import ArtClient
+from art.protocol.rollouts import RolloutRecord
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, WireError
 
 Trouble = Callable[[httpx2.Request], httpx2.Response]
@@ -63,9 +64,16 @@ class FakeArtServer:
                 return self.model(f"{project}/{name}", "/".join(rest), body)
             case ["api", "jobs", job_id]:
                 return self.poll(job_id)
-            case ["api", "rollouts", _]:
-                return httpx2.Response(200, json={"histories": self.histories})
+            case ["api", "rollouts", rollout_id]:
+                return self.json(self.rollout(rollout_id))
         return refusal(404, "not_found", f"no route {request.url.path}")
+
+    def rollout(self, rollout_id: str) -> RolloutRecord:
+        return RolloutRecord(
+            rollout_id=rollout_id, project="p", model="p/m", group_id=None, scenario_id=None, reward=None, outcome=None,
+            error=None, metrics={}, metadata={}, num_exchanges=len(self.histories), first_policy_version=None,
+            last_policy_version=None, trained_by=None, created_at=0.0, histories=self.histories,
+        )  # fmt: skip
 
     def model(self, key: str, call: str, body: Any) -> httpx2.Response:
         if key not in self.models:

@@ -10,17 +10,22 @@ import pytest
 
 from art.backend import wire_groups
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig
+from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
     HandshakeError,
+    InvalidRequestError,
+    JobCancelledError,
     NotFoundError,
     OverloadedError,
     PayloadTooLargeError,
     ProcessError,
 )
+from art.protocol.jobs import JobEvent
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
+    JobProgress,
     JobStatus,
     ModelStatus,
     RegisterRequest,
@@ -31,12 +36,33 @@ from art.protocol.training import (
 from art.server.app import create_app
 from art.trajectory import Trajectory, TrajectoryGroup
 
+ROLLOUT = RolloutStatus(
+    rollout_id="r1", project="p", model="p/m", group_id="g", scenario_id=None, reward=0.5, outcome="ok", error=None,
+    metrics={"turns": 2.0}, metadata={"n": 1, "won": True}, num_exchanges=2, first_policy_version=1,
+    last_policy_version=2, trained_by=None, created_at=1.5,
+)  # fmt: skip
 STATUS = ModelStatus(project="p", name="m", base_model="b", step=3, inference_name="p/m")
 
 
+class Rollouts:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
+        histories = [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+        return RolloutRecord(**ROLLOUT.model_dump(), histories=histories)
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
+        self.asked.append((rollout_id, update))
+        return ROLLOUT
+
+    async def page(self, query: RolloutQuery) -> RolloutPage:
+        self.asked.append(query)
+        return RolloutPage(rollouts=[ROLLOUT], next_since=7)
+
+
 class Gateway:
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        return [{"messages_and_choices": [{"role": "user", "content": rollout_id}], "tools": None}]
+    rollouts = Rollouts()
 
 
 class Runtime:
@@ -45,7 +71,7 @@ class Runtime:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.errors: list[Exception] = []
-        self.result = "succeeded"
+        self.result: Any = "succeeded"
 
     def note(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -88,6 +114,28 @@ class Runtime:
         self.note(job_id, wait_s)
         return self.job("train", job_id, self.result)
 
+    async def job_events(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
+        self.note(job_id, after)
+        events: list[JobEvent | None] = [
+            JobEvent(kind="state", at=1.0, state="queued"),
+            JobEvent(kind="progress", at=2.0, progress=JobProgress(phase="train", done=1, total=2)),
+            JobEvent(kind="state", at=3.0, state=self.result, status=self.job("train", job_id, self.result)),
+        ]
+        for number, event in enumerate(events, 1):
+            if number > after and event is not None:
+                yield None
+                yield event.model_copy(update={"number": number})
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        self.note(project, name, unfinished, limit)
+        return [self.job("train", "job-0001", "running")]
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        self.note("cancel", job_id)
+        return self.job("train", job_id, "cancelling")
+
 
 @pytest.fixture
 def runtime() -> Runtime:
@@ -95,7 +143,7 @@ def runtime() -> Runtime:
 
 
 def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
-    app = create_app(runtime, api_key="key", max_body_bytes=20_000)  # type: ignore[arg-type]
+    app = create_app(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
     return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
 
 
@@ -127,12 +175,21 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
         ("p", "m"),
         (3,),
         (request(),),
-        ("job-0001", 20.0),
+        ("job-0001", 0),
         (sft,),
-        ("job-0002", 20.0),
+        ("job-0002", 0),
     ]
-    (history,) = await client.get_rollout("r1")
+    (history,) = (await client.get_rollout("r1")).histories
     assert history["messages_and_choices"] == [{"role": "user", "content": "r1"}]
+
+
+async def test_calls_about_rollouts_arrive_as_they_were_made(client: ArtClient, runtime: Runtime) -> None:
+    update = RolloutUpdate(model="p/m", group_id="g/1 2", reward=0.5, metadata={"n": 1, "won": True})
+    query = RolloutQuery(project="p", group_id="g/1 2", finished=True, trained=False, since=3, limit=50)
+    assert await client.put_rollout("r1", update) == ROLLOUT
+    page = await client.list_rollouts(query)
+    assert (page.rollouts, page.next_since) == ([ROLLOUT], 7)
+    assert runtime.gateway.rollouts.asked == [("r1", update), query]
 
 
 async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runtime) -> None:
@@ -171,3 +228,57 @@ async def test_an_engine_that_restarts_is_waited_for(client: ArtClient, runtime:
         runtime.errors = [ProcessError("the engine is starting")] * 99
         with pytest.raises(ProcessError, match="the engine is starting"):
             await impatient.model_status("p", "m")
+
+
+# --- jobs ---
+
+
+async def test_lists_and_cancelling(client: ArtClient, runtime: Runtime) -> None:
+    (job,) = await client.list_jobs(project="p", unfinished=True)
+    assert (job.job_id, job.state) == ("job-0001", "running")
+    assert (await client.cancel_job("job-0001")).state == "cancelling"
+    assert runtime.asked == [("p", None, True, 100), ("cancel", "job-0001")]
+    runtime.result = "cancelled"
+    with pytest.raises(JobCancelledError, match=r"training of p/m was cancelled \(job job-0001\)"):
+        await client.train("p", "m", request())
+
+
+async def test_events_are_taken_up_again_where_they_broke_off(client: ArtClient, runtime: Runtime) -> None:
+    seen = [event.number async for event in client.job_events("job-0001")]
+    assert seen == [1, 2, 3]
+    assert [event.number async for event in client.job_events("job-0001", after=2)] == [3]
+    assert [event.number async for event in client.job_events("job-0001", after=3)] == []
+    with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+        [event async for event in client.job_events("job-0001", after=-1)]
+
+
+async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
+        response = await http.get("/api/jobs/job-0001/events", headers=headers)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        retry, *frames = response.text.strip().split("\n\n")
+        assert retry.startswith("retry: 1000")
+        assert frames[1].splitlines()[:2] == ["id: 2", "event: progress"] or frames[0] == ": alive"
+        numbered = [frame for frame in frames if frame.startswith("id: ")]
+        assert [frame.splitlines()[0] for frame in numbered] == ["id: 2", "id: 3"]
+        assert JobEvent.model_validate_json(numbered[-1].splitlines()[2][5:]).status is not None
+        done = await http.get("/api/jobs/job-0001/events", headers=headers | {"Last-Event-ID": "3"})
+        assert (done.status_code, done.content) == (204, b"")
+
+
+@pytest.mark.parametrize("body_id", [None, "job-0001", "job-0002"])
+async def test_an_idempotency_key_is_a_job_id(runtime: Runtime, body_id: str | None) -> None:
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    headers = {"Authorization": "Bearer key", "Idempotency-Key": "job-0001"}
+    body = request().model_dump(mode="json") | {"job_id": body_id}
+    if body_id is None:
+        del body["job_id"]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
+        response = await http.post("/api/models/p/m/train", headers=headers, json=body)
+    if body_id == "job-0002":
+        assert response.status_code == 400
+        assert "leave one out" in response.json()["error"]["message"]
+    else:
+        assert response.json()["job_id"] == "job-0001"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -17,57 +16,63 @@ from collections.abc import Generator
 from pathlib import Path
 
 from art.cli.event_loop import run_coroutine
+from art.cli.server_options import build_parser, read_options
 from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.server.redact import RedactingFormatter
+from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 
 logger = logging.getLogger("art.server")
 
 _PR_SET_PDEATHSIG = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+MIN_KEY_LENGTH = 16
+MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
-KEEP_ALIVE_S = 75
-"""Clients keep their connections over a training step."""
 GRACEFUL_SHUTDOWN_S = 4
 """Given to requests that run when the server is asked to stop; its children get `EXIT_TIMEOUT_S` after that."""
 SHUTDOWN_DEADLINE_S = 9.0
 """From a signal to the end, whatever the server is doing."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="art-server",
-        description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
-    )
-    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where everything is kept (default: .art)")
-    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")
-    parser.add_argument("--config-json", help="server settings as JSON, see art.config.ServerConfig")
-    parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
-    parser.add_argument("--die-with-parent", action="store_true", help="stop when standard input closes")
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     try:
-        config = ServerConfig.model_validate_json(args.config_json) if args.config_json else ServerConfig()
-        overrides = {key: value for key in ("host", "port") if (value := getattr(args, key)) is not None}
-        config = ServerConfig.model_validate(config.model_dump() | overrides)
+        config, data_dir = read_options(args)
         if args.die_with_parent:
             _die_with_parent()
+        api_key = _api_key(config, announce=args.fd is None)
+        _log_to_stderr(args.log_level, api_key)
+        _raise_file_limit()
         sock = _open_socket(config, args.fd)
-        run = _serve(config, args.data_dir.resolve(), sock, _api_key(config, announce=args.fd is None))
-        run_coroutine(run)
+        run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
+
+
+def _log_to_stderr(level: str, api_key: str) -> None:
+    secrets_of_others = [os.environ.get(name, "") for name in ("HF_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY")]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", [api_key, *secrets_of_others])
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file. Many systems allow 1,024 unless asked for more."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, most)
+    with contextlib.suppress(ValueError, OSError):  # as before then
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
@@ -83,10 +88,18 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
 
 
 def _api_key(config: ServerConfig, *, announce: bool) -> str:
-    if key := os.environ.get("ART_API_KEY"):
+    if key := os.environ.pop("ART_API_KEY", None):  # engines and trainers have no use for it
+        if config.host not in _LOOPBACK and len(key) < MIN_KEY_LENGTH:
+            raise ConfigError(
+                f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "
+                f"{MIN_KEY_LENGTH} random ones, e.g. of `openssl rand -hex 32`"
+            )
         return key
     if config.host not in _LOOPBACK:
-        raise ConfigError(f"refusing to listen on {config.host} without a key: set ART_API_KEY")
+        raise ConfigError(
+            f"refusing to listen on {config.host} without a key: set ART_API_KEY, e.g. to the output of "
+            "`openssl rand -hex 32`"
+        )
     key = f"art-{secrets.token_urlsafe(24)}"
     if announce:
         print(f"ART_API_KEY={key}", flush=True)
@@ -98,6 +111,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
     from art.runtime.runtime import Runtime
     from art.server.app import create_app
+    from art.server.connections import KEEP_ALIVE_S, connections
 
     class Server(uvicorn.Server):
         """uvicorn raises the signal that stopped it once more when it is done; ours has children to end after that."""
@@ -111,8 +125,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watch.install()
     watching = asyncio.create_task(watch.run(), name="server-watch")
     await runtime.start()
+    keys = KeyStore(DataDir(data_dir).keys)
     try:
-        app = create_app(runtime, api_key=api_key, max_body_bytes=config.max_body_bytes)
+        app = create_app(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(
             app,
             log_config=None,
@@ -121,6 +136,9 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
             backlog=LISTEN_BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
+            http=connections(config.limits),
+            ws="none",
+            server_header=False,
         )
         server = Server(settings)
 
@@ -128,13 +146,24 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             server.should_exit = True
             end_within(SHUTDOWN_DEADLINE_S)
 
+        def drain() -> None:
+            """Say that the server ends, then end it: at once, or after `drain_s`, or with the second signal."""
+            if app.state.is_draining or not config.drain_s:
+                stop()
+            else:
+                logger.info("ending in %g s: /ready says no, and requests are answered until then", config.drain_s)
+                loop.call_later(config.drain_s, stop)
+            app.state.is_draining = True
+
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+            loop.add_signal_handler(number, drain)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         await server.serve(sockets=[sock])
     finally:
         watching.cancel()
+        keys.close()
         await runtime.close()
 
 

@@ -22,7 +22,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
-from art.config.server import MemoryConfig, ModelSettings, RenderConfig, ServerConfig
+from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
 
@@ -41,6 +41,7 @@ __all__ = [
     "KlConfig",
     "LearningRate",
     "LengthPenaltyConfig",
+    "LimitsConfig",
     "LoraConfig",
     "LossConfig",
     "LossTerm",

@@ -81,13 +81,52 @@ class MemoryConfig(Config):
     leak_windows: int = Field(default=12, ge=4)
 
 
+class LimitsConfig(Config):
+    """What a server takes from its clients; more is refused with 413 or 429 and a time to come back, and slow
+    connections are closed. Those that are numbers of requests leave room for thousands of rollouts at once; limits per
+    key do not hold for the key that the server was started with, which is also that of `LocalBackend`."""
+
+    max_requests: int = Field(default=16_384, ge=1)
+    """Under way at once, of all keys together."""
+    max_requests_per_key: int | None = Field(default=4096, ge=1)
+    """Under way at once. `None`: no limit."""
+    max_requests_per_minute_per_key: int | None = Field(default=None, ge=1)
+    """`None`: no limit."""
+    max_chats_per_project: int | None = Field(default=None, ge=1)
+    """Under way at once, of all keys that are for one project. `None`: no limit."""
+    max_jobs_per_project: int | None = Field(default=None, ge=1)
+    """Training jobs of one project that are queued or running, whoever submits them. `None`: no limit."""
+    max_json_depth: int = Field(default=64, ge=8, le=256)
+    """Lists and objects inside one another, in a request's body."""
+    read_timeout_s: float = Field(default=30.0, gt=0)
+    """In which the headers of a request have to be there, and the first bytes of its body; a longer body may take a
+    second more for each 16 KiB."""
+    write_timeout_s: float = Field(default=60.0, gt=0)
+    """A client that reads nothing of its answer for so long is cut off."""
+
+
 class ServerConfig(Config):
     """`art-server`."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=5000, ge=0, le=65535)
     """0 takes a free port."""
+    models: tuple[str, ...] = ()
+    """Base models to load at the start: hub ids, folders, or short names (`art.config.base_models`)."""
+    settings: ModelSettings = ModelSettings()
+    """With which they are loaded. A model that is registered with the same ones shares their processes."""
+    gpu: bool = False
+    """Do not start without a CUDA device."""
+    only_models: bool = False
+    """Keys without scope `admin` may register models over `models` only."""
+    min_free_bytes: int = Field(default=2**30, ge=0)
+    """With less free space for the data directory, `/ready` says no."""
+    drain_s: float = Field(default=0.0, ge=0, le=3600)
+    """After SIGTERM the server goes on answering for so long, while `/ready` says no, so that a load balancer can send
+    new requests elsewhere. Then running requests have 4 s to end. A second signal ends this wait."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Of one request; a training call has the rewards and texts of all its trajectories."""
+    limits: LimitsConfig = LimitsConfig()
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """How long an engine or trainer may take to load its model, the first time with its download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
@@ -100,6 +139,9 @@ class ServerConfig(Config):
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """How long one training step may take in all."""
     memory: MemoryConfig = MemoryConfig()
+    record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
+    """Recorded exchanges and rollouts older than this are deleted, unless a younger exchange continues them; what was
+    made of them can no longer be trained. `None` keeps all."""
     vllm_python: str | None = None
     """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     preflight: bool = True

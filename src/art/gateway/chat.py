@@ -15,19 +15,20 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
-from art.errors import ConfigError, ContextLengthError, InvalidRequestError, ProcessError
+from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
 from art.gateway.bridge import Branch, BranchReason
 from art.gateway.completion import Completion, Finished
 from art.gateway.conversations import Conversations, conversation_hashes, extend_hash
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.recorder import Exchange, Recorder, new_exchange_id
 from art.gateway.renderer import RecordedTurn, Renderer
-from art.gateway.rollouts import rollout_histories
+from art.gateway.rollout_store import RolloutStore
 from art.gateway.stream import ChoiceWriter
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
 from art.storage.layout import validate_name
@@ -54,18 +55,31 @@ class _Turn:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatStream:
+    """An answer that is on its way."""
+
+    num_prompt_tokens: int
+    chunks: AsyncGenerator[dict[str, Any], None]
+    """OpenAI's `chat.completion.chunk` objects."""
+
+
 class Gateway:
     """Chat completions for every registered model."""
 
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
+        self.rollouts = RolloutStore(recorder)
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """Of all requests so far, by model (`project/name`) and kind: prompt, cached (part of prompt), completion."""
         self._resolver = resolver
-        self._conversations = conversations or Conversations(recorder)
+        self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
         """A whole answer, as OpenAI's `chat.completion` object.
 
-        Every choice has an `exchange_id`, the answer a `policy_version`. `logprobs` lists every sampled token, the one
+        Every choice has an `exchange_id`, one that a stop string ended has it as `stop_reason`, and the answer has a
+        `policy_version`. `logprobs` lists every sampled token, the one
         that ended the answer included.
 
         Raises:
@@ -80,16 +94,7 @@ class Gateway:
             choices = await _gather([self._sample(turn, i, new_exchange_id(), None) for i in range(count)])
         return {
             **_envelope(turn, "chat.completion"),
-            "choices": [
-                {
-                    "index": choice.index,
-                    "message": choice.message,
-                    "finish_reason": choice.finish_reason,
-                    "logprobs": None if choice.reports is None else {"content": choice.reports, "refusal": None},
-                    "exchange_id": choice.exchange_id,
-                }
-                for choice in choices
-            ],
+            "choices": [_choice(choice) for choice in choices],
             "usage": _usage(turn, choices),
         }
 
@@ -101,16 +106,27 @@ class Gateway:
         The chunk with a `finish_reason` comes after the exchange is committed. Raises as `complete` does: from this
         call for what the request alone shows, else from the generator.
         """
+        return (await self.open_stream(request, rollout_id=rollout_id)).chunks
+
+    async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
+        """`stream`, with what is known before the first token."""
         turn = await self._prepare(request, rollout_id)
-        return self._chunks(turn)
+        return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
-    async def histories(self, rollout_id: str, *, project: str | None = None) -> list[dict[str, Any]]:
-        """The conversations recorded under a rollout, each as `{"messages_and_choices": [...], "tools": ...}`.
+    async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
+        """Tokens of the prompt that the request would become, however long."""
+        return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
-        Args:
-            project: whose; `None` for all. Rollout ids are chosen by callers, and two projects may choose the same.
+    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
+        """The conversation that ended with an exchange; its last message names the exchange.
+
+        Raises:
+            NotFoundError: it is not recorded, or of another project than `project`.
         """
-        return rollout_histories(await asyncio.to_thread(self.recorder.by_rollout, rollout_id, project))
+        found = self.recorder.find([exchange_id]).get(exchange_id)
+        if found is None or project not in (None, found.project):
+            raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
+        return [*found.request_messages, {**found.message, "exchange_id": exchange_id}]
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
@@ -146,17 +162,19 @@ class Gateway:
         else:
             queue.put_nowait(finished)
 
-    async def _prepare(self, request: ChatRequest, rollout_id: str | None) -> _Turn:
+    async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         messages = normalize_messages(request.messages)
-        policy = self._resolver.resolve_ready(request.model) or await self._resolver.resolve(request.model)
+        policy = self._resolver.resolve_ready(request.model) or await self._resolve(request.model, rollout_id)
+        if rollout_id is not None:
+            self.rollouts.check_open(rollout_id, policy.project)
         renderer = _renderer(policy, request)
         tools = request.tools or None
         hashes = conversation_hashes(
             f"{policy.project}/{policy.name}", tools, request.chat_template_kwargs, messages
         )  # fmt: skip
-        found = self._conversations.find(messages, hashes, rollout_id)
+        found = self.conversations.find(messages, hashes, rollout_id)
         for message in messages:
             message.pop("exchange_id", None)
         parent: Exchange | None = None
@@ -186,9 +204,19 @@ class Gateway:
             prompt_token_ids=prompt,
             parent=parent,
             branch_reason=None if branch is None else branch.reason,
-            max_tokens=_max_tokens(request, len(prompt), policy.max_context),
+            max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
             seed=seed,
         )
+
+    async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
+        """The policy of a model name; agents that cannot be told another one get the model of their rollout."""
+        try:
+            return await self._resolver.resolve(model)
+        except NotFoundError:
+            announced = None if rollout_id is None or "@" in model else self.rollouts.announced_model(rollout_id, None)
+            if announced is None:
+                raise
+        return await self._resolver.resolve(announced)
 
     async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
         """One choice: from the engine into the record."""
@@ -224,11 +252,12 @@ class Gateway:
                     writer.write(completion.take(), completion.take_reports())
         if not over:
             raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
+        self._count(turn, index, completion)
         message, finish_reason = completion.finish(exchange_id)
         await self._record(turn, generate, completion, message, finish_reason)
         if writer is not None:
             writer.write(completion.take(), completion.take_reports())
-            writer.finish(finish_reason)
+            writer.finish(finish_reason, completion.stop_string)
         return Finished(
             index=index,
             exchange_id=exchange_id,
@@ -236,8 +265,16 @@ class Gateway:
             finish_reason=finish_reason,
             num_tokens=len(completion.token_ids),
             num_cached_tokens=completion.num_cached_tokens,
+            stop_string=completion.stop_string,
             reports=completion.take_reports() if request.logprobs else None,
         )
+
+    def _count(self, turn: _Turn, index: int, completion: Completion) -> None:
+        model = f"{turn.policy.project}/{turn.policy.name}"
+        self.tokens[model, "completion"] += len(completion.token_ids)
+        if index == 0:  # the choices of a request share its prompt
+            self.tokens[model, "prompt"] += len(turn.prompt_token_ids)
+            self.tokens[model, "cached"] += completion.num_cached_tokens
 
     async def _record(
         self, turn: _Turn, generate: GenerateRequest, completion: Completion, message: Message, finish: FinishReason
@@ -264,7 +301,7 @@ class Gateway:
         )
         conversation = extend_hash(turn.conversation, message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
-        self._conversations.add(exchange, conversation)
+        self.conversations.add(exchange, conversation)
 
 
 def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
@@ -302,6 +339,19 @@ def _envelope(turn: _Turn, kind: str) -> dict[str, Any]:
         "model": turn.request.model,
         "policy_version": turn.policy.policy_version,
     }
+
+
+def _choice(finished: Finished) -> dict[str, Any]:
+    choice = {
+        "index": finished.index,
+        "message": finished.message,
+        "finish_reason": finished.finish_reason,
+        "logprobs": None if finished.reports is None else {"content": finished.reports, "refusal": None},
+        "exchange_id": finished.exchange_id,
+    }
+    if finished.stop_string is not None:
+        choice["stop_reason"] = finished.stop_string
+    return choice
 
 
 def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:

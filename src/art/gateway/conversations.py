@@ -98,6 +98,11 @@ class Conversations:
         while self._num_tokens > self._max_tokens and len(self._entries) > 1:
             self._forget(next(iter(self._entries)))
 
+    def forget_before(self, exchange_id: str) -> None:
+        """Forget exchanges with smaller ids, i.e. older ones: they are about to be deleted."""
+        for old in [known for known in self._entries if known < exchange_id]:
+            self._forget(old)
+
     def find(
         self, messages: list[Message], hashes: list[bytes], rollout_id: str | None
     ) -> tuple[Exchange, int] | Branch | None:

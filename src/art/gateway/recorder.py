@@ -22,6 +22,8 @@ import orjson
 
 from art.errors import NotFoundError
 from art.gateway.bridge import BranchReason
+from art.gateway.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
+from art.gateway.rollout_table import note_exchanges
 from art.protocol.chat import FinishReason, Message, Tool
 from art.storage.database import Database
 
@@ -35,6 +37,7 @@ CREATE TABLE IF NOT EXISTS exchanges (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
 CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS exchanges_by_parent ON exchanges (parent_id) WHERE parent_id IS NOT NULL;
 """
 
 
@@ -82,6 +85,11 @@ def new_exchange_id() -> str:
     return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
 
 
+def exchange_id_at(seconds: float) -> str:
+    """Sorts behind the ids of all exchanges before that time (seconds since the epoch), and before all later ones."""
+    return f"ex_{int(seconds * 1e6):014x}"
+
+
 class _Row(NamedTuple):
     """Columns of the table, in order."""
 
@@ -121,7 +129,7 @@ class Recorder:
     """Appends exchanges and finds them again. Rows that arrive during a commit go into the next one together."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self._pending: list[_Row] = []
         self._commit: asyncio.Task[None] | None = None
         self._next_commit: asyncio.Task[None] | None = None
@@ -132,7 +140,7 @@ class Recorder:
         Raises:
             StorageError: it cannot be done.
         """
-        await self._database.run(lambda db: db.executescript(_SCHEMA))
+        await self.database.run(lambda db: db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA))
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
         """Store an exchange; returns once it is committed, i.e. survives the death of this process.
@@ -170,19 +178,18 @@ class Recorder:
         wanted = set(ids)
         if not wanted:
             return {}
-        rows = self._database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(wanted)).decode(),))
+        rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(wanted)).decode(),))
         exchanges = _assemble(_Row(*row) for row in rows)
         return {i: exchanges[i] for i in wanted & exchanges.keys()}
 
-    def by_rollout(self, rollout_id: str, project: str | None = None) -> list[Exchange]:
-        """All exchanges of a rollout, oldest first; those of one project, or of all.
+    def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
+        """All exchanges of a rollout with models of its project, oldest first.
 
         Raises:
             NotFoundError: nothing was recorded under this id.
         """
-        rows = self._database.read(
-            "SELECT id FROM exchanges WHERE rollout_id = ? AND coalesce(project = ?, TRUE) ORDER BY id",
-            (rollout_id, project),
+        rows = self.database.read(
+            "SELECT id FROM exchanges WHERE rollout_id = ? AND project = ? ORDER BY id", (rollout_id, project)
         )
         if not rows:
             raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
@@ -190,14 +197,14 @@ class Recorder:
 
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         """The exchange that ended with this conversation: of this rollout if there is one, else the latest."""
-        rows = self._database.read(
+        rows = self.database.read(
             "SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, id DESC LIMIT 1",
             (conversation, rollout_id),
         )
         return self.get([rows[0][0]])[0] if rows else None
 
     def conversation_of(self, exchange_id: str) -> bytes | None:
-        rows = self._database.read("SELECT conversation FROM exchanges WHERE id = ?", (exchange_id,))
+        rows = self.database.read("SELECT conversation FROM exchanges WHERE id = ?", (exchange_id,))
         return rows[0][0] if rows else None
 
     async def _commit_pending(self, previous: asyncio.Task[None] | None) -> None:
@@ -205,11 +212,12 @@ class Recorder:
             await asyncio.wait([previous])
         rows, self._pending = self._pending, []
         self._commit, self._next_commit = self._next_commit, None
-        await self._database.run(lambda db: _insert(db, rows))
+        await self.database.run(lambda db: _insert(db, rows))
 
 
 def _insert(db: sqlite3.Connection, rows: list[_Row]) -> None:
     db.executemany(_INSERT, rows)
+    note_exchanges(db, [(row.project, row.rollout_id, f"{row.project}/{row.name}") for row in rows if row.rollout_id])
 
 
 def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) -> _Row:

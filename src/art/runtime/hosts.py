@@ -22,16 +22,30 @@ class Hosts:
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
         """Asked for with each request, so without comparing settings."""
+        self._pinned: dict[str, BaseModelHost] = {}
+        """Those that the server is to have at any time."""
 
     def of(self, model: RegisteredModel) -> BaseModelHost:
         base_model, settings, host = self._by_model.get(model.key, (None, None, None))
         if host is not None and settings is model.settings and base_model == model.base_model:
             return host
-        key = host_key(model)
+        host = self._of(host_key(model), model.base_model, model.settings)
+        self._by_model[model.key] = model.base_model, model.settings, host
+        return host
+
+    def pin(self, base_model: str, settings: ModelSettings) -> None:
+        """Start the processes of a base model, and keep them whether or not a model uses them."""
+        key = _key(base_model, settings)
+        self._pinned[key] = self._of(key, base_model, settings)
+        self._pinned[key].start()
+
+    def pinned(self) -> list[BaseModelHost]:
+        return list(self._pinned.values())
+
+    def _of(self, key: str, base_model: str, settings: ModelSettings) -> BaseModelHost:
         if key not in self._hosts:
-            name = self._free_name(model.base_model)
-            self._hosts[key] = BaseModelHost(model.base_model, model.settings, self._data_dir, self._config, name)
-        self._by_model[model.key] = model.base_model, model.settings, self._hosts[key]
+            name = self._free_name(base_model)
+            self._hosts[key] = BaseModelHost(base_model, settings, self._data_dir, self._config, name)
         return self._hosts[key]
 
     def _free_name(self, base_model: str) -> str:
@@ -42,7 +56,9 @@ class Hosts:
 
     async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
         """End the hosts that none of `models` has."""
-        needed = {host_key(model) for model in models}
+        await self._close({host_key(model) for model in models} | self._pinned.keys())
+
+    async def _close(self, needed: set[str]) -> None:
         unused = {key: host for key, host in self._hosts.items() if key not in needed}
         for key in unused:
             del self._hosts[key]
@@ -51,7 +67,10 @@ class Hosts:
         await asyncio.gather(*(host.close() for host in unused.values()))
 
     async def close(self) -> None:
-        await self.close_unused(())
+        await self._close(set())
+
+    def all(self) -> list[BaseModelHost]:
+        return list(self._hosts.values())
 
     def processes(self) -> list[ChildProcess]:
         return [process for host in self._hosts.values() for process in (host.engine_process, host.trainer_process)]
@@ -61,9 +80,12 @@ class Hosts:
 
 
 def host_key(model: RegisteredModel) -> str:
-    settings = model.settings
+    return _key(model.base_model, model.settings)
+
+
+def _key(base_model: str, settings: ModelSettings) -> str:
     parts = (settings.engine, settings.trainer, settings.render)
-    key = "|".join([model.base_model, *(part.model_dump_json() for part in parts)])
+    key = "|".join([base_model, *(part.model_dump_json() for part in parts)])
     if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
         key += f"|{settings.lora.rank}"  # vLLM has to know the rank of its adapters when it starts
     return key

@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
-from art.errors import InvalidRequestError, PayloadTooLargeError
-from art.server.errors import failure
+from art.config import ServerConfig
+from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
+from art.server.errors import ErrorBody, failure
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,22 +22,43 @@ class ClientDisconnected(Exception):
     """The client is gone; there is nobody to answer."""
 
 
-async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
+MIN_BYTES_PER_S = 16 * 2**10
+"""A body that comes more slowly is not waited for. A phone's network brings ten times as much."""
+
+
+async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any:
     """The decoded body.
 
     Raises:
         PayloadTooLargeError: above the limit, by its declared length or, without one, as soon as it passes.
-        InvalidRequestError: not JSON.
+        RequestTimeoutError: it comes too slowly.
+        InvalidRequestError: not JSON, or nested too deeply.
         ClientDisconnected: the client left in the middle.
     """
+    body = await read_body(scope, receive, config.max_body_bytes, config.limits.read_timeout_s)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+    _check_depth(value, config.limits.max_json_depth)
+    return value
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """The raw body; raises as `read_json`."""
     declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
     more = True
+    deadline = asyncio.get_running_loop().time() + timeout_s
     while more:
-        message = await receive()
+        try:
+            async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_S):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeoutError(f"{size} bytes of the request body came in time, and then too little") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         part = message.get("body", b"")
@@ -45,10 +67,21 @@ async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
             raise _too_large(max_bytes)
         parts.append(part)
         more = message.get("more_body", False)
-    try:
-        return orjson.loads(parts[0] if len(parts) == 1 else b"".join(parts))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_depth(value: Any, limit: int) -> None:
+    """Level by level, since what walks a deep value by recursion may run out of stack."""
+    level, depth = [value], 0
+    while level := [
+        item
+        for container in level
+        for item in (container.values() if type(container) is dict else container)
+        if type(item) is dict or type(item) is list
+    ]:
+        depth += 1
+        if depth >= limit:
+            raise InvalidRequestError(f"the request body has more than {limit} lists and objects inside one another")
 
 
 def _too_large(max_bytes: int) -> PayloadTooLargeError:
@@ -66,17 +99,19 @@ async def send_bytes(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_failure(send: Send, error: BaseException) -> None:
-    status, body, headers = failure(error)
+async def send_failure(send: Send, error: BaseException, shape: ErrorBody | None = None) -> None:
+    status, body, headers = failure(error, shape)
     await send_bytes(send, status, body, headers=headers)
+
+
+_EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
     """Server-sent events and `[DONE]`. An error before the first event is raised, a later one is sent as an event."""
     async with contextlib.aclosing(events):
         first = await anext(events)
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         await _send_event(send, first)
         try:
             async for event in events:
@@ -85,6 +120,28 @@ async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) 
             _, body, _ = failure(error)
             await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def send_named_events(
+    send: Send, events: AsyncGenerator[dict[str, Any], None], on_error: Callable[[Exception], dict[str, Any]]
+) -> None:
+    """Server-sent events that are named by their `type`. An error before the first event is raised; a later one is sent
+    as the event that `on_error` makes of it."""
+    async with contextlib.aclosing(events):
+        first = await anext(events)
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        await _send_named(send, first)
+        try:
+            async for event in events:
+                await _send_named(send, event)
+        except Exception as error:
+            await _send_named(send, on_error(error))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_named(send: Send, event: dict[str, Any]) -> None:
+    body = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _send_event(send: Send, event: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from art.errors import AuthenticationError, PermissionDeniedError
 from art.protocol.keys import KeyScope
 from art.server.asgi import Scope
+from art.storage.keys import KeyStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +54,44 @@ SERVER_KEY_ID = "server"
 """Of the key that the server was started with."""
 
 
-def identify(scope: Scope, server_key: bytes) -> Caller:
-    """The caller by the request's key.
-
-    Raises:
-        AuthenticationError: no key, or an unknown one.
-    """
-    scheme, _, key = _authorization(scope).partition(b" ")
-    if scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), server_key):
-        return Caller(SERVER_KEY_ID, None, frozenset({"admin"}))
-    problem = "the API key is wrong" if scheme else "the API key is missing"
-    raise AuthenticationError(f"{problem}; send the server's key as `Authorization: Bearer <key>`")
+SERVER = Caller(SERVER_KEY_ID, None, frozenset({"admin"}))
 
 
-def _authorization(scope: Scope) -> bytes:
-    value: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return value
+class Keyring:
+    """The key that the server was started with, which may do everything, and those of `art keys`."""
+
+    def __init__(self, server_key: str, store: KeyStore | None = None) -> None:
+        self._server_key = server_key.encode()
+        self._store = store
+
+    def identify(self, scope: Scope) -> Caller:
+        """The caller by the request's key.
+
+        Raises:
+            AuthenticationError: no key, or one that opens nothing.
+        """
+        given = _given_key(scope)
+        if given is None:
+            raise AuthenticationError(f"the API key is missing; {_HOW}")
+        if hmac.compare_digest(given, self._server_key):
+            return SERVER
+        if self._store is None:
+            raise AuthenticationError(f"the API key is wrong; {_HOW}")
+        key = self._store.find(given.decode("latin-1"))
+        self._store.note_use(key)
+        return Caller(key.id, key.project, key.scopes)
+
+
+_HOW = "send one as `Authorization: Bearer <key>`"
+
+
+def _given_key(scope: Scope) -> bytes | None:
+    """Anthropic's clients send the key as `x-api-key`, all others as a bearer token."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                return bytes(key.strip())
+        elif name == b"x-api-key":
+            return bytes(value.strip())
+    return None

@@ -2,6 +2,7 @@
 
 <data_dir>/
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
+  keys.db                                 hashes of keys (SQLite, WAL)
   server.lock                             held by the server that runs here
   logs/<process>.log
   <project>/models/<name>/
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from art.errors import InvalidRequestError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NAME = re.compile(NAME_PATTERN)
 
 
 def validate_name(value: str, *, param: str) -> str:
@@ -70,6 +72,10 @@ class DataDir:
     @property
     def database(self) -> Path:
         return self.root / "art.db"
+
+    @property
+    def keys(self) -> Path:
+        return self.root / "keys.db"
 
     @property
     def lock(self) -> Path:

@@ -53,7 +53,7 @@ async def test_histories_of_a_rollout(bench: Bench) -> None:
     await bench.chat(*start, user("left"), rollout_id="r")
     await bench.chat(*start, user("right"), rollout_id="r")
     await bench.chat(user("hi"), tools=[LOOK_UP], rollout_id="r")
-    histories = await bench.gateway.histories("r")
+    histories = (await bench.gateway.rollouts.get("r", "games")).histories
     told = [
         [item.get("content") or item["message"]["content"] for item in history["messages_and_choices"]]
         for history in histories
@@ -64,7 +64,7 @@ async def test_histories_of_a_rollout(bench: Bench) -> None:
     exchanges = bench.recorder.get(choice["exchange_id"] for choice in choices)
     assert [exchange.message["content"] for exchange in exchanges] == ["one", "two"]
     with pytest.raises(NotFoundError):
-        await bench.gateway.histories("nobody")
+        await bench.gateway.rollouts.get("nobody", None)
 
 
 def test_the_server_process_loads_no_torch(tokenizer_dir: Path) -> None:

@@ -89,7 +89,7 @@ async def test_growth_is_stored_and_whole_exchanges_come_back(recorder: Recorder
     for made, parent in ((first, None), (second, first), (third, second)):
         await recorder.append(made, conversation=b"c", parent=parent)
     assert recorder.get([third.id, first.id, second.id]) == [third, first, second]
-    rows = recorder._database.read("SELECT length(prompt_tail), new_messages, tools FROM exchanges ORDER BY id")
+    rows = recorder.database.read("SELECT length(prompt_tail), new_messages, tools FROM exchanges ORDER BY id")
     assert [row[0] for row in rows] == [12, 4, 4]
     assert b"hi" not in rows[2][1]
     assert rows[2][2] is None
@@ -103,25 +103,25 @@ async def test_unknown_ids(recorder: Recorder) -> None:
     with pytest.raises(NotFoundError, match=r"1 of 2 exchanges.*ex_nobody"):
         recorder.get([made.id, "ex_nobody"])
     with pytest.raises(NotFoundError, match="rollout"):
-        recorder.by_rollout("r")
+        recorder.by_rollout("r", "p")
 
 
 async def test_by_rollout(recorder: Recorder) -> None:
     made = [exchange(rollout_id="r1" if i % 2 else "r2") for i in range(6)]
     await asyncio.gather(*(recorder.append(one, conversation=b"c") for one in made))
-    assert recorder.by_rollout("r1") == made[1::2]
+    assert recorder.by_rollout("r1", "p") == made[1::2]
 
 
 async def test_concurrent_appends_share_commits(recorder: Recorder) -> None:
     transactions = 0
-    run = recorder._database.run
+    run = recorder.database.run
 
     async def counting(work: Any) -> Any:
         nonlocal transactions
         transactions += 1
         return await run(work)
 
-    recorder._database.run = counting  # type: ignore[method-assign]
+    recorder.database.run = counting  # type: ignore[method-assign]
     made = [exchange() for _ in range(200)]
     await asyncio.gather(*(recorder.append(one, conversation=b"c") for one in made))
     assert recorder.get(one.id for one in made) == made
@@ -243,7 +243,7 @@ async def test_full_disk_by_sqlites_own_limit(recorder: Recorder) -> None:
     """The same where no small disk can be mounted."""
 
     async def limit(pages: int) -> None:
-        await recorder._database.run(lambda db: db.execute(f"PRAGMA max_page_count = {pages}").fetchall())
+        await recorder.database.run(lambda db: db.execute(f"PRAGMA max_page_count = {pages}").fetchall())
 
     kept, refused = exchange(), exchange(completion_token_ids=[1] * 50_000)
     await recorder.append(kept, conversation=b"c")

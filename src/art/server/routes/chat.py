@@ -29,6 +29,7 @@ ROUTES = [
         path,
         chat_completions,
         scope="infer",
+        samples=True,
         request=ChatRequest,
         response=ChatAnswer,
         media=("application/json", "text/event-stream"),

@@ -1,18 +1,52 @@
-"""What was recorded under a rollout's base URL, ready to be made a trajectory."""
+"""Rollouts that other programs run under a base URL of their own: what was recorded, its reward, and lists of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from art.protocol.answers import RolloutAnswer
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.server.call import Call, Route
 
 
-async def get_rollout(call: Call) -> dict[str, Any]:
-    """The conversations recorded under a rollout's base URL."""
-    rollout_id = call.path["rollout_id"]
-    histories = await call.runtime.gateway.histories(rollout_id, project=call.caller.project)
-    return {"rollout_id": rollout_id, "histories": histories}
+async def get_rollout(call: Call) -> RolloutRecord:
+    """The end of a rollout, and the conversations recorded under its base URL."""
+    return await call.runtime.gateway.rollouts.get(call.path["rollout_id"], _project(call, call.query("project")))
 
 
-ROUTES = [Route("GET", "/api/rollouts/{rollout_id}", get_rollout, scope="infer", response=RolloutAnswer)]
+async def put_rollout(call: Call) -> RolloutStatus:
+    """Set group, reward or end of a rollout."""
+    update = await call.body(RolloutUpdate)
+    for project in (update.project, update.model and update.model.partition("/")[0]):
+        _project(call, project)
+    return await call.runtime.gateway.rollouts.put(call.path["rollout_id"], update, call.caller.project)
+
+
+async def list_rollouts(call: Call) -> RolloutPage:
+    """Rollouts in the order of their last change."""
+    given: dict[str, Any] = {name: call.query(name) for name in RolloutQuery.model_fields}
+    given["project"] = _project(call, given["project"])
+    query = RolloutQuery.model_validate({name: value for name, value in given.items() if value is not None})
+    return await call.runtime.gateway.rollouts.page(query)
+
+
+def _project(call: Call, asked: str | None) -> str | None:
+    """The project that is asked for, else the only one of the key.
+
+    Raises:
+        PermissionDeniedError: another project than the key's.
+    """
+    if asked is not None:
+        call.caller.check_project(asked)
+    return asked or call.caller.project
+
+
+_ROLLOUT = "/api/rollouts/{rollout_id}"
+_QUERY = {
+    "project": str, "model": str, "group_id": str, "finished": bool, "trained": bool, "outcome": str, "since": int,
+    "limit": int,
+}  # fmt: skip
+ROUTES = [
+    Route("GET", "/api/rollouts", list_rollouts, scope="infer", response=RolloutPage, query=_QUERY),
+    Route("GET", _ROLLOUT, get_rollout, scope="infer", response=RolloutRecord, query={"project": str}),
+    Route("PUT", _ROLLOUT, put_rollout, scope="train", request=RolloutUpdate, response=RolloutStatus),
+]

@@ -1,0 +1,109 @@
+"""`art keys`: the keys with which people and programs use a server.
+
+    art keys create --name ci --project games --scope infer --scope train --expires 90d
+    art keys list
+    art keys rotate 3f9c01d2ab47 --grace 24h
+    art keys revoke 3f9c01d2ab47
+
+It works on the data directory, so it needs no key itself: who may write there is the server's operator. A running
+server sees each change with its next request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from art.protocol.keys import KeyScope
+from art.storage.keys import Key, KeyStore, format_time
+from art.storage.layout import DataDir
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_COLUMNS = ("id", "name", "project", "scopes", "created", "last used", "state")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "keys",
+        help="make, list, rotate and revoke the keys of a server",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="make a key and print it; it is shown this once")
+    create.add_argument("--name", required=True, help="what it is for, e.g. `ci` or a person")
+    create.add_argument("--project", help="the only project that it opens (default: all)")
+    create.add_argument(
+        "--scope", action="append", choices=get_args(KeyScope), dest="scopes",
+        help="what it may do; give it several times for several (default: infer and train)",
+    )  # fmt: skip
+    create.add_argument("--expires", type=_duration, metavar="TIME", help="from now, e.g. 90d or 12h (default: never)")
+    actions.add_parser("list", help="show all keys, without their secrets")
+    rotate = actions.add_parser("rotate", help="make a new key in the place of another")
+    rotate.add_argument("id", help="of the key to be replaced")
+    rotate.add_argument(
+        "--grace", type=_duration, default=0.0, metavar="TIME", help="how long that still works, e.g. 24h"
+    )
+    revoke = actions.add_parser("revoke", help="end a key at once")
+    revoke.add_argument("id")
+    for action in actions.choices.values():
+        action.add_argument("--data-dir", type=Path, default=Path(".art"), help="of the server (default: .art)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    store = KeyStore(DataDir(args.data_dir.resolve()).keys)
+    try:
+        for line in _act(store, args):
+            print(line)
+    finally:
+        store.close()
+    return 0
+
+
+def _act(store: KeyStore, args: argparse.Namespace) -> list[str]:
+    if args.action == "list":
+        return _table([_COLUMNS, *map(_row, store.list())])
+    if args.action == "revoke":
+        key = store.revoke(args.id)
+        return [f"key {key.id} ({key.name}) is revoked"]
+    if args.action == "rotate":
+        new, text = store.rotate(args.id, grace_s=args.grace)
+        until = f"until {format_time(time.time() + args.grace)}" if args.grace else "no longer"
+        return [text, f"key {new.id} takes the place of {args.id}, which works {until}"]
+    key, text = store.create(
+        args.name,
+        project=args.project,
+        scopes=args.scopes or ("infer", "train"),
+        expires_at=None if args.expires is None else time.time() + args.expires,
+    )
+    what = f"{' and '.join(sorted(key.scopes))}, {key.project or 'all projects'}"
+    return [text, f"key {key.id} ({key.name}: {what}); it is stored nowhere, so keep it"]
+
+
+def _row(key: Key) -> tuple[str, ...]:
+    now = time.time()
+    state = "active"
+    if problem := key.problem(now):
+        state = problem.removeprefix(f"key {key.id} ").removeprefix("was ")
+    elif ends := [at for at in (key.expires_at, key.revoked_at) if at is not None]:
+        state = f"active until {format_time(min(ends))}"
+    used = format_time(key.last_used_at) if key.last_used_at else "never"
+    scopes = ",".join(sorted(key.scopes))
+    return key.id, key.name, key.project or "(all)", scopes, format_time(key.created_at), used, state
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"(\d+)([smhd])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; expected a number and s, m, h or d, such as 90d")
+    return int(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,67 @@
+"""The table `rollouts`: one row per rollout of another program, written by its first exchange or its first `PUT`."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rollouts (
+    project TEXT NOT NULL, id TEXT NOT NULL, created_at REAL NOT NULL, change INTEGER NOT NULL,
+    model TEXT, group_id TEXT, scenario_id TEXT, reward REAL, outcome TEXT, error TEXT,
+    metrics BLOB NOT NULL, metadata BLOB NOT NULL, trained_by TEXT,
+    PRIMARY KEY (project, id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (id);
+CREATE INDEX IF NOT EXISTS rollouts_by_change ON rollouts (change);
+"""
+
+
+class RolloutRow(NamedTuple):
+    """Columns of the table, in order."""
+
+    project: str
+    id: str
+    created_at: float
+    change: int
+    """Microseconds since the epoch of the last change, and larger than that of any change before."""
+    model: str | None = None
+    group_id: str | None = None
+    scenario_id: str | None = None
+    reward: float | None = None
+    outcome: str | None = None
+    error: str | None = None
+    metrics: bytes = b"{}"
+    metadata: bytes = b"{}"
+    trained_by: str | None = None
+
+
+COLUMNS = ", ".join(RolloutRow._fields)
+_VALUES = ", ".join("?" * len(RolloutRow._fields))
+_UPSERT = f"INSERT OR REPLACE INTO rollouts ({COLUMNS}) VALUES ({_VALUES})"
+_SPOKEN = f"""
+INSERT INTO rollouts ({COLUMNS}) VALUES ({_VALUES})
+ON CONFLICT (project, id) DO UPDATE SET model = excluded.model, change = excluded.change WHERE model IS NULL
+"""
+
+
+def next_change(db: sqlite3.Connection) -> int:
+    newest = db.execute("SELECT max(change) FROM rollouts").fetchone()[0]
+    return max(time.time_ns() // 1000, (newest or 0) + 1)
+
+
+def write_row(db: sqlite3.Connection, row: RolloutRow) -> None:
+    """Write a row that has changed."""
+    db.execute(_UPSERT, row._replace(change=next_change(db)))
+
+
+def note_exchanges(db: sqlite3.Connection, speakers: Iterable[tuple[str, str, str]]) -> None:
+    """Make rows for rollouts that have begun to speak; the first model that answers is theirs.
+
+    Args:
+        speakers: project, rollout id and `project/name` of the model that answered, once per exchange.
+    """
+    for project, rollout_id, model in dict.fromkeys(speakers):
+        db.execute(_SPOKEN, RolloutRow(project, rollout_id, time.time(), next_change(db), model=model))

@@ -1,0 +1,167 @@
+"""From rollouts that other programs ran to groups for training.
+
+    agents, in any language                            this process
+    ask under /rollouts/{id}/v1
+    PUT /api/rollouts/{id} {group_id, reward}   -->    groups = await model.collect_trajectory_groups(16, 8)
+                                                       await backend.train(model, groups)
+
+A group is complete when as many of its rollouts are finished as wanted, however they ended. It is handed out once by a
+`RolloutCollector`; after a restart the server still knows which rollouts were trained, and the others come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from art.client import ArtClient
+from art.errors import ConfigError, ProcessError
+from art.protocol.rollouts import MAX_PAGE, RolloutQuery, RolloutRecord, RolloutStatus
+from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+_MAX_FETCHES = 16
+"""Records that are fetched at once."""
+
+
+def load_trajectory(record: RolloutRecord) -> Trajectory:
+    """What was said in a rollout, its longest conversation first, with its reward if it has one."""
+    histories = [_load_history(item) for item in record.histories]
+    main = max(histories, key=lambda history: len(history.messages_and_choices), default=History())
+    metadata = record.metadata | ({"scenario_id": record.scenario_id} if record.scenario_id is not None else {})
+    return Trajectory(
+        messages_and_choices=main.messages_and_choices,
+        tools=main.tools,
+        additional_histories=[history for history in histories if history is not main],
+        reward=record.reward or 0.0,
+        metrics=record.metrics,
+        metadata=metadata | {"rollout_id": record.rollout_id},
+        initial_policy_version=record.first_policy_version,
+        final_policy_version=record.last_policy_version,
+    )
+
+
+def _load_history(data: Mapping[str, Any]) -> History:
+    items = [item["choice"] if item.keys() == {"choice"} else item for item in data["messages_and_choices"]]
+    return History(messages_and_choices=items, tools=data.get("tools"))
+
+
+@dataclass(slots=True)
+class RolloutCollector:
+    """Finished rollouts of one model, group by group, each handed out once."""
+
+    connect: Callable[[], Awaitable[ArtClient]]
+    project: str
+    name: str
+    _waiting: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
+    """Finished rollouts by group and id, groups in the order of their first."""
+    _handed_out: set[str] = field(default_factory=set)
+    _num_ungrouped: int = 0
+    _since: int = 0
+
+    async def collect(
+        self, num_groups: int, rollouts_per_group: int, *, timeout_s: float | None, pbar_desc: str | None
+    ) -> list[TrajectoryGroup]:
+        """Wait for complete groups, oldest first.
+
+        Rollouts that ended as `infra_fault`, or never asked the model anything, are the `exceptions` of their group.
+
+        Raises:
+            ConfigError: a number below 1.
+            ProcessError: `timeout_s` seconds have passed; what has come meanwhile is kept for the next call.
+        """
+        if num_groups < 1 or rollouts_per_group < 1:
+            raise ConfigError(
+                f"`num_groups` and `rollouts_per_group` must be >= 1, got {num_groups} and {rollouts_per_group}"
+            )
+        client = await self.connect()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with _progress(pbar_desc, num_groups * rollouts_per_group) as pbar:
+            while True:
+                await self._update(client)
+                complete = [group for group, rollouts in self._waiting.items() if len(rollouts) >= rollouts_per_group]
+                _show(pbar, self._waiting, num_groups * rollouts_per_group)
+                if len(complete) >= num_groups:
+                    chosen = complete[:num_groups]
+                    groups = [await _load_group(client, list(self._waiting[group].values())) for group in chosen]
+                    self._take(chosen)
+                    return groups
+                if deadline is not None and time.monotonic() > deadline:
+                    raise ProcessError(self._what_is_missing(len(complete), num_groups, rollouts_per_group, timeout_s))
+                await asyncio.sleep(POLL_S)
+
+    async def _update(self, client: ArtClient) -> None:
+        """Take in what was finished since the last time."""
+        model = f"{self.project}/{self.name}"
+        while True:
+            query = RolloutQuery(
+                project=self.project, model=model, finished=True, trained=False, since=self._since, limit=MAX_PAGE
+            )
+            page = await client.list_rollouts(query)
+            for rollout in page.rollouts:
+                self._add(rollout)
+            self._since = page.next_since
+            if len(page.rollouts) < MAX_PAGE:
+                return
+
+    def _add(self, rollout: RolloutStatus) -> None:
+        group = rollout.group_id
+        if group is None:
+            self._num_ungrouped += 1
+        elif group in self._handed_out:
+            logger.warning("rollout %s is too late: its group %s was handed out without it", rollout.rollout_id, group)
+        else:
+            self._waiting.setdefault(group, {})[rollout.rollout_id] = rollout
+
+    def _take(self, groups: list[str]) -> None:
+        for group in groups:
+            del self._waiting[group]
+            self._handed_out.add(group)
+
+    def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
+        begun = ", ".join(f"{group!r} has {len(found)}" for group, found in list(self._waiting.items())[:5]) or "none"
+        ungrouped = f" {self._num_ungrouped} finished rollouts have no group_id." if self._num_ungrouped else ""
+        return (
+            f"after {timeout_s:g} s {complete} of {num_groups} groups of {self.project}/{self.name} have "
+            f"{rollouts_per_group} finished rollouts; begun are: {begun}.{ungrouped} Finish rollouts that died with "
+            'PUT /api/rollouts/{rollout_id} and {"outcome": "infra_fault"}'
+        )
+
+
+async def _load_group(client: ArtClient, rollouts: list[RolloutStatus]) -> TrajectoryGroup:
+    gate = asyncio.Semaphore(_MAX_FETCHES)
+
+    async def fetch(rollout: RolloutStatus) -> Trajectory | PydanticException:
+        if rollout.outcome == "infra_fault" or not rollout.num_exchanges:
+            message = rollout.error or ("no reason was given" if rollout.num_exchanges else "it never asked the model")
+            return PydanticException(
+                type="infra_fault", message=f"rollout {rollout.rollout_id}: {message}", traceback=""
+            )
+        async with gate:
+            return load_trajectory(await client.get_rollout(rollout.rollout_id, project=rollout.project))
+
+    fetched = await asyncio.gather(*(fetch(rollout) for rollout in rollouts))
+    return TrajectoryGroup(
+        [item for item in fetched if isinstance(item, Trajectory)],
+        exceptions=[item for item in fetched if isinstance(item, PydanticException)],
+        metadata={"group_id": rollouts[0].group_id},
+    )
+
+
+def _progress(description: str | None, total: int) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(desc=description, total=total, disable=description is None)
+
+
+def _show(pbar: Any, waiting: dict[str, dict[str, RolloutStatus]], total: int) -> None:
+    rewards = [r.reward for rollouts in waiting.values() for r in rollouts.values() if r.reward is not None]
+    num_finished = sum(map(len, waiting.values()))
+    pbar.n = min(num_finished, total)
+    pbar.set_postfix({"reward": sum(rewards) / len(rewards)} if rewards else {})

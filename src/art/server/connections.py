@@ -1,0 +1,113 @@
+"""HTTP connections that end when their client is slow or sends too much, built on uvicorn's.
+
+    headers            complete within `read_timeout_s` and at most `MAX_HEADER_BYTES`
+    body               see `asgi.read_body`; what is left of one that was refused unread, within `read_timeout_s`
+    answer             a client that does not read it is cut off after `write_timeout_s`
+    between requests   closed after `KEEP_ALIVE_S`
+
+Each of these would otherwise cost an attacker nothing and the server a connection for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from art.config import LimitsConfig
+
+MAX_HEADER_BYTES = 64 * 2**10
+"""Address and headers; agents send about 500."""
+KEEP_ALIVE_S = 75
+"""Clients keep their connections over a training step."""
+
+
+def connections(limits: LimitsConfig) -> type[Connection]:
+    """What uvicorn takes as its `http` class."""
+
+    class Limited(Connection):
+        limits_config = limits
+
+    return Limited
+
+
+class Connection(HttpToolsProtocol):
+    """One connection."""
+
+    limits_config: ClassVar[LimitsConfig]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._reading: asyncio.TimerHandle | None = None
+        """Runs while headers are expected or incomplete, or the body of a request that is answered already."""
+        self._writing: asyncio.TimerHandle | None = None
+        """Runs while the client does not read."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading()
+        self._stop_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.transport.is_closing():  # what comes after a refusal is not read
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        if self._reading is None:
+            self._expect()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_header(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._stop_reading()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_reading()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self._reading is None:  # refused unread: the rest is thrown away, but not for ever
+            self._expect()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = self.loop.call_later(self.limits_config.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_writing()
+        super().resume_writing()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_writing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _expect(self) -> None:
+        self._reading = self.loop.call_later(self.limits_config.read_timeout_s, self.transport.abort)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(f"the headers are larger than {MAX_HEADER_BYTES} bytes")  # uvicorn answers 400

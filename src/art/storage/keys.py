@@ -1,0 +1,220 @@
+"""The keys of a server, in `<data_dir>/keys.db`: made and revoked by `art keys`, looked up with each request.
+
+    art_3f9c01d2ab47_J3vX...        43 characters of secret: 256 random bits
+        '--- id ---'
+
+Only the SHA-256 of a key is stored. A slow, salted hash protects secrets that people choose, because those can be
+guessed; of 2^256 random ones none can, however fast the hash. So a stolen file opens nothing, and a look-up is cheap.
+
+A file of its own, so that a change by another process is told from the many commits of `art.db`: SQLite counts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from art.errors import AuthenticationError, InvalidRequestError, NotFoundError, StorageError
+from art.protocol.keys import KeyScope
+from art.storage.atomic import storage_errors
+from art.storage.database import Database
+from art.storage.layout import validate_name
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (
+    id TEXT PRIMARY KEY, digest BLOB NOT NULL, name TEXT NOT NULL, project TEXT, scopes TEXT NOT NULL,
+    created_at REAL NOT NULL, expires_at REAL, revoked_at REAL, last_used_at REAL
+) WITHOUT ROWID;
+"""
+KEY_PATTERN = re.compile(r"art_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+USE_RESOLUTION_S = 60.0
+"""`last_used_at` is written at most so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """All that is known of a key; times are seconds since the epoch."""
+
+    id: str
+    digest: bytes
+    """SHA-256 of the whole key."""
+    name: str
+    """What it is for, in its maker's words."""
+    project: str | None
+    """The only one that it opens; `None`: all."""
+    scopes: frozenset[KeyScope]
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+    def problem(self, now: float) -> str | None:
+        """Why it opens nothing any more."""
+        if self.revoked_at is not None and self.revoked_at <= now:
+            return f"key {self.id} was revoked at {format_time(self.revoked_at)}"
+        if self.expires_at is not None and self.expires_at <= now:
+            return f"key {self.id} expired at {format_time(self.expires_at)}"
+        return None
+
+
+class KeyStore:
+    """Any number of processes may have the same file open; each sees what the others commit at its next look-up."""
+
+    def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
+        """Open or create the file, for its owner only.
+
+        Raises:
+            StorageError: that failed.
+        """
+        with storage_errors(path, "opening"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._database = Database(path)
+        self._database.run_blocking(lambda db: db.executescript(_SCHEMA))
+        self._now = now
+        self._version = -1
+        self._keys: dict[str, Key] = {}
+        self._noted: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def find(self, text: str) -> Key:
+        """The key that `text` is.
+
+        Raises:
+            AuthenticationError: none, or one that is expired or revoked.
+        """
+        match = KEY_PATTERN.fullmatch(text)
+        key = None if match is None else self._current().get(match[1])
+        if key is None or not hmac.compare_digest(_digest(text), key.digest):
+            raise AuthenticationError("the API key is wrong")
+        if problem := key.problem(self._now()):
+            raise AuthenticationError(f"{problem}; `art keys` makes another one")
+        return key
+
+    def note_use(self, key: Key) -> None:
+        """Remember that the key was used; in an event loop, and without a wait."""
+        now = self._now()
+        if now - self._noted.get(key.id, key.last_used_at or 0.0) < USE_RESOLUTION_S:
+            return
+        self._noted[key.id] = now
+        task = asyncio.get_running_loop().create_task(self._write_use(key.id, now), name=f"key-{key.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def list(self) -> list[Key]:
+        """All that were ever made, oldest first."""
+        return sorted(self._current().values(), key=lambda key: key.created_at)
+
+    def create(
+        self, name: str, *, project: str | None, scopes: Iterable[KeyScope], expires_at: float | None = None
+    ) -> tuple[Key, str]:
+        """A new key and its text, which is stored nowhere.
+
+        Raises:
+            InvalidRequestError: no scope, a bad project name, or an expiry in the past.
+        """
+        now, granted = self._now(), frozenset(scopes)
+        if not granted:
+            raise InvalidRequestError("a key needs at least one scope: infer, train or admin", param="scopes")
+        if project is not None:
+            validate_name(project, param="project")
+        if expires_at is not None and expires_at <= now:
+            raise InvalidRequestError("a key cannot expire before it is made", param="expires_at")
+        key_id = secrets.token_hex(6)
+        text = f"art_{key_id}_{secrets.token_urlsafe(32)}"
+        key = Key(
+            id=key_id, digest=_digest(text), name=name, project=project, scopes=granted, created_at=now,
+            expires_at=expires_at,
+        )  # fmt: skip
+        self._database.run_blocking(lambda db: _insert(db, key))
+        return key, text
+
+    def rotate(self, key_id: str, *, grace_s: float = 0.0) -> tuple[Key, str]:
+        """A new key for the same purpose; the old one ends after `grace_s`, in which its users move to the new one.
+
+        Raises:
+            NotFoundError: no such key. InvalidRequestError: it is revoked or expired.
+        """
+        old, now = self._get(key_id), self._now()
+        if problem := old.problem(now):
+            raise InvalidRequestError(f"{problem}; make a new one with `art keys create`", param="key_id")
+        new, text = self.create(old.name, project=old.project, scopes=old.scopes, expires_at=old.expires_at)
+        self._set_revoked(key_id, now + grace_s)
+        return new, text
+
+    def revoke(self, key_id: str) -> Key:
+        """End a key now; one that has ended stays as it is.
+
+        Raises:
+            NotFoundError: no such key.
+        """
+        key, now = self._get(key_id), self._now()
+        if key.revoked_at is not None and key.revoked_at <= now:
+            return key
+        self._set_revoked(key_id, now)
+        return replace(key, revoked_at=now)
+
+    def _get(self, key_id: str) -> Key:
+        keys = self._current()
+        if key_id not in keys:
+            raise NotFoundError(f"there is no key {key_id!r}; `art keys list` shows them", param="key_id")
+        return keys[key_id]
+
+    def _set_revoked(self, key_id: str, at: float) -> None:
+        self._database.run_blocking(lambda db: db.execute("UPDATE keys SET revoked_at = ? WHERE id = ?", (at, key_id)))
+
+    async def _write_use(self, key_id: str, at: float) -> None:
+        try:
+            await self._database.run(
+                lambda db: db.execute("UPDATE keys SET last_used_at = ? WHERE id = ?", (at, key_id))
+            )
+        except StorageError as error:
+            logger.warning("the last use of key %s is not recorded: %s", key_id, error)
+
+    def _current(self) -> dict[str, Key]:
+        # The version is read first: a change in between is then seen next time.
+        ((version,),) = self._database.read("PRAGMA data_version")
+        if version != self._version:
+            rows = self._database.read("SELECT * FROM keys")
+            self._keys = {row[0]: _to_key(row) for row in rows}
+            self._version = version
+        return self._keys
+
+
+def format_time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _insert(db: sqlite3.Connection, key: Key) -> None:
+    db.execute(
+        "INSERT INTO keys (id, digest, name, project, scopes, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (key.id, key.digest, key.name, key.project, " ".join(sorted(key.scopes)), key.created_at, key.expires_at),
+    )
+
+
+def _to_key(row: tuple[Any, ...]) -> Key:
+    key_id, digest, name, project, scopes, created_at, expires_at, revoked_at, last_used_at = row
+    return Key(
+        id=key_id, digest=digest, name=name, project=project, scopes=frozenset(scopes.split()), created_at=created_at,
+        expires_at=expires_at, revoked_at=revoked_at, last_used_at=last_used_at,
+    )  # fmt: skip

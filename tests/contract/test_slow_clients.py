@@ -1,0 +1,191 @@
+"""Clients that are slow, or leave in the middle, over real sockets: each connection ends, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from art.config import LimitsConfig, ServerConfig
+from art.server.app import create_app
+from art.server.connections import MAX_HEADER_BYTES, connections
+
+READ_S = 0.4
+CONFIG = ServerConfig(max_body_bytes=1 << 20, limits=LimitsConfig(read_timeout_s=READ_S, write_timeout_s=READ_S))
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n"
+
+
+class Gateway:
+    def __init__(self) -> None:
+        self.num_left = 0
+
+    async def stream(self, request: Any, *, rollout_id: str | None = None) -> Any:
+        async def events() -> Any:
+            try:
+                while True:
+                    yield {"text": "x" * 100_000}
+            finally:
+                self.num_left += 1
+
+        return events()
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.gateway = Gateway()
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[int, Runtime]]:
+    runtime = Runtime()
+    app = create_app(runtime, api_key="k", config=CONFIG)  # type: ignore[arg-type]
+    settings = uvicorn.Config(app, log_level="error", lifespan="off", http=connections(CONFIG.limits), ws="none")
+    server = uvicorn.Server(settings)
+    sock = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield sock.getsockname()[1], runtime
+    server.should_exit = True
+    await task
+
+
+async def send(port: int, *pieces: bytes, pause_s: float = 0.0) -> tuple[bytes, float]:
+    """What comes back until the server closes the connection, and after how long it does."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    started = time.monotonic()
+
+    async def write() -> None:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause_s)
+
+    writing = asyncio.create_task(write())
+    try:
+        async with asyncio.timeout(10):
+            answer = b""
+            while data := await reader.read(65536):
+                answer += data
+    except ConnectionError:
+        pass
+    finally:
+        writing.cancel()
+        writer.close()
+    return answer, time.monotonic() - started
+
+
+async def alive(port: int) -> bool:
+    answer, _ = await send(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b"G"],
+        [b"GET /health HTTP/1.1\r\nX-A: b\r\n"],
+        [b"GET /health HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100],  # one header each 50 ms
+        [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100],  # the second one
+    ],
+    ids=["nothing", "a letter", "half", "a header at a time", "a second request"],
+)
+async def test_slow_headers(server: tuple[int, Runtime], pieces: list[bytes]) -> None:
+    port, _ = server
+    _, took_s = await send(port, *pieces, pause_s=0.05)
+    assert READ_S * 0.9 < took_s < READ_S + 3
+    assert await alive(port)
+
+
+async def test_slow_bodies(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    drops = [HEAD + b"Content-Length: 100000\r\n\r\n", *[b" "] * 200]
+    answer, took_s = await send(port, *drops, pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert took_s < READ_S + 3
+    answer, _ = await send(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 200, pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert await alive(port)
+
+
+async def test_bodies_of_refused_requests(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+    answer, took_s = await send(port, head, *[b" "] * 200, pause_s=0.05)
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert took_s < READ_S + 3
+
+
+async def test_a_large_body_gets_the_time_that_it_needs(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    part = b" " * 65536
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (16 * len(part))
+    answer, took_s = await send(port, head, *[part] * 16, pause_s=0.05)
+    assert took_s > READ_S
+    assert answer.startswith(b"HTTP/1.1 400")  # it was read; it is no JSON
+
+
+async def test_truncated_requests(server: tuple[int, Runtime]) -> None:
+    port, _ = server
+    for pieces in (HEAD, HEAD + b"Content-Length: 100\r\n\r\n{", HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(pieces)
+        await writer.drain()
+        writer.close()
+    assert await alive(port)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00", b"400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"401"),
+        (b"GET /health HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\n\x00: x\r\n\r\n", b"400"),
+        (HEAD + b"Content-Length: 99999999999\r\n\r\n", b"413"),
+        (b"GET /health HTTP/1.1\r\nConnection: close, upgrade\r\nUpgrade: websocket\r\n\r\n", b"200"),
+    ],
+)
+async def test_broken_requests(server: tuple[int, Runtime], request_bytes: bytes, status: bytes) -> None:
+    port, _ = server
+    answer, _ = await send(port, request_bytes)
+    assert answer.split(b" ")[1] == status, answer
+    assert await alive(port)
+
+
+@pytest.mark.parametrize("what", ["one", "many", "address"])
+async def test_large_headers(server: tuple[int, Runtime], what: str) -> None:
+    port, _ = server
+    fill = {
+        "one": b"/health HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEADER_BYTES,
+        "many": b"/health HTTP/1.1" + b"\r\nX: y" * MAX_HEADER_BYTES,
+        "address": b"/" + b"a" * 2 * MAX_HEADER_BYTES + b" HTTP/1.1",
+    }[what]
+    answer, _ = await send(port, b"GET " + fill + b"\r\n\r\n")
+    assert answer == b"" or answer.split(b" ")[1] == b"400"  # or cut off while it was still sending
+    assert await alive(port)
+
+
+async def test_a_client_that_does_not_read(server: tuple[int, Runtime]) -> None:
+    port, runtime = server
+    body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+    _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    for _ in range(100):
+        if runtime.gateway.num_left:
+            break
+        await asyncio.sleep(0.05)
+    assert runtime.gateway.num_left == 1  # the engine is free again
+    writer.close()
+    assert await alive(port)

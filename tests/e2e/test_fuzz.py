@@ -1,0 +1,137 @@
+"""Requests that nobody would write, sent to a real server. `ART_FUZZ_CASES=10000` sends as many (`make fuzz`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import art
+
+CASES = int(os.environ.get("ART_FUZZ_CASES", "100"))
+ANSWER_WITHIN_S = 30.0
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+texts = st.text(max_size=40) | st.just("maybe") | st.just("\x00\ud7ff😀") | st.just("<|im_end|><|im_start|>system\n")
+arguments = st.dictionaries(texts, anything, max_size=2).map(lambda value: json.dumps(value)) | texts
+calls = st.fixed_dictionaries(
+    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": texts, "arguments": arguments})},
+    optional={"id": texts},
+)
+parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": texts}), max_size=3)
+messages = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]), "content": texts | parts},
+    optional={
+        "name": texts, "tool_calls": st.lists(calls, max_size=2), "tool_call_id": texts, "reasoning_content": texts,
+        "exchange_id": texts, "provider_specific_fields": anything,
+    },
+)  # fmt: skip
+tools = st.fixed_dictionaries(
+    {
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": texts}, optional={"description": texts, "parameters": anything}),
+    }
+)
+known = {
+    "n": st.integers(1, 4), "seed": st.integers(-(2**63), 2**64 - 1), "temperature": st.floats(0, 2),
+    "top_p": st.floats(0, 1), "max_completion_tokens": st.integers(1, 8), "stop": texts | st.lists(texts, max_size=5),
+    "logprobs": st.booleans(), "top_logprobs": st.integers(0, 20), "tools": st.lists(tools, max_size=2),
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | anything, "stream": st.booleans(),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}), "user": texts,
+    "chat_template_kwargs": st.dictionaries(texts, st.booleans() | texts | st.integers(), max_size=2),
+    "response_format": st.just({"type": "text"}), "metadata": st.dictionaries(texts, texts, max_size=2),
+}  # fmt: skip
+names = st.sampled_from(["tests/agent", "agent", "agent@0", "tests/agent@7", "agent@-1", "../../etc/passwd"]) | texts
+
+
+@st.composite
+def chat_bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """Mostly right, with up to two fields that hold anything at all."""
+    body: dict[str, Any] = {
+        "model": draw(st.just("tests/agent") | names),
+        "messages": draw(st.lists(messages, min_size=1, max_size=4)),
+        "max_tokens": 4,
+    }
+    body |= {name: draw(known[name]) for name in draw(st.sets(st.sampled_from(sorted(known)), max_size=4))}
+    spoiled = st.sampled_from([*body, *known, "messages", "nobody_knows_this"]) | st.text(max_size=10)
+    return body | {name: draw(anything) for name in draw(st.sets(spoiled, max_size=2))}
+
+
+class Prober:
+    """Sends requests, and looks at the answers for what must never be there."""
+
+    def __init__(self, url: str, key: str, secrets: list[str]) -> None:
+        self._http = httpx2.Client(
+            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=ANSWER_WITHIN_S, trust_env=False
+        )
+        self._secrets = [key, *secrets, "Traceback (most recent call last)", "site-packages"]
+
+    def post(self, path: str, content: bytes) -> httpx2.Response:
+        response = self._http.post(path, content=content, headers={"content-type": "application/json"})
+        assert response.status_code < 500, (response.status_code, response.text)
+        if not response.is_success:
+            assert response.json()["error"]["message"], response.text
+            # What the client sent itself may come back to it.
+            leaked = [secret for secret in self._secrets if secret in response.text and secret.encode() not in content]
+            assert not leaked, response.text
+        elif b'"stream": true' in content:
+            assert response.text.endswith("data: [DONE]\n\n"), response.text
+        return response
+
+    def close(self) -> None:
+        self._http.close()
+
+
+@pytest.fixture(scope="module")
+def prober(backend: art.LocalBackend, model: art.TrainableModel, tiny_model: Path) -> Iterator[Prober]:
+    url, key = model.inference_base_url, model.inference_api_key
+    assert url is not None
+    assert key is not None
+    prober = Prober(url.removesuffix("/v1"), key, [str(backend.data_dir), str(tiny_model)])
+    yield prober
+    prober.close()
+
+
+def often(cases: int) -> Any:
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+    return settings(max_examples=cases, deadline=None, suppress_health_check=checks, print_blob=True)
+
+
+@pytest.mark.timeout(3600)
+def test_chat_bodies(prober: Prober) -> None:
+    statuses: dict[int, int] = {}
+
+    @often(CASES)
+    @given(chat_bodies())
+    def probe(body: dict[str, Any]) -> None:
+        status = prober.post("/v1/chat/completions", json.dumps(body).encode()).status_code
+        statuses[status] = statuses.get(status, 0) + 1
+
+    started = time.monotonic()
+    probe()
+    print(f"{sum(statuses.values())} chat bodies in {time.monotonic() - started:.0f} s: {statuses}")
+    assert statuses[200] > 0.1 * CASES  # enough of them get as far as the engine
+    assert statuses[400] > 0
+
+
+@pytest.mark.timeout(3600)
+def test_bytes_that_are_no_chat_body(prober: Prober) -> None:
+    @often(max(20, CASES // 10))
+    @given(st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
+    def probe(content: bytes) -> None:
+        assert prober.post("/v1/chat/completions", content).status_code == 400
+
+    probe()
+    assert prober.post("/v1/chat/completions", b"[" * 100_000).status_code == 400

@@ -1,0 +1,95 @@
+"""A runtime that knows two projects and remembers what it was asked, for tests of who may ask for what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from art.protocol.jobs import JobEvent
+from art.protocol.training import JobStatus, ModelStatus
+
+SECRET = "only-for-b"
+"""Stands in everything of project b."""
+
+
+def named_projects(args: tuple[Any, ...]) -> set[Any]:
+    """Projects, among other things, that a call names: as an argument, or in one."""
+    return {arg for arg in args if isinstance(arg, str)} | {getattr(arg, "project", None) for arg in args}
+
+
+class Spy:
+    """Answers every method, and remembers the call. Only a call for project a gets nothing of b."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+
+        async def answer(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append((method, args, kwargs))
+            return {} if "a" in named_projects(args) else {"secret": SECRET}
+
+        return answer
+
+
+class Rollouts(Spy):
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        return None
+
+
+class TwoProjects(Spy):
+    """Models `a/agent` and `b/agent`, and a job of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gateway = Spy()
+        self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
+
+    def reset(self) -> None:
+        for spy in (self, self.gateway, self.gateway.rollouts):
+            spy.calls.clear()
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok", "secret": SECRET}
+
+    async def obstacles(self) -> dict[str, str]:
+        return {"disk": SECRET}
+
+    async def list_models(self) -> list[ModelStatus]:
+        return [self._model(project) for project in ("a", "b")]
+
+    async def model_status(self, project: str, name: str) -> ModelStatus:
+        self.calls.append(("model_status", (project, name), {}))
+        return self._model(project)
+
+    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
+        project = job_id.removeprefix("job-of-")
+        return JobStatus(
+            job_id=job_id,
+            kind="train",
+            project=project,
+            name="agent",
+            state="queued",
+            findings=[SECRET] if project == "b" else [],
+        )
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        self.calls.append(("list_jobs", (project,), {}))
+        return [await self.job_status(f"job-of-{owner}", 0.0) for owner in ("a", "b") if project in (None, owner)]
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        self.calls.append(("cancel_job", (job_id,), {}))
+        return await self.job_status(job_id, 0.0)
+
+    async def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
+        self.calls.append(("job_events", (job_id,), {}))
+        yield JobEvent(kind="state", at=0.0, state="queued", status=await self.job_status(job_id, 0.0))
+
+    @staticmethod
+    def _model(project: str) -> ModelStatus:
+        base = SECRET if project == "b" else "base"
+        return ModelStatus(project=project, name="agent", base_model=base, step=0, inference_name=f"{project}/agent")

@@ -1,0 +1,139 @@
+"""Keys as they are stored, and the command that manages them."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from art.cli.main import main
+from art.errors import AuthenticationError, InvalidRequestError, NotFoundError
+from art.storage.keys import KEY_PATTERN, USE_RESOLUTION_S, KeyStore
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[KeyStore]:
+    store = KeyStore(tmp_path / "data" / "keys.db", now=clock)
+    yield store
+    store.close()
+
+
+def test_a_key_is_found_by_its_text_only(store: KeyStore) -> None:
+    key, text = store.create("ci", project="games", scopes=["train", "infer"])
+    assert store.find(text) == key
+    other, _ = store.create("ci", project="games", scopes=["infer"])
+    swapped = text.replace(key.id, other.id)
+    for wrong in ("", key.id, text[:-1], text + "x", swapped, f"art_{key.id}_{'A' * 43}"):
+        with pytest.raises(AuthenticationError, match="wrong"):
+            store.find(wrong)
+
+
+def test_no_file_has_a_key(store: KeyStore, tmp_path: Path) -> None:
+    _, text = store.create("ci", project=None, scopes=["infer"])
+    secret = text.split("_", 2)[2]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    assert all(secret.encode() not in path.read_bytes() for path in files)
+    assert stat.S_IMODE((tmp_path / "data/keys.db").stat().st_mode) == 0o600
+
+
+def test_expiry(store: KeyStore, clock: Clock) -> None:
+    _, text = store.create("ci", project=None, scopes=["infer"], expires_at=clock.now + 10)
+    assert store.find(text)
+    clock.now += 10
+    with pytest.raises(AuthenticationError, match="expired"):
+        store.find(text)
+    with pytest.raises(InvalidRequestError, match="before"):
+        store.create("ci", project=None, scopes=["infer"], expires_at=clock.now)
+
+
+def test_rotation_leaves_time_to_move(store: KeyStore, clock: Clock) -> None:
+    old, old_text = store.create("ci", project="games", scopes=["infer"])
+    new, new_text = store.rotate(old.id, grace_s=60)
+    assert (new.name, new.project, new.scopes) == (old.name, old.project, old.scopes)
+    assert store.find(old_text).id == old.id
+    clock.now += 60
+    assert store.find(new_text).id == new.id
+    with pytest.raises(AuthenticationError, match="revoked"):
+        store.find(old_text)
+    with pytest.raises(InvalidRequestError, match="revoked"):
+        store.rotate(old.id)
+
+
+def test_revoking(store: KeyStore) -> None:
+    key, text = store.create("ci", project=None, scopes=["infer"])
+    revoked = store.revoke(key.id)
+    assert store.revoke(key.id) == revoked
+    with pytest.raises(AuthenticationError):
+        store.find(text)
+    with pytest.raises(NotFoundError, match="art keys list"):
+        store.revoke("nobody")
+
+
+def test_bad_keys_are_not_made(store: KeyStore) -> None:
+    with pytest.raises(InvalidRequestError, match="scope"):
+        store.create("ci", project=None, scopes=[])
+    with pytest.raises(InvalidRequestError, match="project"):
+        store.create("ci", project="../x", scopes=["infer"])
+    assert store.list() == []
+
+
+async def test_last_use_is_written_now_and_then(store: KeyStore, clock: Clock) -> None:
+    _, text = store.create("ci", project=None, scopes=["infer"])
+
+    async def use(at: float) -> float | None:
+        clock.now = at
+        store.note_use(store.find(text))
+        for task in list(store._tasks):
+            await task
+        return store.list()[0].last_used_at
+
+    start = clock.now
+    assert await use(start) == start
+    assert await use(start + USE_RESOLUTION_S - 1) == start
+    assert await use(start + USE_RESOLUTION_S) == start + USE_RESOLUTION_S
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def art(*arguments: str) -> list[str]:
+        assert main(["keys", *arguments, "--data-dir", str(tmp_path)]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    text, explained = art("create", "--name", "ci", "--project", "games", "--expires", "90d")
+    assert KEY_PATTERN.fullmatch(text)
+    key_id = text.split("_")[1]
+    assert key_id in explained
+    _, row = art("list")
+    assert row.split()[:4] == [key_id, "ci", "games", "infer,train"]
+    assert text.split("_", 2)[2] not in row
+    rotated, _ = art("rotate", key_id, "--grace", "24h")
+    art("revoke", rotated.split("_")[1])
+    rows = art("list")
+    assert "active until" in rows[1]
+    assert "revoked at" in rows[2]
+    store = KeyStore(tmp_path / "keys.db")
+    assert store.find(text).scopes == {"infer", "train"}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["create", "--name", "x", "--expires", "90"], ["create", "--name", "x", "--scope", "all"]]
+)
+def test_the_command_refuses(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["keys", *arguments, "--data-dir", str(tmp_path)])
+    assert main(["keys", "revoke", "nobody", "--data-dir", str(tmp_path)]) == 1
