@@ -55,6 +55,13 @@ GRADIENT_TOLERANCE = 1e-3
 """Of the largest component."""
 
 
+_IN_WORDS = {
+    "template_rewrites_history": "the chat template writes an answer differently once other messages follow it",
+    "template_without_turn_end": "the chat template has no token that ends an answer",
+}
+"""Reasons of branches, for the page."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     status: Status
@@ -158,7 +165,7 @@ def _check_bridge(renderer: Renderer) -> Outcome:
     if problems := [item.extend_problem for item in examined if item.extend_problem]:
         raise DisagreementError(problems[0])
     branches = sorted({item.branch for item in examined if item.branch})
-    return Outcome("branch", ", ".join(branches)) if branches else Outcome("yes")
+    return Outcome("branch", "; ".join(_IN_WORDS.get(b, b) for b in branches)) if branches else Outcome("yes")
 
 
 async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
