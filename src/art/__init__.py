@@ -3,6 +3,7 @@
 Importing this loads neither torch, transformers, fastapi nor openai.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from art import dev, errors, utils
@@ -17,6 +18,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
+    from art import rewards
     from art.backends.local import LocalBackend
 
 __version__ = "0.1.0"
@@ -46,15 +48,18 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "retry",
+    "rewards",
     "trajectory_group_batches",
     "utils",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`LocalBackend` starts processes and is needed by scripts only; it is imported at first use."""
+    """What not every program needs is imported at first use: `LocalBackend` starts processes."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
         return LocalBackend
+    if name == "rewards":
+        return importlib.import_module("art.rewards")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

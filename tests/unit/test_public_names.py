@@ -34,6 +34,7 @@ NAMES = {
     "gather_trajectories",
     "gather_trajectory_groups",
     "retry",
+    "rewards",
     "trajectory_group_batches",
     "utils",
 }
@@ -53,6 +54,7 @@ ELSEWHERE = {
     "art.dev": ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainerArgs"],
     "art.local": ["LocalBackend"],
     "art.client": ["ArtClient"],
+    "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 
 PARAMETERS = {
