@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import httpx2
 
 from art.client import ArtClient
@@ -27,18 +25,13 @@ class GatewayOnly:
 class AppBench:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.app = create_app(GatewayOnly(bench), api_key=KEY, max_body_bytes=1 << 20)  # type: ignore[arg-type]
+        self.app = create_app(GatewayOnly(bench), api_key=KEY)  # type: ignore[arg-type]
 
     def http(self, key: str = KEY) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=self.app), base_url="http://art.test",
             headers={"authorization": f"Bearer {key}"},
         )  # fmt: skip
-
-    def old_http(self) -> httpx.AsyncClient:
-        """For clients that have not moved to httpx2."""
-        transport: Any = httpx.ASGITransport(app=self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://art.test")
 
     def client(self) -> ArtClient:
         return ArtClient("http://art.test", KEY, transport=httpx2.ASGITransport(app=self.app))

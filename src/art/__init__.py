@@ -20,6 +20,7 @@ from art.utils import retry
 if TYPE_CHECKING:
     from art import rewards
     from art.backends.local import LocalBackend
+    from art.backends.remote import RemoteBackend
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "Model",
     "ModelSettings",
     "PydanticException",
+    "RemoteBackend",
     "Tools",
     "TrainConfig",
     "TrainResult",
@@ -55,11 +57,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: `LocalBackend` starts processes."""
+    """What not every program needs is imported at first use: kinds of backends, and rewards."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
         return LocalBackend
+    if name == "RemoteBackend":
+        from art.backends.remote import RemoteBackend
+
+        return RemoteBackend
     if name == "rewards":
         return importlib.import_module("art.rewards")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

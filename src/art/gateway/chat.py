@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -54,19 +55,31 @@ class _Turn:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatStream:
+    """An answer that is on its way."""
+
+    num_prompt_tokens: int
+    chunks: AsyncGenerator[dict[str, Any], None]
+    """OpenAI's `chat.completion.chunk` objects."""
+
+
 class Gateway:
     """Chat completions for every registered model."""
 
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """Of all requests so far, by model (`project/name`) and kind: prompt, cached (part of prompt), completion."""
         self._resolver = resolver
         self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
         """A whole answer, as OpenAI's `chat.completion` object.
 
-        Every choice has an `exchange_id`, the answer a `policy_version`. `logprobs` lists every sampled token, the one
+        Every choice has an `exchange_id`, one that a stop string ended has it as `stop_reason`, and the answer has a
+        `policy_version`. `logprobs` lists every sampled token, the one
         that ended the answer included.
 
         Raises:
@@ -81,16 +94,7 @@ class Gateway:
             choices = await _gather([self._sample(turn, i, new_exchange_id(), None) for i in range(count)])
         return {
             **_envelope(turn, "chat.completion"),
-            "choices": [
-                {
-                    "index": choice.index,
-                    "message": choice.message,
-                    "finish_reason": choice.finish_reason,
-                    "logprobs": None if choice.reports is None else {"content": choice.reports, "refusal": None},
-                    "exchange_id": choice.exchange_id,
-                }
-                for choice in choices
-            ],
+            "choices": [_choice(choice) for choice in choices],
             "usage": _usage(turn, choices),
         }
 
@@ -102,8 +106,27 @@ class Gateway:
         The chunk with a `finish_reason` comes after the exchange is committed. Raises as `complete` does: from this
         call for what the request alone shows, else from the generator.
         """
+        return (await self.open_stream(request, rollout_id=rollout_id)).chunks
+
+    async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
+        """`stream`, with what is known before the first token."""
         turn = await self._prepare(request, rollout_id)
-        return self._chunks(turn)
+        return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
+
+    async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
+        """Tokens of the prompt that the request would become, however long."""
+        return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
+
+    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
+        """The conversation that ended with an exchange; its last message names the exchange.
+
+        Raises:
+            NotFoundError: it is not recorded, or of another project than `project`.
+        """
+        found = self.recorder.find([exchange_id]).get(exchange_id)
+        if found is None or project not in (None, found.project):
+            raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
+        return [*found.request_messages, {**found.message, "exchange_id": exchange_id}]
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
@@ -139,7 +162,7 @@ class Gateway:
         else:
             queue.put_nowait(finished)
 
-    async def _prepare(self, request: ChatRequest, rollout_id: str | None) -> _Turn:
+    async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         messages = normalize_messages(request.messages)
@@ -181,7 +204,7 @@ class Gateway:
             prompt_token_ids=prompt,
             parent=parent,
             branch_reason=None if branch is None else branch.reason,
-            max_tokens=_max_tokens(request, len(prompt), policy.max_context),
+            max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
             seed=seed,
         )
 
@@ -229,11 +252,12 @@ class Gateway:
                     writer.write(completion.take(), completion.take_reports())
         if not over:
             raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
+        self._count(turn, index, completion)
         message, finish_reason = completion.finish(exchange_id)
         await self._record(turn, generate, completion, message, finish_reason)
         if writer is not None:
             writer.write(completion.take(), completion.take_reports())
-            writer.finish(finish_reason)
+            writer.finish(finish_reason, completion.stop_string)
         return Finished(
             index=index,
             exchange_id=exchange_id,
@@ -241,8 +265,16 @@ class Gateway:
             finish_reason=finish_reason,
             num_tokens=len(completion.token_ids),
             num_cached_tokens=completion.num_cached_tokens,
+            stop_string=completion.stop_string,
             reports=completion.take_reports() if request.logprobs else None,
         )
+
+    def _count(self, turn: _Turn, index: int, completion: Completion) -> None:
+        model = f"{turn.policy.project}/{turn.policy.name}"
+        self.tokens[model, "completion"] += len(completion.token_ids)
+        if index == 0:  # the choices of a request share its prompt
+            self.tokens[model, "prompt"] += len(turn.prompt_token_ids)
+            self.tokens[model, "cached"] += completion.num_cached_tokens
 
     async def _record(
         self, turn: _Turn, generate: GenerateRequest, completion: Completion, message: Message, finish: FinishReason
@@ -281,8 +313,8 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             raise InvalidRequestError(error.message, param="chat_template_kwargs") from error
     if request.tools and not renderer.handles_tools:
         raise InvalidRequestError(
-            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or its vocabulary has no "
-            "<tool_call> token; leave `tools` out and describe them in a message",
+            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or writes calls in a way "
+            "that is not known here; leave `tools` out and describe them in a message",
             param="tools",
         )
     return renderer
@@ -307,6 +339,19 @@ def _envelope(turn: _Turn, kind: str) -> dict[str, Any]:
         "model": turn.request.model,
         "policy_version": turn.policy.policy_version,
     }
+
+
+def _choice(finished: Finished) -> dict[str, Any]:
+    choice = {
+        "index": finished.index,
+        "message": finished.message,
+        "finish_reason": finished.finish_reason,
+        "logprobs": None if finished.reports is None else {"content": finished.reports, "refusal": None},
+        "exchange_id": finished.exchange_id,
+    }
+    if finished.stop_string is not None:
+        choice["stop_reason"] = finished.stop_string
+    return choice
 
 
 def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:

@@ -60,6 +60,11 @@ class Completion:
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         return self._finish is not None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._scanner is None else self._scanner.matched
+
     def take(self) -> list[Delta]:
         """Parts of the message that became certain."""
         return self._parser.take()
@@ -103,4 +108,5 @@ class Finished:
     finish_reason: FinishReason
     num_tokens: int
     num_cached_tokens: int
+    stop_string: str | None
     reports: list[dict[str, Any]] | None

@@ -32,6 +32,8 @@ class StopScanner:
         self._buffer = b""  # bytes of the held tokens
         self.num_tokens = 0
         """Tokens seen, up to and including the one that completed a match."""
+        self.matched: str | None = None
+        """The stop string that was found."""
 
     def push(self, token_ids: list[int]) -> Scan:
         released: list[int] = []
@@ -39,9 +41,11 @@ class StopScanner:
             self.num_tokens += 1
             self._held.append(token)
             self._buffer += self._token_bytes[token]
-            found = [start for string in self._strings if (start := self._buffer.find(string)) >= 0]
+            found = [(start, string) for string in self._strings if (start := self._buffer.find(string)) >= 0]
             if found:
-                whole, cut = self._release(min(found))
+                start, string = min(found, key=lambda match: match[0])
+                self.matched = string.decode()
+                whole, cut = self._release(start)
                 return Scan(released + whole, cut, matched=True)
             released += self._release(len(self._buffer) - self._longest_prefix())[0]
         return Scan(released)

@@ -32,8 +32,8 @@ class ChoiceWriter:
         for delta in deltas:
             self._send(self._fields(delta), None)
 
-    def finish(self, finish_reason: FinishReason) -> None:
-        self._send({}, finish_reason)
+    def finish(self, finish_reason: FinishReason, stop_string: str | None) -> None:
+        self._send({}, finish_reason, stop_string)
 
     def _fields(self, delta: Delta) -> dict[str, Any]:
         if delta.tool_call is not None:
@@ -44,14 +44,15 @@ class ChoiceWriter:
             return {"reasoning_content": delta.reasoning}
         return {"content": delta.content}
 
-    def _send(self, delta: dict[str, Any], finish_reason: FinishReason | None) -> None:
+    def _send(self, delta: dict[str, Any], finish_reason: FinishReason | None, stop_string: str | None = None) -> None:
         reports, self._reports = self._reports, []
-        self._put(
-            {
-                "index": self._index,
-                "delta": delta,
-                "finish_reason": finish_reason,
-                "logprobs": {"content": reports, "refusal": None} if reports else None,
-                "exchange_id": self._exchange_id,
-            }
-        )
+        entry = {
+            "index": self._index,
+            "delta": delta,
+            "finish_reason": finish_reason,
+            "logprobs": {"content": reports, "refusal": None} if reports else None,
+            "exchange_id": self._exchange_id,
+        }
+        if stop_string is not None:
+            entry["stop_reason"] = stop_string
+        self._put(entry)

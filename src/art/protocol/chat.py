@@ -7,6 +7,7 @@ request carries the whole conversation each time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -118,10 +119,7 @@ def parse_chat_request(body: Any) -> ChatRequest:
         request = ChatRequest.model_validate(body)
     except ValidationError as error:
         raise invalid_request(error) from None
-    for name in request.model_fields_set & _UNSUPPORTED.keys():
-        value = getattr(request, name)
-        if value is not None and value not in _UNSUPPORTED[name]:
-            raise InvalidRequestError(f"`{name}` is not supported; leave it out (got {_short(value)})", param=name)
+    refuse_unsupported(request, _UNSUPPORTED)
     _check_stop(request.stop_strings)
     _check_tools(request)
     if request.top_logprobs is not None and not request.logprobs:
@@ -129,6 +127,18 @@ def parse_chat_request(body: Any) -> ChatRequest:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("`stream_options` needs `stream: true`", param="stream_options")
     return request
+
+
+def refuse_unsupported(request: BaseModel, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse fields that cannot be honoured, unless they have one of the values that ask for nothing.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    for name in sorted(request.model_fields_set & unsupported.keys()):
+        value = getattr(request, name)
+        if value is not None and value not in unsupported[name]:
+            raise InvalidRequestError(f"`{name}` is not supported; leave it out (got {short(value)})", param=name)
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:
@@ -139,7 +149,7 @@ def invalid_request(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(f"unknown parameter `{param}`; remove it", param=param)
     if first["type"] == "missing":
         return InvalidRequestError(f"`{param}` is missing", param=param)
-    return InvalidRequestError(f"`{param}`: {first['msg']}, got {_short(first.get('input'))}", param=param)
+    return InvalidRequestError(f"`{param}`: {first['msg']}, got {short(first.get('input'))}", param=param)
 
 
 def _check_stop(strings: list[str]) -> None:
@@ -154,7 +164,7 @@ def _check_tools(request: ChatRequest) -> None:
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
             raise InvalidRequestError(
-                f'each tool must be {{"type": "function", "function": {{"name": ..., ...}}}}, got {_short(tool)}',
+                f'each tool must be {{"type": "function", "function": {{"name": ..., ...}}}}, got {short(tool)}',
                 param=f"tools.{i}",
             )
     choice = request.tool_choice
@@ -163,7 +173,7 @@ def _check_tools(request: ChatRequest) -> None:
             raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
         return
     raise InvalidRequestError(
-        f"`tool_choice` {_short(choice)} cannot be enforced; supported are 'auto' (the default) and 'none'",
+        f"`tool_choice` {short(choice)} cannot be enforced; supported are 'auto' (the default) and 'none'",
         param="tool_choice",
     )
 
@@ -192,7 +202,7 @@ def normalize_message(message: Message, where: str = "message") -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(
-            f"`{where}.role` must be system, developer, user, assistant or tool, got {_short(role)}",
+            f"`{where}.role` must be system, developer, user, assistant or tool, got {short(role)}",
             param=f"{where}.role",
         )
     content = message.get("content")
@@ -211,7 +221,7 @@ def normalize_message(message: Message, where: str = "message") -> Message:
                     result[key] = _normalize_tool_calls(value, f"{where}.tool_calls")
             elif not isinstance(value, str):
                 raise InvalidRequestError(
-                    f"`{where}.{key}` must be a string, got {_short(value)}", param=f"{where}.{key}"
+                    f"`{where}.{key}` must be a string, got {short(value)}", param=f"{where}.{key}"
                 )
             else:
                 result[key] = value
@@ -223,13 +233,13 @@ def _join_text(content: Any, where: str) -> str:
         return ""
     if not isinstance(content, list):
         raise InvalidRequestError(
-            f"`{where}.content` must be text or a list of text parts, got {_short(content)}", param=f"{where}.content"
+            f"`{where}.content` must be text or a list of text parts, got {short(content)}", param=f"{where}.content"
         )
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            what = f"a part of type {kind!r}" if kind else _short(part)
+            what = f"a part of type {kind!r}" if kind else short(part)
             raise InvalidRequestError(
                 f"`{where}.content` has {what}; only text parts are supported", param=f"{where}.content"
             )
@@ -239,18 +249,18 @@ def _join_text(content: Any, where: str) -> str:
 
 def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise InvalidRequestError(f"`{where}` must be a list, got {_short(calls)}", param=where)
+        raise InvalidRequestError(f"`{where}` must be a list, got {short(calls)}", param=where)
     result = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError(
-                f"`{where}.{i}` must have a `function` with a `name`, got {_short(call)}", param=f"{where}.{i}"
+                f"`{where}.{i}` must have a `function` with a `name`, got {short(call)}", param=f"{where}.{i}"
             )
         arguments = function.get("arguments")
         if not isinstance(arguments, str):
             raise InvalidRequestError(
-                f"`{where}.{i}.function.arguments` must be JSON text, got {_short(arguments)}", param=f"{where}.{i}"
+                f"`{where}.{i}.function.arguments` must be JSON text, got {short(arguments)}", param=f"{where}.{i}"
             )
         clean: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         if isinstance(call.get("id"), str):
@@ -259,6 +269,7 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return result
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as errors show it."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

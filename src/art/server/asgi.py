@@ -11,7 +11,7 @@ import orjson
 
 from art.config import ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
-from art.server.errors import failure
+from art.server.errors import ErrorBody, failure
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -99,17 +99,19 @@ async def send_bytes(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_failure(send: Send, error: BaseException) -> None:
-    status, body, headers = failure(error)
+async def send_failure(send: Send, error: BaseException, shape: ErrorBody | None = None) -> None:
+    status, body, headers = failure(error, shape)
     await send_bytes(send, status, body, headers=headers)
+
+
+_EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
     """Server-sent events and `[DONE]`. An error before the first event is raised, a later one is sent as an event."""
     async with contextlib.aclosing(events):
         first = await anext(events)
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
         await _send_event(send, first)
         try:
             async for event in events:
@@ -118,6 +120,28 @@ async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) 
             _, body, _ = failure(error)
             await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def send_named_events(
+    send: Send, events: AsyncGenerator[dict[str, Any], None], on_error: Callable[[Exception], dict[str, Any]]
+) -> None:
+    """Server-sent events that are named by their `type`. An error before the first event is raised; a later one is sent
+    as the event that `on_error` makes of it."""
+    async with contextlib.aclosing(events):
+        first = await anext(events)
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+        await _send_named(send, first)
+        try:
+            async for event in events:
+                await _send_named(send, event)
+        except Exception as error:
+            await _send_named(send, on_error(error))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_named(send: Send, event: dict[str, Any]) -> None:
+    body = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _send_event(send: Send, event: dict[str, Any]) -> None:

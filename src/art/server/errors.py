@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
 
 import orjson
 from pydantic import ValidationError
@@ -26,6 +27,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.OverloadedError: 429,
     errors.TrajectoryError: 422,
     errors.TrainingError: 500,
+    errors.JobCancelledError: 409,
     errors.PublishError: 500,
     errors.StorageError: 500,
     errors.DiskFullError: 507,
@@ -40,14 +42,24 @@ Failure = tuple[int, bytes, dict[str, str]]
 """Status, JSON body, extra headers."""
 
 
-def failure(error: BaseException) -> Failure:
-    """What to answer. An error that is not ours gets an id, which the log explains; its text stays here."""
+ErrorBody = Callable[[errors.ArtError, int], bytes]
+"""The body of an error, given its status."""
+
+
+def public_error(error: BaseException) -> errors.ArtError:
+    """What a client may know. An error that is not ours gets an id, which the log explains; its text stays here."""
     if isinstance(error, ValidationError):
-        error = invalid_request(error)
-    if not isinstance(error, errors.ArtError):
-        error_id = os.urandom(6).hex()
-        logger.error("error %s", error_id, exc_info=error)
-        error = errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
+        return invalid_request(error)
+    if isinstance(error, errors.ArtError):
+        return error
+    error_id = os.urandom(6).hex()
+    logger.error("error %s", error_id, exc_info=error)
+    return errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
+
+
+def failure(error: BaseException, body: ErrorBody | None = None) -> Failure:
+    """What to answer; in OpenAI's shape unless `body` makes another."""
+    error = public_error(error)
     status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
     # The OpenAI client retries 409 and every 5xx unless it is told; for minutes, without a word to its user.
     headers = {"x-should-retry": "true" if error.transient else "false"}
@@ -55,7 +67,7 @@ def failure(error: BaseException) -> Failure:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.RequestTimeoutError):
         headers["connection"] = "close"  # the rest of the body may still come
-    return status, error_body(error, status), headers
+    return status, (body or error_body)(error, status), headers
 
 
 def error_body(error: errors.ArtError, status: int) -> bytes:

@@ -13,8 +13,10 @@ import pytest
 from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
+from art.protocol.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.chat import ChatRequest
 from art.protocol.preflight import PreflightRequest
+from art.protocol.responses import ResponsesRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, create_app
@@ -29,6 +31,9 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
         {"model": model, "messages": [{"role": "user", "content": "hi"}]}
         for model in ("b/agent", "b/agent@0", "b/none")
     ],
+    ResponsesRequest: [{"model": model, "input": "hi"} for model in ("b/agent", "b/none")],
+    MessagesRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}],
+    CountTokensRequest: [{"model": "b/agent", "messages": [{"role": "user", "content": "hi"}]}],
     RegisterRequest: [{"project": "b", "name": "agent", "base_model": "base"}],
     TrainRequest: [
         {"job_id": "job-of-b", "groups": []},
@@ -142,7 +147,7 @@ async def test_an_open_route_tells_nothing(setup: Setup, route: Route) -> None:
     _, key = setup.store.create("a's", project="a", scopes=["infer", "train", "admin"])
     for given in (None, "wrong", key):
         response = await setup.ask(route, given)
-        assert response.status_code == 200
+        assert response.status_code == (503 if route.path == "/ready" else 200)
         assert SECRET not in response.text
 
 

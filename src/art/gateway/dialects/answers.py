@@ -1,0 +1,71 @@
+"""Assistant messages put together from parts, as both other dialects have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from art.errors import InvalidRequestError
+from art.protocol.chat import Message, short
+
+
+class AnswerParts:
+    """Parts of one answer (reasoning, text, calls) on their way to being one chat message."""
+
+    def __init__(self, exchange_id: str | None = None) -> None:
+        self.exchange_id = exchange_id
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+
+    @property
+    def has_said(self) -> bool:
+        return bool(self.texts or self.calls)
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+
+    def message(self) -> Message:
+        message: Message = {"role": "assistant", "content": "".join(self.texts)}
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.exchange_id is not None:
+            message["exchange_id"] = self.exchange_id
+        return message
+
+
+def join_text(content: Any, where: str, kinds: tuple[str, ...], *, between: str = "") -> str:
+    """The text of a string or of a list of text parts, whose `type` is one of `kinds`.
+
+    Raises:
+        InvalidRequestError: anything else, e.g. an image; `where` names the place.
+    """
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"`{where}` must be text or a list of text parts, got {short(content)}", param=where)
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in kinds or not isinstance(part.get("text"), str):
+            what = f"a part of type {kind!r}" if kind else short(part)
+            raise InvalidRequestError(
+                f"`{where}` has {what}; only text is supported ({', '.join(kinds)})", param=f"{where}.{i}"
+            )
+        texts.append(part["text"])
+    return between.join(texts)
+
+
+def text_field(item: dict[str, Any], key: str, where: str) -> str:
+    """A field that must be there and be text.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"`{where}.{key}` must be a string, got {short(value)}", param=f"{where}.{key}")
+    return value

@@ -1,0 +1,136 @@
+"""A request of the Anthropic dialect as a chat request.
+
+user       [tool_result...] [text...]     --> tool, tool, ..., user
+assistant  [thinking] [text] [tool_use...] --> one assistant message with reasoning and tool calls
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from art.errors import InvalidRequestError
+from art.gateway.dialects.answers import AnswerParts, join_text, text_field
+from art.gateway.dialects.ids import exchange_of
+from art.protocol.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, parse_chat_request, short
+
+_BETWEEN_BLOCKS = "\n\n"
+"""Blocks of text are paragraphs."""
+
+
+def to_chat(request: CountTokensRequest) -> ChatRequest:
+    """The chat request that means the same.
+
+    Raises:
+        InvalidRequestError: something that chat cannot express, e.g. an image.
+    """
+    messages: list[Message] = []
+    if request.system is not None:
+        messages.append(
+            {"role": "system", "content": join_text(request.system, "system", ("text",), between=_BETWEEN_BLOCKS)}
+        )
+    for i, message in enumerate(request.messages):
+        messages += _messages(message, f"messages.{i}")
+    if messages[-1]["role"] == "assistant":
+        raise InvalidRequestError(
+            "the last message is the assistant's: answers cannot be begun for the model; leave it out", param="messages"
+        )
+    body: dict[str, Any] = {"model": request.model, "messages": messages}
+    if request.chat_template_kwargs:
+        body["chat_template_kwargs"] = request.chat_template_kwargs
+    if request.tools:
+        body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
+        if request.tool_choice is not None:
+            body["tool_choice"] = request.tool_choice["type"]
+    if isinstance(request, MessagesRequest):
+        body |= _sampling(request)
+    return parse_chat_request(body)
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    stops = request.stop_sequences or []
+    if len(stops) > MAX_STOP_STRINGS or "" in stops:
+        raise InvalidRequestError(
+            f"`stop_sequences` takes at most {MAX_STOP_STRINGS} strings, none of them empty; got {short(stops)}",
+            param="stop_sequences",
+        )
+    given = {
+        "max_completion_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
+        "seed": request.seed, "stop": stops or None,
+    }  # fmt: skip
+    stream = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
+    return {name: value for name, value in given.items() if value is not None} | stream
+
+
+def _messages(message: dict[str, Any], where: str) -> list[Message]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise InvalidRequestError(
+            f"`{where}.role` must be user or assistant, got {short(role)}; system text belongs in `system`",
+            param=f"{where}.role",
+        )
+    if not isinstance(content, (str, list)):
+        raise InvalidRequestError(
+            f"`{where}.content` must be text or a list of blocks, got {short(content)}", param=f"{where}.content"
+        )
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    return [_answer(content, f"{where}.content")] if role == "assistant" else _said(content, f"{where}.content")
+
+
+def _answer(blocks: list[Any], where: str) -> Message:
+    answer = AnswerParts()
+    for i, block in enumerate(blocks):
+        at = f"{where}.{i}"
+        kind = _kind(block, at, ("text", "thinking", "tool_use"))
+        if kind == "text":
+            answer.texts.append(text_field(block, "text", at))
+        elif kind == "thinking":
+            answer.reasoning.append(text_field(block, "thinking", at))
+            answer.exchange_id = answer.exchange_id or exchange_of(block.get("signature"))
+        else:
+            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            answer.add_call(text_field(block, "id", at), text_field(block, "name", at), arguments)
+            answer.exchange_id = answer.exchange_id or exchange_of(block["id"])
+    return answer.message()
+
+
+def _said(blocks: list[Any], where: str) -> list[Message]:
+    """Results of tools, and what the user says with them."""
+    messages: list[Message] = []
+    texts: list[str] = []
+    for i, block in enumerate(blocks):
+        at = f"{where}.{i}"
+        if _kind(block, at, ("text", "tool_result")) == "text":
+            texts.append(text_field(block, "text", at))
+            continue
+        if texts:
+            raise InvalidRequestError(f"`{at}`: tool results stand before any text of their message", param=at)
+        result = join_text(block.get("content"), f"{at}.content", ("text",), between=_BETWEEN_BLOCKS)
+        if block.get("is_error"):
+            result = f"Error: {result}"
+        messages.append({"role": "tool", "tool_call_id": text_field(block, "tool_use_id", at), "content": result})
+    if texts or not messages:
+        messages.append({"role": "user", "content": _BETWEEN_BLOCKS.join(texts)})
+    return messages
+
+
+def _kind(block: Any, where: str, known: tuple[str, ...]) -> str:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind not in known:
+        what = f"a block of type {kind!r}" if kind else short(block)
+        raise InvalidRequestError(f"`{where}` is {what}; supported here are {', '.join(known)}", param=where)
+    return str(kind)
+
+
+def _tool(tool: dict[str, Any], where: str) -> Tool:
+    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise InvalidRequestError(
+            f'`{where}` must be {{"name": ..., "input_schema": ...}}; other tools do not run here, got {short(tool)}',
+            param=where,
+        )
+    function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
+    if tool.get("input_schema") is not None:
+        function["parameters"] = tool["input_schema"]
+    return {"type": "function", "function": function}

@@ -1,0 +1,123 @@
+"""A request of the Responses dialect as a chat request.
+
+One answer of a model comes back as several items, [reasoning] [message] function_call*. They become one chat message
+again: by the exchange in their ids, and where a client has dropped the ids, because they stand next to each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from art.errors import InvalidRequestError
+from art.gateway.dialects.answers import AnswerParts, join_text, text_field
+from art.gateway.dialects.ids import exchange_of
+from art.protocol.chat import ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.responses import Item, ResponsesRequest
+
+_ROLES = ("user", "assistant", "system", "developer")
+_PLAIN_FIELDS = ("temperature", "top_p", "seed", "chat_template_kwargs")
+
+
+def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
+    """The chat request that means the same.
+
+    Args:
+        previous: messages of the response that it continues, without that one's instructions.
+
+    Raises:
+        InvalidRequestError: something that chat cannot express, e.g. an image.
+    """
+    messages: list[Message] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    messages += previous
+    if isinstance(request.input, str):
+        messages.append({"role": "user", "content": request.input})
+    else:
+        messages += _messages(request.input)
+    if not messages:
+        raise InvalidRequestError("`input` is empty: there is nothing to answer", param="input")
+    body: dict[str, Any] = {"model": request.model, "messages": messages}
+    body |= {name: value for name in _PLAIN_FIELDS if (value := getattr(request, name)) is not None}
+    if request.max_output_tokens is not None:
+        body["max_completion_tokens"] = request.max_output_tokens
+    if request.tools:
+        body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
+        if request.tool_choice is not None:
+            body["tool_choice"] = request.tool_choice
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return parse_chat_request(body)
+
+
+def _messages(items: list[Item]) -> list[Message]:
+    messages: list[Message] = []
+    answer: AnswerParts | None = None
+    for i, item in enumerate(items):
+        where = f"input.{i}"
+        kind = item.get("type", "message")
+        exchange_id = exchange_of(item.get("id")) or exchange_of(item.get("call_id"))
+        if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
+            if answer is None or _begins_another(answer, kind, exchange_id):
+                messages += [answer.message()] if answer is not None else []
+                answer = AnswerParts()
+            answer.exchange_id = answer.exchange_id or exchange_id
+            _add(answer, kind, item, where)
+            continue
+        if answer is not None:
+            messages.append(answer.message())
+            answer = None
+        messages.append(_other(kind, item, where))
+    return messages if answer is None else [*messages, answer.message()]
+
+
+def _begins_another(answer: AnswerParts, kind: str, exchange_id: str | None) -> bool:
+    """Whether an item belongs to another answer than the one before it."""
+    if exchange_id is not None and answer.exchange_id is not None:
+        return exchange_id != answer.exchange_id
+    return kind != "function_call" and answer.has_said
+
+
+def _add(answer: AnswerParts, kind: str, item: Item, where: str) -> None:
+    if kind == "function_call":
+        answer.add_call(
+            text_field(item, "call_id", where), text_field(item, "name", where), text_field(item, "arguments", where)
+        )
+    elif kind == "reasoning":
+        content = item.get("content") or item.get("summary") or []
+        answer.reasoning.append(join_text(content, f"{where}.content", ("reasoning_text", "summary_text")))
+    else:
+        text = join_text(item.get("content"), f"{where}.content", ("output_text", "input_text", "text"))
+        answer.texts.append(text)
+
+
+def _other(kind: object, item: Item, where: str) -> Message:
+    if kind == "message":
+        if item.get("role") not in _ROLES:
+            raise InvalidRequestError(
+                f"`{where}.role` must be user, assistant, system or developer, got {short(item.get('role'))}",
+                param=f"{where}.role",
+            )
+        return {
+            "role": item["role"],
+            "content": join_text(item.get("content"), f"{where}.content", ("input_text", "text")),
+        }
+    if kind == "function_call_output":
+        output = join_text(item.get("output"), f"{where}.output", ("input_text", "output_text", "text"))
+        return {"role": "tool", "tool_call_id": text_field(item, "call_id", where), "content": output}
+    raise InvalidRequestError(
+        f"`{where}.type` {short(kind)} is not supported; supported are message, function_call, function_call_output "
+        "and reasoning",
+        param=f"{where}.type",
+    )
+
+
+def _tool(tool: dict[str, Any], where: str) -> Tool:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise InvalidRequestError(
+            f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}; other tools do not run here, '
+            f"got {short(tool)}",
+            param=where,
+        )
+    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": function}
