@@ -201,7 +201,9 @@ def _sample(name: str, prompt: list[int], answer: list[int], component: Componen
 
 
 def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     worst = 0.0
     for sample in samples:
         with torch.no_grad():
@@ -251,7 +253,9 @@ def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
 
 
 def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     adapted = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     num_targets = sum(sum(sample.loss_mask) for sample in samples)
     for sample in samples:
