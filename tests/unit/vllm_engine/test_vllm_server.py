@@ -151,6 +151,12 @@ async def test_a_failed_start_names_the_first_error(tmp_path: Path, capfd: pytes
     assert "See root cause above" in capfd.readouterr().err  # all of its output is in our log
 
 
+async def test_a_cause_in_vllms_own_terms_is_explained(tmp_path: Path) -> None:
+    text = FAILING.replace("torch.OutOfMemoryError: CUDA out of memory", "AttributeError: module 'triton.language' has")
+    with pytest.raises(ProcessError, match=r"AttributeError: module 'triton.language' has \(vLLM computes mixtures of"):
+        await VllmServer.start(CPU, program(tmp_path, text), 1)
+
+
 # -- the command line --
 
 
