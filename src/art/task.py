@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 
 _BUILT_IN = {
+    "search_emails": "art.tasks.search_emails:SearchEmails",
     "tic_tac_toe": "art.tasks.tic_tac_toe:TicTacToe",
     "yes_no_maybe": "art.tasks.yes_no_maybe:YesNoMaybe",
 }
@@ -76,6 +77,8 @@ class TaskDefaults:
     """`linear` falls from `learning_rate` to nearly 0 over the run."""
     warm_start_steps: int = 500
     """Optimiser steps of supervised play that give a tiny model the format."""
+    tiny_vocab_size: int = 384
+    """Of a tiny model: 265 for bytes and tags, the others for the task's own words."""
 
     def learning_rate_at(self, index: int, num_steps: int) -> float:
         """The rate of step `index`, counted from 0, in a run of `num_steps`."""
