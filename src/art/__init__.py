@@ -18,6 +18,7 @@ from art.utils import retry
 
 if TYPE_CHECKING:
     from art.backends.local import LocalBackend
+    from art.backends.remote import RemoteBackend
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "Model",
     "ModelSettings",
     "PydanticException",
+    "RemoteBackend",
     "Tools",
     "TrainConfig",
     "TrainResult",
@@ -52,9 +54,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`LocalBackend` starts processes and is needed by scripts only; it is imported at first use."""
+    """Kinds of backends are needed by scripts only; they are imported at first use."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
         return LocalBackend
+    if name == "RemoteBackend":
+        from art.backends.remote import RemoteBackend
+
+        return RemoteBackend
     raise AttributeError(f"module 'art' has no attribute {name!r}")

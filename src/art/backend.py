@@ -92,6 +92,8 @@ class Backend:
 
     data_dir: Path | None = None
     """Where the server keeps its data, if that is on this machine. Models then keep their log there too."""
+    shares_files: bool | None = None
+    """Whether the server sees the same files, so that a path here is one there. `None`: if it is on this machine."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
@@ -132,7 +134,8 @@ class Backend:
         if not model.trainable:
             return None
         client = await self._connection()
-        request = _registration_request(cast(TrainableBackendModel, model), same_files=client.is_local)
+        same_files = client.is_local if self.shares_files is None else self.shares_files
+        request = _registration_request(cast(TrainableBackendModel, model), same_files=same_files)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
@@ -155,6 +158,7 @@ class Backend:
         scale_rewards: bool | Literal["none", "group", "batch", "mean"] | None = None,
         normalize_advantages: bool | None = None,
         num_minibatches: int | None = None,
+        verbose: bool = False,
         **further: Any,
     ) -> TrainResult:
         """One step of reinforcement learning; returns when the new weights are served.
@@ -165,6 +169,7 @@ class Backend:
             loss_fn: a loss, or an algorithm, which is a preset of `TrainConfig` (`grpo`, `dapo`, ...).
             loss_fn_config: the loss's own settings, see `DppoConfig`, `PpoConfig` and the others.
             scale_rewards: `True` is "group"; older name: `normalize_advantages`.
+            verbose: show a progress bar: place in the queue, micro-batches.
             further: any other setting of `TrainConfig` by its name, or one of older code: `epsilon` and `epsilon_high`
                 are clips, `kl_penalty_coef` and `kl_penalty_reference_step` a KL in the reward, `beta` one in the loss,
                 `importance_sampling_level="sequence"` is gspo, `truncated_importance_sampling` is `mismatch.truncate`.
@@ -186,22 +191,28 @@ class Backend:
         config = train_config(config, settings | further)
         request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=config)
         client = await self._connection()
-        return self._result(model, await client.train(model.project, model.name, request))
+        return self._result(model, await client.train(model.project, model.name, request, show=verbose))
 
     async def train_sft(
-        self, model: BackendModel, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None
+        self,
+        model: BackendModel,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | None = None,
+        *,
+        verbose: bool = False,
     ) -> TrainResult:
         """Supervised fine-tuning on the assistant messages of `trajectories`.
 
         Raises:
             NothingTrainableError: there is no trajectory.
+            JobCancelledError: somebody cancelled the job, as for `train`.
         """
         wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(trajectories)]
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
         request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config or TrainSFTConfig())
         client = await self._connection()
-        return self._result(model, await client.train_sft(model.project, model.name, request))
+        return self._result(model, await client.train_sft(model.project, model.name, request, show=verbose))
 
     def _result(self, model: BackendModel, status: JobStatus) -> TrainResult:
         if status.step is None:

@@ -16,6 +16,7 @@
     |   |-- TrajectoryMismatchError text changed after sampling, or an unknown exchange
     |   +-- NothingTrainableError   no token of the submitted groups can be learnt from
     |-- TrainingError               the step itself failed (non-finite loss, ...)
+    |-- JobCancelledError           somebody cancelled the job
     |-- PublishError                a checkpoint could not become the served policy
     |   |-- AdapterError            adapter file corrupted, or it matches no layer
     |   +-- HandshakeError          the engine does not reproduce the trainer's probe
@@ -108,6 +109,10 @@ class NothingTrainableError(TrajectoryError):
 
 class TrainingError(ArtError):
     code = "training_failed"
+
+
+class JobCancelledError(ArtError):
+    code = "job_cancelled"
 
 
 class PublishError(ArtError):

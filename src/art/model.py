@@ -281,7 +281,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         self, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, verbose: bool = False
     ) -> TrainResult:
         """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`."""
-        result = await self.backend().train_sft(self, trajectories, config)
+        result = await self.backend().train_sft(self, trajectories, config, verbose=verbose)
         await self.log(split="train", metrics=result.metrics, step=result.step)
         return result
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import art.runtime.runtime
-from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, DiskFullError, StorageError
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
@@ -149,11 +149,11 @@ async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weight
 ) -> None:
     await runtime.register(request_for(tiny_model, "full"))
 
-    async def full(status: JobStatus) -> None:
+    async def full(*_: Any, **__: Any) -> None:
         raise DiskFullError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._registry, "finish_job", full)
+        patched.setattr(runtime._job_store, "finish", full)
         lost = await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-lost"))
         lost = await ended(runtime, lost)
     assert lost.error is not None
@@ -178,12 +178,12 @@ async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_la
 
     monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._registry, "_update_job", full)
+        patched.setattr(runtime._job_store, "move", full)
         job = await ended(runtime, await runtime.submit_train("p", "unrecorded", request))
         assert job.state == "failed"
-        assert (await runtime._registry.job_status("job-unrecorded")).state == "queued"
+        assert (await runtime._job_store.status("job-unrecorded")).state == "queued"
     async with asyncio.timeout(10):
-        while (await runtime._registry.job_status("job-unrecorded")).state != "failed":
+        while (await runtime._job_store.status("job-unrecorded")).state != "failed":
             await asyncio.sleep(0.02)
 
 
@@ -281,3 +281,29 @@ async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pyte
     await first.close()
     await second.start()
     await second.close()
+
+
+@in_module_loop
+async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime: Runtime, tiny_model: Path) -> None:
+    await runtime.register(request_for(tiny_model, "cancelled"))
+    items = [PROMPT, {"role": "assistant", "content": "yes"}]
+    endless = {"trajectories": [{"histories": [{"items": items}]}] * 2000, "config": TrainSFTConfig(batch_size=1)}
+    request = TrainSFTRequest.model_validate({"job_id": "job-endless", **endless})
+    before = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
+    await runtime.submit_train_sft("p", "cancelled", request)
+    last = None
+    async for event in runtime.job_events("job-endless", 0):
+        if event is not None and event.progress is not None and event.state is None:
+            assert event.progress.total == 2000
+            await runtime.cancel_job("job-endless")
+        last = event or last
+    assert last is not None
+    assert last.status is not None
+    assert last.status.state == "cancelled"
+    assert last.status.progress is None
+    assert checkpoints.list_steps(runtime.data_dir.model("p", "cancelled").checkpoints) == [0]
+    after = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
+    assert before == after, "the trainer did not have to be killed"
+    request = await train_request(runtime, "cancelled", "job-after-cancelled")
+    done = await ended(runtime, await runtime.submit_train("p", "cancelled", request))
+    assert (done.state, done.step) == ("succeeded", 1)

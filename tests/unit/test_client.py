@@ -13,7 +13,7 @@ import pytest
 from fake_art_server import FakeArtServer, refusal
 from openai.types.chat.chat_completion import Choice
 
-import art.client
+import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig
@@ -55,7 +55,7 @@ def quick_sleep(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         delays.append(delay_s)
         await real_sleep(0)
 
-    monkeypatch.setattr(art.client.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return delays
 
 
@@ -172,7 +172,7 @@ async def test_a_job_is_polled_until_it_ends(server: FakeArtServer) -> None:
     async with server.client() as client:
         await client.register(REGISTER)
         assert (await client.train("p", "m", train_request())).step == 1
-    polls = [path for _, path, _ in server.requests if path.startswith("/api/jobs/")]
+    polls = [path for _, path, _ in server.requests if path == "/api/jobs/job-0001"]
     assert len(polls) == 3
 
 
@@ -213,7 +213,7 @@ async def test_a_failed_job_raises_its_error(server: FakeArtServer) -> None:
 
 
 async def test_a_job_that_never_ends(server: FakeArtServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(art.client, "JOB_DEADLINE_S", 0.02)
+    monkeypatch.setattr(art.client.jobs, "JOB_DEADLINE_S", 0.02)
     server.polls_until_done = 10**9
     async with server.client() as client:
         await client.register(REGISTER)

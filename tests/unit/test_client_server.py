@@ -14,14 +14,18 @@ from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
     HandshakeError,
+    InvalidRequestError,
+    JobCancelledError,
     NotFoundError,
     OverloadedError,
     PayloadTooLargeError,
     ProcessError,
 )
+from art.protocol.jobs import JobEvent
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
     DeleteCheckpointsRequest,
+    JobProgress,
     JobStatus,
     ModelStatus,
     RegisterRequest,
@@ -67,7 +71,7 @@ class Runtime:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.errors: list[Exception] = []
-        self.result = "succeeded"
+        self.result: Any = "succeeded"
 
     def note(self, *asked: Any) -> None:
         self.asked.append(asked)
@@ -110,6 +114,28 @@ class Runtime:
         self.note(job_id, wait_s)
         return self.job("train", job_id, self.result)
 
+    async def job_events(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
+        self.note(job_id, after)
+        events: list[JobEvent | None] = [
+            JobEvent(kind="state", at=1.0, state="queued"),
+            JobEvent(kind="progress", at=2.0, progress=JobProgress(phase="train", done=1, total=2)),
+            JobEvent(kind="state", at=3.0, state=self.result, status=self.job("train", job_id, self.result)),
+        ]
+        for number, event in enumerate(events, 1):
+            if number > after and event is not None:
+                yield None
+                yield event.model_copy(update={"number": number})
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        self.note(project, name, unfinished, limit)
+        return [self.job("train", "job-0001", "running")]
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        self.note("cancel", job_id)
+        return self.job("train", job_id, "cancelling")
+
 
 @pytest.fixture
 def runtime() -> Runtime:
@@ -149,9 +175,9 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
         ("p", "m"),
         (3,),
         (request(),),
-        ("job-0001", 20.0),
+        ("job-0001", 0),
         (sft,),
-        ("job-0002", 20.0),
+        ("job-0002", 0),
     ]
     (history,) = (await client.get_rollout("r1")).histories
     assert history["messages_and_choices"] == [{"role": "user", "content": "r1"}]
@@ -202,3 +228,57 @@ async def test_an_engine_that_restarts_is_waited_for(client: ArtClient, runtime:
         runtime.errors = [ProcessError("the engine is starting")] * 99
         with pytest.raises(ProcessError, match="the engine is starting"):
             await impatient.model_status("p", "m")
+
+
+# --- jobs ---
+
+
+async def test_lists_and_cancelling(client: ArtClient, runtime: Runtime) -> None:
+    (job,) = await client.list_jobs(project="p", unfinished=True)
+    assert (job.job_id, job.state) == ("job-0001", "running")
+    assert (await client.cancel_job("job-0001")).state == "cancelling"
+    assert runtime.asked == [("p", None, True, 100), ("cancel", "job-0001")]
+    runtime.result = "cancelled"
+    with pytest.raises(JobCancelledError, match=r"training of p/m was cancelled \(job job-0001\)"):
+        await client.train("p", "m", request())
+
+
+async def test_events_are_taken_up_again_where_they_broke_off(client: ArtClient, runtime: Runtime) -> None:
+    seen = [event.number async for event in client.job_events("job-0001")]
+    assert seen == [1, 2, 3]
+    assert [event.number async for event in client.job_events("job-0001", after=2)] == [3]
+    assert [event.number async for event in client.job_events("job-0001", after=3)] == []
+    with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
+        [event async for event in client.job_events("job-0001", after=-1)]
+
+
+async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
+        response = await http.get("/api/jobs/job-0001/events", headers=headers)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        retry, *frames = response.text.strip().split("\n\n")
+        assert retry.startswith("retry: 1000")
+        assert frames[1].splitlines()[:2] == ["id: 2", "event: progress"] or frames[0] == ": alive"
+        numbered = [frame for frame in frames if frame.startswith("id: ")]
+        assert [frame.splitlines()[0] for frame in numbered] == ["id: 2", "id: 3"]
+        assert JobEvent.model_validate_json(numbered[-1].splitlines()[2][5:]).status is not None
+        done = await http.get("/api/jobs/job-0001/events", headers=headers | {"Last-Event-ID": "3"})
+        assert (done.status_code, done.content) == (204, b"")
+
+
+@pytest.mark.parametrize("body_id", [None, "job-0001", "job-0002"])
+async def test_an_idempotency_key_is_a_job_id(runtime: Runtime, body_id: str | None) -> None:
+    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    headers = {"Authorization": "Bearer key", "Idempotency-Key": "job-0001"}
+    body = request().model_dump(mode="json") | {"job_id": body_id}
+    if body_id is None:
+        del body["job_id"]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
+        response = await http.post("/api/models/p/m/train", headers=headers, json=body)
+    if body_id == "job-0002":
+        assert response.status_code == 400
+        assert "leave one out" in response.json()["error"]["message"]
+    else:
+        assert response.json()["job_id"] == "job-0001"

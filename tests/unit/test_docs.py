@@ -49,8 +49,9 @@ def test_files_of_the_source_tree_exist(page: Path) -> None:
     assert not missing
 
 
-def test_the_quick_start_of_the_readme_is_the_example() -> None:
-    example = (ROOT / "examples/quickstart/quickstart.py").read_text()
+@pytest.mark.parametrize("name", ["quickstart", "remote"])
+def test_the_scripts_of_the_readme_are_the_examples(name: str) -> None:
+    example = (ROOT / f"examples/{name}/{name}.py").read_text()
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example.split('"""\n', 1)[1].strip() in (block.strip() for block in blocks)
 

@@ -22,6 +22,7 @@ NAMES = {
     "Model",
     "ModelSettings",
     "PydanticException",
+    "RemoteBackend",
     "Tools",
     "TrainConfig",
     "TrainResult",
@@ -70,8 +71,8 @@ PARAMETERS = {
     "art.TrainableModel.get_inference_name": "self step",
     "art.TrainableModel.litellm_completion_params": "self step",
     "art.Backend.train": "self model trajectory_groups config learning_rate loss_fn loss_fn_config scale_rewards "
-    "normalize_advantages num_minibatches further",
-    "art.Backend.train_sft": "self model trajectories config",
+    "normalize_advantages num_minibatches verbose further",
+    "art.Backend.train_sft": "self model trajectories config verbose",
 }
 
 FIELDS = {

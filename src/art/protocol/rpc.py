@@ -120,6 +120,13 @@ class RpcClient:
             if not finished and not self._closed:
                 self._send({"cancel": call_id})
 
+    def ask_to_stop(self, method: str) -> None:
+        """Cancel the calls of `method` in the child. Unlike those that leave `stream` their callers go on to wait, and
+        so see whether the call was stopped (a `JobCancelledError`) or had ended before."""
+        for call_id, pending in self._pending.items():
+            if pending.method == method:
+                self._send({"cancel": call_id})
+
     def _send(self, message: dict[str, Any]) -> None:
         # A transport of uvloop refuses writes once it is broken; `_read` fails the calls that wait, with the reason.
         with contextlib.suppress(RuntimeError):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
-
-JobState = Literal["queued", "running", "succeeded", "failed"]
+from art.protocol.job_states import JobKind, JobState
 
 
 class Wire(BaseModel):
@@ -16,7 +15,7 @@ class Wire(BaseModel):
 
 
 JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Chosen by the caller: the same id never trains twice."""
+"""Chosen by the caller, in the body or as the header `Idempotency-Key`: the same id never runs twice."""
 
 
 class RegisterRequest(Wire):
@@ -77,9 +76,17 @@ class WireError(Wire):
     param: str | None = None
 
 
+class JobProgress(Wire):
+    phase: str
+    """What is being done, in a word: "train", "publish", "copy"."""
+    done: int
+    total: int
+    """In the same unit: micro-batches of a training, bytes of a file."""
+
+
 class JobStatus(Wire):
     job_id: str
-    kind: Literal["train", "train_sft"]
+    kind: JobKind
     project: str
     name: str
     state: JobState
@@ -89,7 +96,18 @@ class JobStatus(Wire):
     findings: list[str] = []
     """What a person should know of the step, in plain words."""
     checkpoint_path: str | None = None
+    result: dict[str, Any] = {}
+    """What a job that is no training made: where it lies, and how it was found."""
     error: WireError | None = None
+    created_at: float | None = None
+    """Unix time, as the next two."""
+    started_at: float | None = None
+    """When it last began to run; a restarted server begins again."""
+    ended_at: float | None = None
+    queue_place: int | None = None
+    """While it is queued: 1 is the next to run."""
+    progress: JobProgress | None = None
+    """While it runs, the newest."""
 
 
 class DeleteCheckpointsRequest(Wire):

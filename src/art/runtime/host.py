@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.engines.process import ProcessEngine
-from art.errors import ArtError, ProcessError, TrainingError
+from art.errors import ArtError, JobCancelledError, ProcessError, TrainingError
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
@@ -30,11 +30,14 @@ from art.trainer.types import TrainingSample
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+OnProgress = Callable[[int, int], Awaitable[None]]
 
 MAX_LOADED_ADAPTERS = 8
 """Adapters kept in the engine; the least recently used ones go first and come back when asked for."""
 MAX_LOADED_FULL = 2
 """The same for full checkpoints, each of which takes the memory of a model: the newest, and one whose requests end."""
+STOP_WITHIN_S = 60.0
+"""From a cancellation to the end of the trainer's process, if it is still at the same micro-batch."""
 ATTEMPTS = 3
 """Times that a call is made whose process dies under it; each call can be repeated without harm."""
 
@@ -180,13 +183,20 @@ class BaseModelHost:
         """Make step 0; `None` is full fine-tuning."""
         await self._train_call("init_checkpoint", path=str(path), lora=None if lora is None else lora.model_dump())
 
-    async def train(self, kind: str, **params: Any) -> dict[str, Any]:
+    async def train(
+        self, kind: str, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None, **params: Any
+    ) -> dict[str, Any]:
         """Run one training call to its end, starting over from its checkpoint when the trainer dies.
 
+        Args:
+            stop: once it is set, the call ends behind the next micro-batch.
+            on_progress: awaited with (micro-batches done, of how many).
+
         Raises:
-            ProcessError: it died `ATTEMPTS` times.
+            JobCancelledError: stopped. A call that was about to end anyway returns instead.
+            ProcessError: the trainer died `ATTEMPTS` times.
         """
-        result: dict[str, Any] = await self._train_call(kind, **params)
+        result: dict[str, Any] = await self._train_call(kind, stop, on_progress, **params)
         return result
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
@@ -198,23 +208,40 @@ class BaseModelHost:
             result: dict[str, float] = await client.call("trial", samples=samples, lora=settings)
         return result
 
-    async def _train_call(self, method: str, **params: Any) -> Any:
+    async def _train_call(
+        self, method: str, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None, **params: Any
+    ) -> Any:
         async def run() -> Any:
+            if stop is not None and stop.is_set():
+                raise JobCancelledError(f"`{method}` was cancelled")
             client = await self.trainer_process.connect()
             result = None
+            stopping = asyncio.create_task(self._stop_call(client, method, stop), name=f"stop-{method}")
             try:
                 async with asyncio.timeout(self._job_timeout_s):
                     async for result in client.stream(method, **params):
-                        logger.debug("%s: %s", method, result)
+                        if on_progress is not None and (progress := result.get("progress")) is not None:
+                            await on_progress(progress["done"], progress["total"])
             except TimeoutError:
                 problem = f"`{method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
                 await self.trainer_process.end(problem)
                 raise TrainingError(f"{problem}; the {self.trainer_process.spec.name} was ended") from None
+            finally:
+                stopping.cancel()
             return result
 
         turn = f"its turn to `{method}` in the {self.trainer_process.spec.name}"
         async with acquired(self._trainer_lock, turn, self._job_timeout_s):
             return await _insist(run, method)
+
+    async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
+        """End a running call once `stop` is set, and its process if it does not end by itself: checkpoints are written
+        under a temporary name, so that is safe at any moment."""
+        if stop is not None:
+            await stop.wait()
+            client.ask_to_stop(method)
+            await asyncio.sleep(STOP_WITHIN_S)
+            await self.trainer_process.end(f"`{method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
 
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})

@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import logging
 import zlib
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,26 @@ from art.gateway.chat import Gateway
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.gateway.retention import forget_regularly
+from art.protocol.jobs import JobEvent
+from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.devices import find_devices
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
+from art.runtime.job_store import JobStore
 from art.runtime.jobs import JobRunner
+from art.runtime.measurements import measure_disk, measure_engines, measure_processes, measure_tokens
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.preflight import Preflight, quick_checks
+from art.runtime.readiness import find_obstacles
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
-from art.runtime.registry import Job, RegisteredModel, Registry
+from art.runtime.registry import RegisteredModel, Registry
 from art.runtime.report import write_report
 from art.runtime.samples import exchange_ids, resolve
 from art.runtime.sft import sft_samples
+from art.runtime.training_jobs import TrainingWork
 from art.runtime.trial import check_trial, random_sample, rollout_samples
 from art.runtime.watchdog import Watchdog
 from art.runtime.weights import count_weights
@@ -68,7 +74,9 @@ class Runtime:
         self._preflight = Preflight() if config.preflight else None
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
-        self._jobs = JobRunner(self._registry, self.data_dir, self._find, self._on_published)
+        self._job_store = JobStore(self._database)
+        training = TrainingWork(self.data_dir, self._find, self._on_published)
+        self._jobs = JobRunner(self._job_store, {"train": training, "train_sft": training})
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
         self._background: list[asyncio.Task[None]] = []
         self._retention_s = config.record_retention_s
@@ -88,6 +96,7 @@ class Runtime:
             )
         await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
         await self._registry.start()
+        await self._job_store.start()
         await self._recorder.start()
         for model in await self._registry.models():
             self._models[model.key] = model
@@ -267,8 +276,7 @@ class Runtime:
             "findings": [*warnings, *plan.findings],
             "ledger": plan.ledger,
         }
-        job = Job(job_id=request.job_id, kind="train", project=project, name=name, payload=payload, from_step=None)
-        status = await self._jobs.submit(job, fingerprint)
+        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
         await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
         return status
 
@@ -281,8 +289,7 @@ class Runtime:
         samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
         call = {"samples": samples, "config": request.config.model_dump()}
         payload = {"call": call, "metrics": counts, "findings": warnings, "ledger": None}
-        job = Job(job_id=request.job_id, kind="train_sft", project=project, name=name, payload=payload, from_step=None)
-        return await self._jobs.submit(job, fingerprint)
+        return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
 
     async def _ensure_ready(self, model: RegisteredModel, host: BaseModelHost) -> list[str]:
         """Warnings of the preflight, before the first step of a model."""
@@ -293,8 +300,35 @@ class Runtime:
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         return await self._jobs.wait(job_id, wait_s)
 
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        return await self._jobs.find(project=project, name=name, unfinished=unfinished, limit=limit)
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        return await self._jobs.cancel(job_id)
+
+    def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent | None, None]:
+        return self._jobs.events(job_id, after)
+
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": self._hosts.status()}
+
+    async def obstacles(self) -> dict[str, str]:
+        """What keeps this server from working; see `readiness.py`."""
+        return await find_obstacles(
+            self._hosts.pinned(), self._database, self.data_dir.root, self._config.min_free_bytes
+        )
+
+    async def measurements(self) -> list[Measurement]:
+        """What Prometheus is told of jobs, processes, engines, tokens and the disk."""
+        hosts = self._hosts.all()
+        return [
+            *measure_tokens(self.gateway.tokens),
+            *measure_processes(hosts),
+            *await measure_engines(hosts),
+            measure_disk(self.data_dir.root),
+        ]
 
     async def report(self) -> str:
         """Which processes run, and who waits for whom, with stacks; see `report.py`."""

@@ -3,7 +3,8 @@
 `train` and `train_sft` also send {progress: {done, total}}, any number of times, before their result.
 
 One call at a time, in order. A failed call leaves the process alive. A cancelled call that waits is dropped; one that
-runs goes on, because its job is durable and somebody may ask for its result again.
+runs ends behind its micro-batch, with a `JobCancelledError`: nothing of it is kept, since a checkpoint is written last.
+A base model that is sharded cannot be stopped so, as its processes meet within every layer; the parent ends those.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from typing import Any
 
 from art.config import TrainerConfig
-from art.errors import ArtError, ProcessError
+from art.errors import ArtError, JobCancelledError, ProcessError
 from art.runtime.child import Child, child_from_argv
 from art.runtime.trainer_calls import TrainerCalls, validated
 
@@ -30,6 +31,7 @@ class TrainerServer:
     def __init__(self, child: Child) -> None:
         self._child = child
         self._calls = TrainerCalls()
+        self._may_stop = True
 
     def run(self) -> None:
         """Serve until the process is killed, or exits because the parent is gone or another process of its team is."""
@@ -43,11 +45,15 @@ class TrainerServer:
         def on_progress(done: int, total: int) -> None:
             self._child.tick(f"{method}: micro-batch {done} of {total}")
             self._child.socket.reply(call_id, {"progress": {"done": done, "total": total}}, last=False)
+            if self._may_stop and self._is_cancelled(call_id):
+                raise JobCancelledError(f"`{method}` was cancelled behind micro-batch {done} of {total}")
 
         self._child.tick(method)
         try:
             if method == "start":
-                self._start_team(validated(TrainerConfig, params["config"]))
+                config = validated(TrainerConfig, params["config"])
+                self._may_stop = not config.shard_base
+                self._start_team(config)
             if self._calls.team is not None:
                 self._calls.team.broadcast((method, params))
             result = self._calls.make(method, params, on_progress)
@@ -70,7 +76,7 @@ class TrainerServer:
             self._calls.team = start_team(config, self._child)
 
     def _is_cancelled(self, call_id: int) -> bool:
-        """Whether the caller of a waiting call has gone meanwhile."""
+        """Whether the caller of a call has gone meanwhile, or wants it to stop."""
         with self._child.inbox.mutex:
             return any(frame.get("cancel") == call_id for frame in self._child.inbox.queue)
 

@@ -9,18 +9,20 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
-from art.config import ServerConfig
 from art.errors import NotFoundError
 from art.gateway.chat import ChatStream
 from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest, Message
+from art.protocol.jobs import JobEvent
 from art.protocol.keys import KeyScope
+from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
 from art.server.errors import ErrorBody
+from art.server.state import ServerState
 
 W = TypeVar("W", bound=BaseModel)
 
@@ -64,6 +66,12 @@ class RuntimeApi(Protocol):
 
     async def health(self) -> dict[str, Any]: ...
 
+    async def obstacles(self) -> dict[str, str]:
+        """What keeps the server from working, by what was looked at."""
+        ...
+
+    async def measurements(self) -> list[Measurement]: ...
+
     async def list_models(self) -> list[ModelStatus]: ...
 
     async def register(self, request: RegisterRequest) -> ModelStatus: ...
@@ -90,6 +98,18 @@ class RuntimeApi(Protocol):
         """Waits at most `wait_s` for the job to end."""
         ...
 
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        """Newest first."""
+        ...
+
+    async def cancel_job(self, job_id: str) -> JobStatus: ...
+
+    def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent | None, None]:
+        """What happens to a job behind event number `after`, until it has ended; `None` is a sign of life."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -99,7 +119,7 @@ class Call:
     scope: Scope
     receive: Receive
     send: Send
-    config: ServerConfig
+    server: ServerState
     path: dict[str, str]
     """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
     caller: Caller
@@ -107,7 +127,7 @@ class Call:
     check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.config)
+        return await read_json(self.scope, self.receive, self.server.config)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. A `ValidationError` becomes status 400."""

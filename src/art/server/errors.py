@@ -27,6 +27,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.OverloadedError: 429,
     errors.TrajectoryError: 422,
     errors.TrainingError: 500,
+    errors.JobCancelledError: 409,
     errors.PublishError: 500,
     errors.StorageError: 500,
     errors.DiskFullError: 507,

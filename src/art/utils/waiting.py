@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ LONGEST_SILENCE_S = 600.0
 
 
 @contextlib.contextmanager
-def announce_wait(what: str, *, every_s: float = SILENCE_S) -> Iterator[None]:
+def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) -> Iterator[None]:
     """Say what is waited for once the body has taken `every_s` seconds, and again, twice as long apart each time.
 
     A warning, since nothing less is shown by a program that has not set up logging.
@@ -27,7 +27,7 @@ def announce_wait(what: str, *, every_s: float = SILENCE_S) -> Iterator[None]:
     def announce() -> None:
         nonlocal timer
         waited_s = time.monotonic() - start
-        logger.warning("still waiting for %s (%.0f s)", what, waited_s)
+        logger.warning("still waiting for %s (%.0f s)", what if isinstance(what, str) else what(), waited_s)
         timer = loop.call_later(min(waited_s, LONGEST_SILENCE_S), announce)
 
     timer = loop.call_later(every_s, announce)

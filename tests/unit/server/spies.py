@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
+from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus, ModelStatus
 
 SECRET = "only-for-b"
@@ -52,6 +54,9 @@ class TwoProjects(Spy):
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "secret": SECRET}
 
+    async def obstacles(self) -> dict[str, str]:
+        return {"disk": SECRET}
+
     async def list_models(self) -> list[ModelStatus]:
         return [self._model(project) for project in ("a", "b")]
 
@@ -69,6 +74,20 @@ class TwoProjects(Spy):
             state="queued",
             findings=[SECRET] if project == "b" else [],
         )
+
+    async def list_jobs(
+        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
+    ) -> list[JobStatus]:
+        self.calls.append(("list_jobs", (project,), {}))
+        return [await self.job_status(f"job-of-{owner}", 0.0) for owner in ("a", "b") if project in (None, owner)]
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        self.calls.append(("cancel_job", (job_id,), {}))
+        return await self.job_status(job_id, 0.0)
+
+    async def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
+        self.calls.append(("job_events", (job_id,), {}))
+        yield JobEvent(kind="state", at=0.0, state="queued", status=await self.job_status(job_id, 0.0))
 
     @staticmethod
     def _model(project: str) -> ModelStatus:

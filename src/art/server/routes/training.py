@@ -1,4 +1,4 @@
-"""Models, training jobs and checkpoints. Each handler parses, calls the runtime and returns."""
+"""Models, trainings and checkpoints. Each handler parses, calls the runtime and returns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from art.protocol.training import (
     TrainRequest,
     TrainSFTRequest,
 )
-from art.server.asgi import cancel_on_disconnect
-from art.server.call import Call, Route
+from art.server.call import Call, Route, W
 from art.server.machine import check_registration
-
-MAX_WAIT_S = 60.0
-"""Longest time that one status request is held open."""
 
 
 async def register(call: Call) -> ModelStatus:
     """Make a model known and ready to be sampled from and trained."""
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
-    check_registration(request, call.caller, call.config)
+    check_registration(request, call.caller, call.server.config)
     return await call.runtime.register(request)
 
 
@@ -38,7 +34,7 @@ async def model_status(call: Call) -> ModelStatus:
 
 async def train(call: Call) -> JobStatus:
     """Queue a training step on groups of trajectories."""
-    request = await call.body(TrainRequest)
+    request = await _job(call, TrainRequest)
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
             await call.own_model(term.teacher)
@@ -47,7 +43,7 @@ async def train(call: Call) -> JobStatus:
 
 async def train_sft(call: Call) -> JobStatus:
     """Queue supervised fine-tuning."""
-    request = await call.body(TrainSFTRequest)
+    request = await _job(call, TrainSFTRequest)
     return await call.runtime.submit_train_sft(call.path["project"], call.path["name"], request)
 
 
@@ -55,13 +51,6 @@ async def preflight(call: Call) -> PreflightReport:
     """Look at what training this model needs."""
     request = await call.body(PreflightRequest)
     return await call.runtime.preflight(call.path["project"], call.path["name"], request)
-
-
-async def job_status(call: Call) -> JobStatus:
-    """The state of a job; with `wait_s` the answer comes when it ends, or after so long."""
-    wait_s = _wait_s(call.query("wait_s"))
-    async with cancel_on_disconnect(call.receive):
-        return await call.runtime.job_status(call.path["job_id"], wait_s)
 
 
 async def list_checkpoints(call: Call) -> CheckpointList:
@@ -76,14 +65,16 @@ async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
     return DeleteCheckpointsResponse(deleted_steps=deleted)
 
 
-def _wait_s(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s < float("inf"):
-        raise InvalidRequestError(f"`wait_s` must be a number of seconds >= 0, got {text!r}", param="wait_s")
-    return min(wait_s, MAX_WAIT_S)
+async def _job(call: Call, kind: type[W]) -> W:
+    """The request for a job, whose id may also come as the header `Idempotency-Key`."""
+    body = await call.json()
+    header = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"idempotency-key"), None)
+    if header is not None and isinstance(body, dict) and body.setdefault("job_id", header) != header:
+        raise InvalidRequestError(
+            f"the header Idempotency-Key says {header!r} and `job_id` says {body['job_id']!r}; leave one out",
+            param="job_id",
+        )
+    return kind.model_validate(body)
 
 
 _MODEL = "/api/models/{project}/{name}"
@@ -104,5 +95,4 @@ ROUTES = [
         request=DeleteCheckpointsRequest,
         response=DeleteCheckpointsResponse,
     ),
-    Route("GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float}),
 ]

@@ -1,19 +1,15 @@
-"""The HTTP client of an ART server: one typed method per endpoint.
-
-A server may be restarted at any time. Calls that get no answer are repeated until a deadline, and a training job is
-submitted under an id that the server trains at most once, so that the same call goes on where it was.
-"""
+"""Requests that outlast a restart of the server: what gets no answer is asked again until a deadline."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from json import loads
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -29,17 +25,6 @@ from art.errors import (
     ProcessError,
     error_from_code,
 )
-from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
-from art.protocol.training import (
-    DeleteCheckpointsRequest,
-    DeleteCheckpointsResponse,
-    JobStatus,
-    ModelStatus,
-    RegisterRequest,
-    TrainRequest,
-    TrainSFTRequest,
-)
 from art.utils.loops import PerLoop
 from art.utils.waiting import announce_wait
 
@@ -50,20 +35,20 @@ OnRetry = Callable[[Exception, float], Awaitable[None]]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
-REGISTER_TIMEOUT_S = 900.0
-"""The first registration of a base model downloads it and starts its engine."""
 UNREACHABLE_DEADLINE_S = 300.0
 """How long a call goes on without any answer from the server."""
-JOB_DEADLINE_S = 24 * 3600.0
-POLL_S = 20.0
 _QUIET_RETRIES = 5
 """About two seconds, which a short hiccup may take without a warning."""
 _TRY_AGAIN = {502, 503, 504}
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
-class ArtClient:
-    """Talks to one server. Use it from any event loop; close it in each."""
+class LostAnswerError(ConnectionError):
+    """A stream could not be opened, or broke: the server is away, or being restarted."""
+
+
+class HttpClient:
+    """Connections to one server. Use it from any event loop; close it in each."""
 
     def __init__(
         self,
@@ -106,100 +91,8 @@ class ArtClient:
         self._why_closed = why
         await self._http.close()
 
-    # --- endpoints ---
-
-    async def health(self) -> dict[str, Any]:
-        return await self._json("GET", "/health")
-
-    async def register(self, request: RegisterRequest) -> ModelStatus:
-        what = f"the server to register {request.project}/{request.name} ({request.base_model})"
-        return await self._typed(
-            ModelStatus, "POST", "/api/models", body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
-        )
-
-    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
-        """What a training of the model would need, checked on the server; with a trial it takes as long as a step."""
-        path, what = _model_path(project, name, "preflight"), f"the checks of {project}/{name}"
-        return await self._typed(
-            PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
-        )
-
-    async def model_status(self, project: str, name: str) -> ModelStatus:
-        return await self._typed(ModelStatus, "GET", _model_path(project, name))
-
-    async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        return [int(step) for step in (await self._json("GET", _model_path(project, name, "checkpoints")))["steps"]]
-
-    async def delete_checkpoints(
-        self, project: str, name: str, request: DeleteCheckpointsRequest
-    ) -> DeleteCheckpointsResponse:
-        path = _model_path(project, name, "checkpoints/delete")
-        return await self._typed(DeleteCheckpointsResponse, "POST", path, body=request)
-
-    async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
-        """A rollout and what was recorded under its base URL; `project` where several projects use the same id."""
-        params = None if project is None else {"project": project}
-        return await self._typed(RolloutRecord, "GET", _rollout_path(rollout_id), params=params)
-
-    async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
-        return await self._typed(RolloutStatus, "PUT", _rollout_path(rollout_id), body=update)
-
-    async def list_rollouts(self, query: RolloutQuery) -> RolloutPage:
-        given = query.model_dump(mode="json", exclude_none=True)
-        params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
-        return await self._typed(RolloutPage, "GET", "/api/rollouts", params=params)
-
-    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
-        return await self._typed(JobStatus, "POST", _model_path(project, name, "train"), body=request)
-
-    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
-        return await self._typed(JobStatus, "POST", _model_path(project, name, "train_sft"), body=request)
-
-    async def job_status(self, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
-        """The state of a job; with `wait_s` the answer comes when it changes, or after so long."""
-        path, params = f"/api/jobs/{quote(job_id, safe='')}", {"wait_s": f"{wait_s:g}"}
-        return await self._typed(JobStatus, "GET", path, params=params, read_timeout_s=wait_s + READ_TIMEOUT_S)
-
-    # --- jobs ---
-
-    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
-        """Submit a training step and wait for its end.
-
-        Raises:
-            ArtError: the error that the job ended with.
-            ProcessError: it took longer than `JOB_DEADLINE_S`.
-        """
-        what = f"training of {project}/{name}"
-        return await self._finish(lambda: self.submit_train(project, name, request), what)
-
-    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
-        """Like `train`, for supervised fine-tuning."""
-        what = f"supervised fine-tuning of {project}/{name}"
-        return await self._finish(lambda: self.submit_train_sft(project, name, request), what)
-
-    async def _finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str) -> JobStatus:
-        deadline = time.monotonic() + JOB_DEADLINE_S
-        with announce_wait(what):
-            status = await submit()
-            while status.state in ("queued", "running"):
-                if time.monotonic() > deadline:
-                    raise ProcessError(f"gave up on {what}: job {status.job_id} is still {status.state}")
-                try:
-                    status = await self.job_status(status.job_id, wait_s=POLL_S)
-                except NotFoundError:
-                    # The server went down before it had written the job. Under its old id this cannot train twice.
-                    logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, what)
-                    status = await submit()
-        if status.state == "failed":
-            if status.error is None:
-                raise ArtError(f"{what} failed, and the server gave no reason")
-            raise error_from_code(status.error.code, status.error.message, param=status.error.param)
-        return status
-
-    # --- requests ---
-
-    async def _typed(self, kind: type[W], method: str, path: str, **options: Any) -> W:
-        content = await self._request(method, path, **options)
+    async def typed(self, kind: type[W], method: str, path: str, **options: Any) -> W:
+        content = await self.request(method, path, **options)
         try:
             return kind.model_validate_json(content)
         except ValidationError as error:
@@ -207,17 +100,17 @@ class ArtClient:
                 f"{method} {path} gave no {kind.__name__}; are server and client of the same version? {error}"
             ) from error
 
-    async def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        content = await self._request(method, path, **options)
+    async def json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        content = await self.request(method, path, **options)
         try:
-            answer = json.loads(content)
+            answer = loads(content)
         except ValueError as error:
             raise ArtError(f"{method} {self.base_url}{path} gave no JSON; is this an ART server?") from error
         if not isinstance(answer, dict):
             raise ArtError(f"{method} {self.base_url}{path} gave no JSON object; is this an ART server?")
         return answer
 
-    async def _request(
+    async def request(
         self,
         method: str,
         path: str,
@@ -260,6 +153,33 @@ class ArtClient:
                 await self._before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
                 attempt += 1
 
+    @contextlib.asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float = READ_TIMEOUT_S,
+    ) -> AsyncIterator[httpx2.Response]:
+        """A successful answer whose body is read bit by bit. One try: what was lost is the caller's to judge.
+
+        Raises:
+            ArtError: the server refuses.
+            LostAnswerError: no answer, or the connection broke while the body was read.
+        """
+        timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
+        try:
+            async with self._http.get(self._open).stream("GET", path, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    await response.aread()
+                    error = _error_of(response)
+                    raise LostAnswerError(str(error)) if _may_try_again(response, error) else error
+                yield response
+        except (httpx2.TransportError, RuntimeError) as lost:
+            if isinstance(lost, RuntimeError) and self._num_closed == num_closed:
+                raise
+            raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
+
     async def _before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
         if lost_s > self._unreachable_deadline_s:
             raise ProcessError(
@@ -279,15 +199,6 @@ class ArtClient:
         return httpx2.AsyncClient(
             base_url=self.base_url, headers=headers, transport=self._transport, trust_env=not self.is_local
         )
-
-
-def _model_path(project: str, name: str, rest: str = "") -> str:
-    path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
-    return f"{path}/{rest}" if rest else path
-
-
-def _rollout_path(rollout_id: str) -> str:
-    return f"/api/rollouts/{quote(rollout_id, safe='')}"
 
 
 _BY_STATUS: dict[int, type[ArtError]] = {

@@ -1,0 +1,10 @@
+"""The HTTP client of an ART server.
+
+client   one typed method per endpoint: `ArtClient`
+http     requests that outlast a restart of the server
+jobs     following a job to its end, by its events
+"""
+
+from art.client.client import ArtClient
+
+__all__ = ["ArtClient"]

@@ -1,0 +1,137 @@
+"""One typed method per endpoint.
+
+A server may be restarted at any time. A job is submitted under an id that the server runs at most once, so that the
+same call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+from art.client.http import READ_TIMEOUT_S, HttpClient
+from art.client.jobs import finish_job, stream_events
+from art.protocol.jobs import JobEvent, JobList
+from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    DeleteCheckpointsResponse,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+REGISTER_TIMEOUT_S = 900.0
+"""The first registration of a base model downloads it and starts its engine."""
+
+
+class ArtClient(HttpClient):
+    """Talks to one server. Use it from any event loop; close it in each."""
+
+    # --- endpoints ---
+
+    async def health(self) -> dict[str, Any]:
+        return await self.json("GET", "/health")
+
+    async def register(self, request: RegisterRequest) -> ModelStatus:
+        what = f"the server to register {request.project}/{request.name} ({request.base_model})"
+        return await self.typed(
+            ModelStatus, "POST", "/api/models", body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
+        )
+
+    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
+        """What a training of the model would need, checked on the server; with a trial it takes as long as a step."""
+        path, what = _model_path(project, name, "preflight"), f"the checks of {project}/{name}"
+        return await self.typed(
+            PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
+        )
+
+    async def model_status(self, project: str, name: str) -> ModelStatus:
+        return await self.typed(ModelStatus, "GET", _model_path(project, name))
+
+    async def list_checkpoints(self, project: str, name: str) -> list[int]:
+        return [int(step) for step in (await self.json("GET", _model_path(project, name, "checkpoints")))["steps"]]
+
+    async def delete_checkpoints(
+        self, project: str, name: str, request: DeleteCheckpointsRequest
+    ) -> DeleteCheckpointsResponse:
+        path = _model_path(project, name, "checkpoints/delete")
+        return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
+
+    async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
+        """A rollout and what was recorded under its base URL; `project` where several projects use the same id."""
+        params = None if project is None else {"project": project}
+        return await self.typed(RolloutRecord, "GET", _rollout_path(rollout_id), params=params)
+
+    async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
+        return await self.typed(RolloutStatus, "PUT", _rollout_path(rollout_id), body=update)
+
+    async def list_rollouts(self, query: RolloutQuery) -> RolloutPage:
+        given = query.model_dump(mode="json", exclude_none=True)
+        params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+        return await self.typed(RolloutPage, "GET", "/api/rollouts", params=params)
+
+    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+        return await self.typed(JobStatus, "POST", _model_path(project, name, "train"), body=request)
+
+    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+        return await self.typed(JobStatus, "POST", _model_path(project, name, "train_sft"), body=request)
+
+    async def job_status(self, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
+        """The state of a job; with `wait_s` the answer comes when it changes, or after so long."""
+        path, params = f"/api/jobs/{quote(job_id, safe='')}", {"wait_s": f"{wait_s:g}"}
+        return await self.typed(JobStatus, "GET", path, params=params, read_timeout_s=wait_s + READ_TIMEOUT_S)
+
+    async def list_jobs(
+        self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100
+    ) -> list[JobStatus]:
+        """Newest first; of one project or model, or of all that the key may see."""
+        params = {"limit": str(limit), "unfinished": "1" if unfinished else "0"}
+        params |= {key: value for key, value in (("project", project), ("name", name)) if value is not None}
+        return (await self.typed(JobList, "GET", "/api/jobs", params=params)).jobs
+
+    async def cancel_job(self, job_id: str) -> JobStatus:
+        """Stop a job; one that has ended stays as it is. A training stops behind its micro-batch."""
+        return await self.typed(JobStatus, "POST", f"/api/jobs/{quote(job_id, safe='')}/cancel")
+
+    def job_events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[JobEvent, None]:
+        """What happens to a job, behind event number `after` and until it has ended or the connection breaks; see
+        `stream_events`."""
+        return stream_events(self, job_id, after)
+
+    # --- jobs ---
+
+    async def train(self, project: str, name: str, request: TrainRequest, *, show: bool = False) -> JobStatus:
+        """Submit a training step and wait for its end, with a progress bar if `show`.
+
+        Raises:
+            ArtError: the error that the job ended with; a `JobCancelledError` if somebody stopped it.
+            ProcessError: it took longer than `JOB_DEADLINE_S`.
+        """
+        what = f"training of {project}/{name}"
+        return await self.finish(lambda: self.submit_train(project, name, request), what, show=show)
+
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest, *, show: bool = False) -> JobStatus:
+        """Like `train`, for supervised fine-tuning."""
+        what = f"supervised fine-tuning of {project}/{name}"
+        return await self.finish(lambda: self.submit_train_sft(project, name, request), what, show=show)
+
+    async def finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool = False) -> JobStatus:
+        """Submit a job, again if the server has lost it, and follow it to its end; as `train`."""
+        return await finish_job(self, submit, what, show=show)
+
+
+def _model_path(project: str, name: str, rest: str = "") -> str:
+    path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
+    return f"{path}/{rest}" if rest else path
+
+
+def _rollout_path(rollout_id: str) -> str:
+    return f"/api/rollouts/{quote(rollout_id, safe='')}"

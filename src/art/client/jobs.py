@@ -1,0 +1,162 @@
+"""Following a job to its end: by its events, which are taken up again where a connection broke, else by asking."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from art.client.http import LostAnswerError
+from art.errors import ArtError, JobCancelledError, NotFoundError, ProcessError, error_from_code
+from art.protocol.job_states import ENDED
+from art.protocol.jobs import JobEvent
+from art.protocol.training import JobStatus
+from art.utils.waiting import announce_wait
+
+if TYPE_CHECKING:
+    from art.client.client import ArtClient
+
+logger = logging.getLogger(__name__)
+
+JOB_DEADLINE_S = 24 * 3600.0
+POLL_S = 20.0
+SILENCE_S = 40.0
+"""A stream of events that is silent for so long is broken: the server gives a sign of life four times as often."""
+MAX_SILENT_STREAMS = 2
+"""Streams in a row that brought nothing. Then a proxy keeps them back, and the job is asked for instead."""
+
+
+async def finish_job(
+    client: ArtClient, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool
+) -> JobStatus:
+    """Submit a job, again if the server has lost it, and follow it to its end.
+
+    Raises:
+        ArtError: the error that the job ended with.
+        JobCancelledError: somebody stopped it.
+        ProcessError: it took longer than `JOB_DEADLINE_S`.
+    """
+    deadline = time.monotonic() + JOB_DEADLINE_S
+    with JobView(what, show=show) as view, announce_wait(view.describe):
+        status = await submit()
+        while status.state not in ENDED:
+            try:
+                status = await _follow(client, status.job_id, view, deadline)
+            except NotFoundError:
+                # The server went down before it had written the job. Under its old id this cannot run twice.
+                logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, what)
+                status = await submit()
+    if status.state == "cancelled":
+        raise JobCancelledError(f"{what} was cancelled (job {status.job_id})")
+    if status.state == "failed":
+        if status.error is None:
+            raise ArtError(f"{what} failed, and the server gave no reason")
+        raise error_from_code(status.error.code, status.error.message, param=status.error.param)
+    return status
+
+
+async def _follow(client: ArtClient, job_id: str, view: JobView, deadline: float) -> JobStatus:
+    """The status of a job once it has ended.
+
+    Raises:
+        NotFoundError: the server does not know it.
+        ProcessError: it had not ended at `deadline`.
+    """
+    after, num_silent = 0, 0
+    while True:
+        if num_silent < MAX_SILENT_STREAMS:
+            num_silent += 1
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    async for event in stream_events(client, job_id, after):
+                        num_silent, after = 0, event.number or after
+                        view.show_event(event)
+                        if event.status is not None:
+                            return event.status
+            except LostAnswerError as lost:
+                logger.debug("the events of job %s broke off behind number %d: %s", job_id, after, lost)
+            except NotFoundError:
+                num_silent = MAX_SILENT_STREAMS  # no such job, or a server without events: its status tells which
+            except TimeoutError:
+                pass
+        # This also waits for a server that is being restarted.
+        status = await client.job_status(job_id, wait_s=POLL_S if num_silent == MAX_SILENT_STREAMS else 0.0)
+        view.show_status(status)
+        if status.state in ENDED:
+            return status
+        if time.monotonic() > deadline:
+            raise ProcessError(f"gave up on {view.what}: job {job_id} is still {status.state}")
+
+
+async def stream_events(client: ArtClient, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
+    """Events of a job with a number above `after`, as they come; the last one has the job's status.
+
+    Raises:
+        NotFoundError: no such job, or a server without events.
+        LostAnswerError: the connection broke; go on behind the number of the last event.
+    """
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+    path = f"/api/jobs/{quote(job_id, safe='')}/events"
+    async with client.stream(path, headers=headers, read_timeout_s=SILENCE_S) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data:"):  # ours are one line each, and repeat the event's id and kind
+                try:
+                    yield JobEvent.model_validate_json(line[5:])
+                except ValidationError as error:
+                    raise ArtError(
+                        f"{path} gave no JobEvent; are server and client of the same version? {error}"
+                    ) from error
+
+
+class JobView:
+    """What is known of a job that is waited for: in words, and as a progress bar."""
+
+    def __init__(self, what: str, *, show: bool = False) -> None:
+        self.what = what
+        self._detail = ""
+        self._show = show
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def describe(self) -> str:
+        """Example: "training of p/m (queued at place 2)"."""
+        return f"{self.what} ({self._detail})" if self._detail else self.what
+
+    def show_event(self, event: JobEvent) -> None:
+        if event.queue_place is not None:
+            self._detail = f"queued at place {event.queue_place}"
+        elif event.progress is not None:
+            progress = event.progress
+            self._detail = f"{progress.phase}: {progress.done} of {progress.total}"
+            self._draw(progress.phase, progress.done, progress.total)
+        elif event.state is not None:
+            self._detail = event.state
+
+    def show_status(self, status: JobStatus) -> None:
+        self._detail = status.state
+        if status.queue_place is not None:
+            self._detail = f"queued at place {status.queue_place}"
+        elif status.progress is not None:
+            progress = status.progress
+            self._detail = f"{progress.phase}: {progress.done} of {progress.total}"
+
+    def _draw(self, phase: str, done: int, total: int) -> None:
+        if not self._show:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc=self.what, leave=False)
+        self._bar.total, self._bar.n = total, done
+        self._bar.set_postfix_str(phase)

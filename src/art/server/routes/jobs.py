@@ -1,0 +1,112 @@
+"""Jobs: their state, their events, their end."""
+
+from __future__ import annotations
+
+import contextlib
+
+from art.errors import InvalidRequestError
+from art.protocol.jobs import JobEvent, JobList
+from art.protocol.training import JobStatus
+from art.server.asgi import cancel_on_disconnect, send_bytes
+from art.server.call import Call, Route
+
+MAX_WAIT_S = 60.0
+"""Longest time that one status request is held open."""
+MAX_LISTED = 1000
+RETRY_MS = 1000
+"""After how long a browser comes back to a stream that broke."""
+NO_CONTENT = 204
+
+
+async def job_status(call: Call) -> JobStatus:
+    """The state of a job; with `wait_s` the answer comes when it ends, or after so long."""
+    wait_s = _wait_s(call.query("wait_s"))
+    async with cancel_on_disconnect(call.receive):
+        return await call.runtime.job_status(call.path["job_id"], wait_s)
+
+
+async def list_jobs(call: Call) -> JobList:
+    """Jobs, newest first; a key of one project sees those of that."""
+    project = call.query("project")
+    if call.caller.project is not None:
+        call.caller.check_project(project or call.caller.project)
+        project = call.caller.project
+    limit = _whole_number("limit", call.query("limit") or "100", most=MAX_LISTED)
+    unfinished = call.query("unfinished") in ("1", "true")
+    jobs = await call.runtime.list_jobs(project=project, name=call.query("name"), unfinished=unfinished, limit=limit)
+    return JobList(jobs=jobs)
+
+
+async def cancel_job(call: Call) -> JobStatus:
+    """Stop a job; one that has ended stays as it is."""
+    return await call.runtime.cancel_job(call.path["job_id"])
+
+
+async def job_events(call: Call) -> None:
+    """Events of a job behind number `Last-Event-ID`, until it has ended; 204 to who has them all, and need not ask."""
+    last = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"last-event-id"), None)
+    after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
+    stream = contextlib.aclosing(call.runtime.job_events(call.path["job_id"], after))
+    async with cancel_on_disconnect(call.receive), stream as events:
+        first = await anext(events, ...)
+        if first is ...:
+            await send_bytes(call.send, NO_CONTENT, b"")
+            return
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        # Or a proxy such as nginx would keep the events until it has many.
+        headers.append((b"x-accel-buffering", b"no"))
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _send(call, f"retry: {RETRY_MS}\n\n".encode() + _frame(first))
+        async for event in events:
+            await _send(call, _frame(event))
+        await call.send({"type": "http.response.body", "body": b""})
+
+
+def _frame(event: JobEvent | None) -> bytes:
+    """A line that begins with a colon is a comment: a sign of life."""
+    if event is None:
+        return b": alive\n\n"
+    number = "" if event.number is None else f"id: {event.number}\n"
+    return f"{number}event: {event.kind}\ndata: {event.model_dump_json(exclude_none=True)}\n\n".encode()
+
+
+async def _send(call: Call, body: bytes) -> None:
+    await call.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _whole_number(name: str, text: str, *, most: int = 2**53) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 16 or int(text) > most:
+        raise InvalidRequestError(f"`{name}` must be a whole number from 0 to {most}, got {text[:40]!r}", param=name)
+    return int(text)
+
+
+def _wait_s(text: str | None) -> float:
+    try:
+        wait_s = float(text or 0)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s < float("inf"):
+        raise InvalidRequestError(f"`wait_s` must be a number of seconds >= 0, got {text!r}", param="wait_s")
+    return min(wait_s, MAX_WAIT_S)
+
+
+ROUTES = [
+    Route(
+        "GET",
+        "/api/jobs",
+        list_jobs,
+        scope="infer",
+        response=JobList,
+        query={"project": str, "name": str, "unfinished": bool, "limit": int},
+    ),
+    Route("GET", "/api/jobs/{job_id}", job_status, scope="infer", response=JobStatus, query={"wait_s": float}),
+    Route(
+        "GET",
+        "/api/jobs/{job_id}/events",
+        job_events,
+        scope="infer",
+        media=("text/event-stream",),
+        query={"after": int},
+    ),
+    Route("POST", "/api/jobs/{job_id}/cancel", cancel_job, scope="train", response=JobStatus, status=202),
+]

@@ -1,0 +1,122 @@
+"""States of jobs: only the ways of the table, whatever is tried; and events that are numbered without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art.errors import ConflictError, NotFoundError
+from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
+from art.protocol.training import JobProgress
+from art.runtime.job_store import Job, JobStore
+from art.runtime.registry import Registry
+from art.storage.database import Database
+
+STATES: tuple[JobState, ...] = get_args(JobState)
+
+
+async def open_store(path: Path) -> tuple[Database, JobStore]:
+    database = Database(path)
+    await Registry(database).start()
+    store = JobStore(database)
+    await store.start()
+    return database, store
+
+
+def job(job_id: str, project: str = "p") -> Job:
+    return Job(job_id=job_id, kind="train", project=project, name="m", lane="l", payload={"call": [1, 2]})
+
+
+def test_the_table_is_whole() -> None:
+    assert set(NEXT_STATES) == set(STATES) == ENDED | set(UNFINISHED)
+    assert {"succeeded", "failed", "cancelled"} == ENDED
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*STATES, "restart"]), max_size=12))
+def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> None:
+    async def run() -> None:
+        database, store = await open_store(Path(":memory:"))
+        await store.add(job("job"), 1)
+        state: JobState = "queued"
+        taken = ["queued"]
+        for move in moves:
+            if move == "restart":
+                queued = [entry.job_id for entry in await store.recover()]
+                after: JobState = {"running": "queued", "cancelling": "cancelled"}.get(state, state)  # type: ignore[assignment]
+                if after != state:
+                    taken.append(after)
+                state = after
+                assert queued == (["job"] if state == "queued" else [])
+            elif move in NEXT_STATES[state]:
+                state = move  # type: ignore[assignment]
+                taken.append(state)
+                assert (await store.move("job", state)).state == state
+            else:
+                with pytest.raises(ConflictError, match=f"is {state} and cannot become {move}"):
+                    await store.move("job", move)  # type: ignore[arg-type]
+            status = await store.status("job")
+            assert status.state == state
+            assert (status.ended_at is not None) == (state in ENDED)
+        events = await store.events("job", 0)
+        assert [event.state for event in events] == taken
+        assert [event.number for event in events] == list(range(1, len(taken) + 1))
+        (payload,) = await store._database.run(lambda db: db.execute("SELECT payload FROM jobs").fetchone())
+        assert (payload is None) == (state in ENDED), "samples are kept for as long as they may be needed"
+        database.close()
+
+    with pytest.MonkeyPatch.context() as patched:
+        # One connection for all threads, as each would see a memory of its own.
+        patched.setattr(Database, "read", lambda self, sql, values=(): self._connection.execute(sql, values).fetchall())
+        asyncio.run(run())
+
+
+async def test_ids_events_and_lists(tmp_path: Path) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    first = await store.add(job("job-1"), 1)
+    assert await store.add(job("job-1"), 1) == first == await store.known("job-1", 1)
+    assert await store.known("job-2", 1) is None
+    with pytest.raises(ConflictError, match="other content"):
+        await store.add(job("job-1"), 2)
+    await store.add(job("job-2", project="q"), 1)
+    await store.move("job-1", "running", from_step=3)
+    assert (await store.load("job-1")).from_step == 3
+    for done in (1, 2):
+        await store.add_progress("job-1", JobProgress(phase="train", done=done, total=2))
+    later = await store.events("job-1", 2)
+    assert [(event.number, event.progress and event.progress.done) for event in later] == [(3, 1), (4, 2)]
+    assert await store.events("job-1", 4) == []
+    assert [found.job_id for found in await store.find()] == ["job-2", "job-1"]
+    assert [found.job_id for found in await store.find(project="p", name="m")] == ["job-1"]
+    assert await store.payloads("p", "m") == [{"call": [1, 2]}]
+    await store.finish("job-1", changes={"step": 4}, published_step=None)
+    assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
+    turns = await store.last_turns()
+    assert turns["l", "p"] > turns["l", "q"] == 0
+    for call in (store.status("none"), store.events("none", 0), store.move("none", "running")):
+        with pytest.raises(NotFoundError, match="no job 'none'"):
+            await call
+    database.close()
+
+
+async def test_a_database_of_before_gets_its_columns(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "art.db")
+    old.execute(
+        "CREATE TABLE jobs (job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, "
+        "state TEXT NOT NULL, fingerprint INTEGER NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, "
+        "created_at REAL NOT NULL)"
+    )
+    status = '{"job_id": "old", "kind": "train", "project": "p", "name": "m", "state": "running"}'
+    old.execute("INSERT INTO jobs VALUES ('old', 'train', 'p', 'm', 'running', 1, NULL, 2, ?, 5.0)", (status,))
+    old.commit()
+    old.close()
+    database, store = await open_store(tmp_path / "art.db")
+    (entry,) = await store.recover()
+    assert (entry.job_id, entry.lane) == ("old", "")
+    database.close()

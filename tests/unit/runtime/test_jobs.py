@@ -1,0 +1,238 @@
+"""The runner of jobs over a work that does nothing: turns, cancelling, events, and a server that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, TrainingError
+from art.protocol.job_states import ENDED
+from art.protocol.jobs import JobEvent
+from art.protocol.training import JobStatus
+from art.runtime import jobs
+from art.runtime.job_store import Entry, Job, JobStore
+from art.runtime.jobs import Done, JobControl, JobRunner
+from art.runtime.registry import Registry
+from art.storage.database import Database
+
+
+class Steps:
+    """A work of two parts, each of which waits for leave."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.leave = asyncio.Event()
+        self.error: Exception | None = None
+        self.published: list[str] = []
+
+    def lane(self, job: Entry) -> str:
+        return "elsewhere" if job.name == "elsewhere" else "lane"
+
+    def from_step(self, job: Job) -> int:
+        return 7 if job.from_step is None else job.from_step
+
+    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
+        assert from_step == 7
+        self.order.append(job.job_id)
+        for part in (1, 2):
+            await control.progress("train", part, 2)
+            while not self.leave.is_set() and not control.stop.is_set():
+                await asyncio.sleep(0.001)
+            control.check()
+        if self.error is not None:
+            raise self.error
+        return Done({"step": 8, "metrics": {"loss": 0.5}})
+
+    async def recorded(self, job: Job, done: Done) -> None:
+        self.published.append(job.job_id)
+
+
+class Server:
+    def __init__(self, path: Path) -> None:
+        self.database = Database(path / "art.db")
+        self.work = Steps()
+        self.store = JobStore(self.database)
+        self.runner = JobRunner(self.store, {"train": self.work})
+
+    async def start(self) -> Server:
+        await Registry(self.database).start()
+        await self.store.start()
+        await self.runner.recover()
+        return self
+
+    async def submit(self, job_id: str, project: str = "p", name: str = "m") -> JobStatus:
+        return await self.runner.submit(job_id, "train", (project, name), {"call": job_id}, 1)
+
+    async def until(self, job_id: str, *states: str) -> JobStatus:
+        async with asyncio.timeout(5):
+            while (status := await self.runner.status(job_id)).state not in states:
+                await asyncio.sleep(0.002)
+        return status
+
+    async def close(self) -> None:
+        await self.runner.close()
+        self.database.close()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = await Server(tmp_path).start()
+    yield server
+    await server.close()
+
+
+async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
+    async with asyncio.timeout(5):
+        return [event async for event in server.runner.events(job_id, after) if event is not None]
+
+
+async def test_turns_places_and_lanes(server: Server) -> None:
+    for job_id, project in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")]:
+        await server.submit(job_id, project)
+    await server.submit("c1", "a", "elsewhere")
+    await server.until("a1", "running")
+    await server.until("c1", "running")
+    assert [(await server.runner.status(job_id)).queue_place for job_id in ("a1", "a2", "a3", "b1")] == [None, 2, 3, 1]
+    running = await server.runner.status("a1")
+    assert running.progress is not None
+    assert (running.progress.phase, running.progress.done) == ("train", 1)
+    assert [job.job_id for job in await server.runner.find(project="a", unfinished=True)] == ["c1", "a3", "a2", "a1"]
+    assert "a2 (train) of a/m" in server.runner.describe()[1]
+    assert "place 2 in its queue" in server.runner.describe()[1]
+    server.work.leave.set()
+    for job_id in ("a1", "a2", "a3", "b1", "c1"):
+        assert (await server.runner.wait(job_id, 5)).metrics == {"loss": 0.5}
+    assert [job_id for job_id in server.work.order if job_id != "c1"] == ["a1", "b1", "a2", "a3"]
+    assert sorted(server.work.published) == ["a1", "a2", "a3", "b1", "c1"]
+
+
+async def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_work_stops(server: Server) -> None:
+    for job_id in ("job-1", "job-2", "job-3"):
+        await server.submit(job_id)
+    await server.until("job-1", "running")
+    following = asyncio.ensure_future(events_of(server, "job-2"))
+    await asyncio.sleep(0)
+    assert (await server.runner.cancel("job-2")).state == "cancelled"
+    assert (await following)[-1].status is not None
+    assert (await server.runner.cancel("job-1")).state in ("cancelling", "cancelled")
+    assert (await server.runner.cancel("job-1")).state in ("cancelling", "cancelled"), "twice is once"
+    await server.until("job-1", "cancelled")
+    server.work.leave.set()
+    assert (await server.runner.wait("job-3", 5)).state == "succeeded"
+    assert server.work.order == ["job-1", "job-3"]
+    assert (await server.runner.cancel("job-3")).state == "succeeded", "what has ended stays as it is"
+    assert (await server.submit("job-1")).state == "cancelled", "its id is taken"
+    with pytest.raises(NotFoundError):
+        await server.runner.cancel("nobody")
+
+
+async def test_every_event_can_be_gone_on_from(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PROGRESS_EVERY_S", 0.0)
+    await server.submit("job-1")
+    await server.submit("job-2")
+    await server.until("job-1", "running")
+    live = asyncio.ensure_future(events_of(server, "job-2"))
+    await asyncio.sleep(0.02)
+    server.work.leave.set()
+    seen = await live
+    assert [(event.kind, event.state or (event.progress and event.progress.done) or event.queue_place) for event in seen] == [
+        ("state", "queued"), ("queue", 1), ("state", "running"), ("progress", 1), ("progress", 2), ("state", "succeeded")
+    ]  # fmt: skip
+    numbered = [event for event in seen if event.number is not None]
+    assert [event.number for event in numbered] == [1, 2, 3, 4, 5]
+    assert numbered[-1].status is not None
+    assert numbered[-1].status.step == 8
+    for after in range(6):
+        assert await events_of(server, "job-2", after) == numbered[after:]
+
+
+async def test_a_stream_gives_signs_of_life(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT_S", 0.005)
+    await server.submit("job-1")
+    stream = server.runner.events("job-1")
+    async with asyncio.timeout(5):
+        async for event in stream:
+            if event is None:
+                break
+    await stream.aclose()
+
+
+async def test_failures_are_events_too(server: Server) -> None:
+    server.work.error = TrainingError("the loss is not finite")
+    server.work.leave.set()
+    await server.submit("job-1")
+    last = (await events_of(server, "job-1"))[-1]
+    assert last.status is not None
+    assert last.status.error is not None
+    assert (last.state, last.status.error.code) == ("failed", "training_failed")
+    server.work.error = KeyError("unforeseen")
+    await server.submit("job-2")
+    assert (await server.runner.wait("job-2", 5)).state == "failed"
+    server.work.error = None
+    await server.submit("job-3")
+    assert (await server.runner.wait("job-3", 5)).state == "succeeded"
+
+
+async def test_an_end_that_cannot_be_recorded_is_told_all_the_same(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.02)
+    move = server.store.move
+    await server.submit("job-1")
+    await server.until("job-1", "running")
+
+    async def full(*_: Any, **__: Any) -> JobStatus:
+        raise ArtError("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.store, "move", full)
+        patched.setattr(server.store, "finish", full)
+        server.work.leave.set()
+        assert (await events_of(server, "job-1"))[-1].state == "failed"
+        assert (await server.store.status("job-1")).state == "running"
+    assert server.store.move == move
+    async with asyncio.timeout(5):
+        while (await server.store.status("job-1")).state != "failed":
+            await asyncio.sleep(0.005)
+
+
+async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> None:
+    first = await Server(tmp_path).start()
+    for job_id, project in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a")]:
+        await first.submit(job_id, project)
+    await first.until("a1", "running")
+    await first.runner.cancel("a3")
+    numbers = [event.number for event in await first.store.events("a1", 0)]
+    for task in first.runner._tasks:  # as kill -9 does: nobody gets to write anything
+        task.cancel()
+    await asyncio.sleep(0.01)
+    first.database.close()
+
+    second = await Server(tmp_path).start()
+    assert (await second.runner.status("a3")).state == "cancelled"
+    assert await second.submit("a2", "a") == await second.runner.status("a2")
+    second.work.leave.set()
+    for job_id in ("a1", "a2", "b1"):
+        assert (await second.runner.wait(job_id, 5)).state == "succeeded"
+    assert second.work.order == ["b1", "a1", "a2"], "a had its turn"
+    later = await events_of(second, "a1", numbers[-1] or 0)
+    assert [event.state for event in later if event.kind == "state"] == ["queued", "running", "succeeded"]
+    assert [event.number for event in later] == list(range(len(numbers) + 1, len(numbers) + len(later) + 1))
+    with pytest.raises(ConflictError):
+        await second.runner.submit("a1", "train", ("a", "m"), {}, 2)
+    assert all(status.state in ENDED for status in await second.runner.find())
+    await second.close()
+
+
+async def test_work_that_is_stopped_in_the_end_has_not_been_done(server: Server) -> None:
+    """The stop comes when the work is over but for its record: the table decides."""
+    await server.submit("job-1")
+    await server.until("job-1", "running")
+    server.work.error = JobCancelledError("stopped")
+    await server.runner.cancel("job-1")
+    assert (await server.runner.wait("job-1", 5)).state == "cancelled"
+    assert server.work.published == []
