@@ -6,6 +6,7 @@ id 12   from Ann   subject "opal: budget"   body "opal: the budget is 47."
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,7 +59,7 @@ class Mailbox:
 
     def search(self, keywords: list[str]) -> list[Email]:
         """Emails that hold all the keywords, newest (the largest id) first, at most `MAX_RESULTS`."""
-        terms = ['"' + word.replace('"', '""') + '"' for word in keywords if word.strip()]
+        terms = [f'"{word}"' for keyword in keywords for word in re.findall(r"\w+", keyword)]
         if not terms:
             return []
         found = self._database.execute(
