@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "rollouts": {"trajectory", "client", "protocol", "errors"},
     "backend": {"messages", "trajectory", "protocol", "client", "rollouts", "config", "dev", "errors"},
     "model": {"trajectory", "backend", "rollouts", "protocol", "config", "dev", "storage", "utils", "errors"},
+    "rewards": {"messages", "trajectory", "model", "errors"},
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},

@@ -313,8 +313,8 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             raise InvalidRequestError(error.message, param="chat_template_kwargs") from error
     if request.tools and not renderer.handles_tools:
         raise InvalidRequestError(
-            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or its vocabulary has no "
-            "<tool_call> token; leave `tools` out and describe them in a message",
+            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or writes calls in a way "
+            "that is not known here; leave `tools` out and describe them in a message",
             param="tools",
         )
     return renderer

@@ -33,7 +33,13 @@ from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.job_store import JobStore
 from art.runtime.jobs import JobRunner
-from art.runtime.measurements import measure_disk, measure_engines, measure_processes, measure_tokens
+from art.runtime.measurements import (
+    measure_disk,
+    measure_engines,
+    measure_jobs,
+    measure_processes,
+    measure_tokens,
+)
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.preflight import Preflight, quick_checks
@@ -74,7 +80,7 @@ class Runtime:
         self._preflight = Preflight() if config.preflight else None
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
-        self._job_store = JobStore(self._database)
+        self._job_store = JobStore(self._database, max_per_project=config.limits.max_jobs_per_project)
         training = TrainingWork(self.data_dir, self._find, self._on_published)
         self._jobs = JobRunner(self._job_store, {"train": training, "train_sft": training})
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
@@ -325,6 +331,7 @@ class Runtime:
         hosts = self._hosts.all()
         return [
             *measure_tokens(self.gateway.tokens),
+            *measure_jobs(self._jobs.counts()),
             *measure_processes(hosts),
             *await measure_engines(hosts),
             measure_disk(self.data_dir.root),

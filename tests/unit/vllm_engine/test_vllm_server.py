@@ -24,7 +24,8 @@ from art.runtime.placement import Place, check_placement, choose_placement
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
 SERVER = """
 import http.server, json, os, subprocess, sys
-port = int(sys.argv[-1].split("=")[1])
+import socketserver
+option, address = sys.argv[-1].split("=")
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(b"")
@@ -41,7 +42,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open(sys.argv[1], "w").write(f"{os.getpid()} {below.pid}")
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+if option == "--uds":
+    assert os.environ["VLLM_SERVER_DEV_MODE"] == "1"
+    Handler.address_string = lambda self: "a socket"
+    socketserver.UnixStreamServer(address, Handler).serve_forever()
+assert os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "0"
+http.server.HTTPServer(("127.0.0.1", int(address)), Handler).serve_forever()
 """
 FAILING = """
 import sys
@@ -112,6 +118,18 @@ async def test_a_server_is_started_and_closed(tmp_path: Path) -> None:
     assert await server.replica.score([0, 0], "base") == [-1.0]
     await server.close()
     await asyncio.to_thread(await_gone, pids)
+
+
+@linux
+async def test_routes_without_a_key_are_for_this_user_only(tmp_path: Path) -> None:
+    server = await VllmServer.start(CPU, program(tmp_path, SERVER), 1, with_control=True)
+    pids = await asyncio.to_thread(read_pids, tmp_path)
+    command = await asyncio.to_thread(Path(f"/proc/{pids[0]}/cmdline").read_text)
+    socket = Path(command.split("--uds=")[1].rstrip("\0"))
+    assert socket.parent.stat().st_mode & 0o077 == 0
+    assert await server.replica.score([0, 0], "base") == [-1.0]
+    await server.close()
+    assert not socket.parent.exists()
 
 
 @linux
