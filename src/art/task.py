@@ -111,6 +111,14 @@ class Task(ABC):
             step: Checkpoint to act with; `None` is the newest.
         """
 
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """A scenario in which the user says `prompt`.
+
+        Raises:
+            ConfigError: the user says nothing in this task, e.g. in a game.
+        """
+        raise ConfigError(f"task {self.name!r} takes no prompt; leave it out, or implement `prompt_scenario`")
+
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
         """Synthetic play that shows the format but no skill, for the warm start of a tiny model.
 

@@ -53,7 +53,8 @@ class Desk:
     """The tools of one rollout, and what came of them."""
 
     mailbox: Mailbox
-    wanted: Email
+    wanted: Email | None
+    """`None` if the mailbox does not have the answer."""
     found: bool = False
     """The wanted email was among the results of a search."""
     read: bool = False
@@ -70,15 +71,15 @@ class Desk:
         match name, given:
             case "search_emails", {"keywords": [*keywords]} if all(isinstance(word, str) for word in keywords):
                 results = self.mailbox.search(keywords)
-                self.found |= self.wanted in results
+                self.found |= self.wanted is not None and self.wanted in results
                 lines = [f"{email.subject} ({email.id}, {email.sender})" for email in results]
                 return "\n".join(lines) or "nothing found"
             case "read_email", {"message_id": int(email_id)}:
                 email = self.mailbox.read(email_id)
-                self.read |= email == self.wanted
+                self.read |= email is not None and email == self.wanted
                 return "no such email" if email is None else email.body
             case "return_final_answer", {"answer": str(answer)}:
-                self.outcome = judge(answer, self.wanted.value)
+                self.outcome = judge(answer, None if self.wanted is None else self.wanted.value)
                 return self.outcome
         return self._fail(f"there is no tool {name} with arguments {arguments}")
 
@@ -87,10 +88,10 @@ class Desk:
         return error
 
 
-def judge(answer: str, expected: str) -> str:
-    """The outcome of an answer: the value itself, or a sentence that has no other number."""
+def judge(answer: str, expected: str | None) -> str:
+    """The outcome of an answer: right is the value itself, or a sentence that has no other number."""
     numbers = "".join(c if c.isdigit() else " " for c in answer).split()
-    if numbers == [expected]:
+    if expected is not None and numbers == [expected]:
         return "correct"
     return "no_idea" if answer.strip().rstrip(".").lower() == NO_IDEA.lower() else "wrong"
 
@@ -115,12 +116,19 @@ class SearchEmails(Task):
             for index in range(count)
         ]
 
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """A question to the first mailbox for testing; one that names a topic and a thing of it has a right answer."""
+        inputs = {"mailbox": mailbox_seed("test", 0), "prompt": prompt}
+        return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
+
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        desk = open_desk(scenario.inputs["mailbox"], scenario.seed)
+        prompt = scenario.inputs.get("prompt")
+        desk = open_desk(scenario.inputs["mailbox"], scenario.seed if prompt is None else prompt)
+        question = question_about(desk.wanted) if prompt is None and desk.wanted is not None else str(prompt)
         trajectory = Trajectory(
-            messages_and_choices=[*_opening(desk.wanted)], tools=TOOLS, metadata={"scenario_id": scenario.id}
+            messages_and_choices=_opening(question), tools=TOOLS, metadata={"scenario_id": scenario.id}
         )
         num_turns = 0
         while desk.outcome is None and num_turns < MAX_TURNS:
@@ -164,15 +172,22 @@ def mailbox_seed(split: Split, index: int) -> int:
     return derive_seed("search_emails", split, "mailbox", index)
 
 
-def open_desk(mailbox: int, question: int) -> Desk:
-    """The mailbox and the email that has the answer, by their seeds."""
+def open_desk(mailbox: int, asked: int | str) -> Desk:
+    """The mailbox of a seed, and the email that has the answer: drawn by a seed, or what a prompt is about."""
     opened = open_mailbox(mailbox)
-    return Desk(opened, random.Random(question).choice(opened.emails))
+    if isinstance(asked, int):
+        return Desk(opened, random.Random(asked).choice(opened.emails))
+    words = {word.strip("\"'?.,!").lower() for word in asked.split()}
+    meant = [email for email in opened.emails if {email.topic, email.attribute} <= words]
+    return Desk(opened, meant[0] if meant else None)
 
 
-def _opening(wanted: Email) -> list[Any]:
-    question = f'What is the {wanted.attribute} of "{wanted.topic}"?'
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
+def question_about(email: Email) -> str:
+    return f'What is the {email.attribute} of "{email.topic}"?'
+
+
+def _opening(prompt: str) -> list[Any]:
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
 
 
 def _score(trajectory: Trajectory, desk: Desk, num_turns: int) -> None:
@@ -186,9 +201,10 @@ def _score(trajectory: Trajectory, desk: Desk, num_turns: int) -> None:
 
 def _play(rng: random.Random) -> Conversation:
     """A rollout of somebody who knows the tools but often takes the wrong step."""
-    desk = open_desk(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)), rng.getrandbits(40))
-    wanted = desk.wanted
-    messages = _opening(wanted)
+    mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
+    wanted = rng.choice(mailbox.emails)
+    desk = Desk(mailbox, wanted)
+    messages = _opening(question_about(wanted))
 
     def act(name: str, arguments: dict[str, Any]) -> None:
         function = {"name": name, "arguments": json.dumps(arguments)}
@@ -198,13 +214,13 @@ def _play(rng: random.Random) -> Conversation:
         if desk.outcome is None:
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
-    topic = wanted.topic if rng.random() < _SKILL else rng.choice([email.topic for email in desk.mailbox.emails])
+    topic = wanted.topic if rng.random() < _SKILL else rng.choice(mailbox.emails).topic
     keywords = [topic, wanted.attribute] if rng.random() < 0.5 else [topic]
     act("search_emails", {"keywords": keywords})
-    results = desk.mailbox.search(keywords)
+    results = mailbox.search(keywords)
     if not results:
         act("search_emails", {"keywords": [topic]})
-        results = desk.mailbox.search([topic])
+        results = mailbox.search([topic])
     right = [email for email in results if email.attribute == wanted.attribute]
     email = right[0] if right and rng.random() < _SKILL else rng.choice(results)
     act("read_email", {"message_id": email.id})
