@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -150,6 +151,12 @@ async def test_a_failed_start_names_the_first_error(tmp_path: Path, capfd: pytes
     assert "See root cause above" in capfd.readouterr().err  # all of its output is in our log
 
 
+async def test_a_cause_in_vllms_own_terms_is_explained(tmp_path: Path) -> None:
+    text = FAILING.replace("torch.OutOfMemoryError: CUDA out of memory", "AttributeError: module 'triton.language' has")
+    with pytest.raises(ProcessError, match=r"AttributeError: module 'triton.language' has \(vLLM computes mixtures of"):
+        await VllmServer.start(CPU, program(tmp_path, text), 1)
+
+
 # -- the command line --
 
 
@@ -171,6 +178,17 @@ def test_the_command_line() -> None:
     assert set(command) - set(on_gpu) >= {"--enforce-eager", "--no-enable-chunked-prefill"}
 
 
+@pytest.mark.parametrize(
+    ("device", "sleeps", "asked"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_sleep_mode_is_asked_for_where_there_is_one(device: Any, sleeps: bool, asked: bool) -> None:
+    installation = Installation(sys.executable, "0.32.0", "2.13.0", device)
+    command = server_command(
+        installation, "m", VllmConfig(), dtype="bfloat16", max_context=128, lora_rank=9, sleeps=sleeps
+    )
+    assert ("--enable-sleep-mode" in command) == asked
+
+
 def test_a_rank_that_vllm_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="up to rank 512, got 513"):
         server_command(CPU, "m", VllmConfig(), dtype="float32", max_context=128, lora_rank=513)
@@ -185,6 +203,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["OMP_NUM_THREADS"]) == ("7", "3")
     on_gpu = server_environment(Installation("python", "0.32.0", "2.13.0", "cuda"), "secret", None)
     assert "TORCH_COMPILE_DISABLE" not in on_gpu
+    assert on_gpu["VLLM_SERVER_DEV_MODE"] == "0", "its routes ask for no key"
 
 
 def fake_python(tmp_path: Path, vllm: str | None, cpu: str | None, torch: str | None) -> str:

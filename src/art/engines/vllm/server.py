@@ -34,6 +34,11 @@ GUARD = Path(__file__).with_name("guard.py")
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 """Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)|.* died unexpectedly")
+_HINTS = {
+    "module 'triton": "vLLM computes mixtures of experts by Triton while adapters are enabled, and there is no working "
+    "Triton here; its CPU package comes without",
+}
+"""What is meant by causes that only vLLM's developers understand, by a part of their text."""
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
 
 
@@ -108,7 +113,8 @@ class VllmServer:
         self._remove_folder()
         recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
         # The status is that of the guard, which kills its group and itself with it.
-        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else ""))
+        hints = [f" ({hint})" for part, hint in _HINTS.items() if recent and part in recent[0]]
+        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else "") + "".join(hints))
 
     async def _exit(self) -> None:
         """Returns when the guard is gone. `Process.wait` would also wait for the end of its output, which processes

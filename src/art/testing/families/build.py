@@ -40,6 +40,8 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
+    "scoring_func": "sigmoid",  # as the published models have it; vLLM reads these two
+    "topk_method": "noaux_tc",
 }
 
 
