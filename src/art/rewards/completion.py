@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import importlib.util
 import logging
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -168,10 +168,15 @@ def _has_litellm() -> bool:
 
 async def _load_litellm() -> Any:
     """In a thread: it takes seconds the first time."""
-    if "litellm" not in sys.modules:
-        litellm: Any = await asyncio.to_thread(importlib.import_module, "litellm")
-        litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
-    return sys.modules["litellm"]
+    return _import_litellm() if _import_litellm.cache_info().currsize else await asyncio.to_thread(_import_litellm)
+
+
+@functools.cache
+def _import_litellm() -> Any:
+    # Of several threads that come here at once all wait until the first has imported the whole of it.
+    litellm: Any = importlib.import_module("litellm")
+    litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
+    return litellm
 
 
 def _status(error: Exception) -> int | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import random
+import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +15,8 @@ import pytest
 
 import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
-from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
-from art.rewards.evidence import write_document
+from art.rewards import Budget, Criterion, Ruler, completion, ruler, ruler_score_group, score_group
+from art.rewards.evidence import evidence_of_messages, write_document
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup
@@ -239,8 +242,6 @@ def test_the_scripted_judge_is_gullible_where_text_is_not_enclosed(start_judge) 
 
 
 def test_ids_and_marker_are_not_in_the_evidence() -> None:
-    from art.rewards.evidence import evidence_of_messages
-
     letters = [f"{a}{b}" for a in "bcdfghjkmnpqrstvwxz23456789" for b in "bcdfghjkmnpqrstvwxz23456789"]
     evidence = [
         evidence_of_messages([{"role": "user", "content": " ".join(letters) + str(i)}], None) for i in range(30)
@@ -331,9 +332,6 @@ async def test_judgements_are_kept_on_disk_and_failures_are_not(
 
 
 async def test_no_more_requests_at_once_than_allowed(start_judge, address, make_group, settings) -> None:
-    import asyncio
-    import threading
-
     now, most, lock = 0, 0, threading.Lock()
 
     def grade(trajectory: dict[str, Any]) -> float:
@@ -404,3 +402,19 @@ async def test_a_model_of_art_as_judge_needs_no_litellm(start_judge, make_group,
     assert (judge.requests[-1]["model"], judge.requests[-1]["temperature"]) == ("some/model", 0)
     with pytest.raises(JudgeError, match=r"pip install 'agent-reinforcement-trainer\[rewards\]'"):
         await ruler_score_group(make_group(*SCORES), "openai/o3", settings=settings)
+
+
+async def test_groups_that_come_while_litellm_is_imported_wait_for_it(tmp_path, monkeypatch) -> None:
+    """The first groups of a gather reach the judge at once, when the import has begun and is not done."""
+    (tmp_path / "litellm.py").write_text("import time\ntime.sleep(0.2)\nacompletion = 'there'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "litellm")
+    completion._import_litellm.cache_clear()
+    try:
+        first = asyncio.create_task(completion._load_litellm())
+        while "litellm" not in sys.modules:
+            await asyncio.sleep(0.01)
+        assert (await completion._load_litellm()).acompletion == "there"
+        await first
+    finally:
+        completion._import_litellm.cache_clear()
