@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from art.errors import ArtError, ContextLengthError, JudgeError
+from art.errors import ArtError, ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.settings import JudgeSettings
 
@@ -88,7 +88,7 @@ class JudgeClient:
             try:
                 async with self._gate(), asyncio.timeout(self._settings.timeout_s):
                     return self._read(await self._send(messages, response_format))
-            except JudgeError:
+            except (JudgeError, ConfigError):
                 raise
             except Exception as error:
                 if self._structured and _refuses_format(error):

@@ -17,6 +17,7 @@ import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
 from art.rewards import Budget, Criterion, Ruler, completion, ruler, ruler_score_group, score_group
 from art.rewards.evidence import evidence_of_messages, write_document
+from art.rewards.passes import shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup
@@ -266,21 +267,21 @@ async def test_two_passes_cancel_the_bias_of_the_order(start_judge, address, mak
     assert [t["messages"] for t in first] == [t["messages"] for t in second][::-1]
 
 
-async def test_noise_shrinks_the_advantages_and_can_set_a_group_aside(
-    start_judge, address, make_group, settings
-) -> None:
-    judge = start_judge(noise=0.3, seed=1)
+async def test_what_the_passes_disagree_on_shrinks_or_sets_aside(start_judge, address, make_group, settings) -> None:
+    judge, truth = start_judge(position_bias=0.2), (0.4, 0.5, 0.6, 0.45)
     two = replace(settings, passes=2)
-    scored = await ruler_score_group(make_group(0.5, 0.51, 0.49, 0.52), JUDGE, address(judge), settings=two)
-    assert scored is not None
-    assert scored.metrics["judge_reliability"] < 0.7
     plain = await ruler_score_group(
-        make_group(*SCORES), JUDGE, address(start_judge()), settings=replace(two, max_disagreement=0.01)
+        make_group(*truth), JUDGE, address(judge), settings=replace(two, on_disagreement="report")
     )
-    assert rewards(plain) == pytest.approx(SCORES)
+    assert rewards(plain) == pytest.approx(truth)
+    scored = await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=two)
+    assert scored is not None
+    reliability = scored.metrics["judge_reliability"]
+    assert reliability < 0.7
+    assert rewards(scored) == pytest.approx(shrink(truth, reliability))
     strict = replace(two, on_disagreement="set_aside", max_disagreement=0.05)
     with pytest.raises(JudgeError, match="disagrees with itself"):
-        await ruler_score_group(make_group(0.5, 0.51, 0.49, 0.52), JUDGE, address(judge), settings=strict)
+        await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=strict)
 
 
 # -- limits and costs --
