@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +31,7 @@ import transformers
 from art.config import EngineConfig, VllmConfig
 from art.engine import GenerateRequest
 from art.engines.torch.engine import TorchEngine
+from art.engines.vllm.command import installed_vllm_python
 from benchmarks.in_process import drain
 from benchmarks.models import LORA, QUICK_MODELS, ModelFiles, choose_dtype, load_peft_model, model_files
 from benchmarks.report import Cell, Result, middle
@@ -92,7 +91,7 @@ def run(args: argparse.Namespace) -> Result:
                 _ENGINE_BASE: lambda prompts, new, engine=engine: _run_engine(engine, prompts, new, None),  # type: ignore[misc]
                 _GENERATE: lambda prompts, new, model=model: _run_generate(model, prompts, new, args.device),  # type: ignore[misc]
             }
-            if (python := _vllm_python()) is not None:
+            if (python := installed_vllm_python()) is not None:
                 contenders[_VLLM] = stack.enter_context(_vllm(files, args.device, dtype, python, _ADAPTER))
                 contenders[_VLLM_BASE] = stack.enter_context(_vllm(files, args.device, dtype, python, None))
             for load in args.loads:
@@ -105,7 +104,7 @@ def run(args: argparse.Namespace) -> Result:
             "ratio: time by that of ART at the same work, round by round; above 1 ART is faster",
             "CPU: of all processes that take part",
             f"largest difference of a token's log-prob between ART and transformers, in nats: {', '.join(gaps)}",
-            *([] if _vllm_python() else ["vLLM is not installed: it did not take part"]),
+            *([] if installed_vllm_python() else ["vLLM is not installed: it did not take part"]),
         ],
         clock="wall" if main_clock(args.device) == "wall_s" else "CPU",
     )
@@ -198,11 +197,6 @@ def _run_generate(model: Any, prompts: Prompts, new_tokens: int, device: str) ->
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens)
     assert output.shape == (len(prompts), ids.shape[1] + new_tokens)
-
-
-def _vllm_python() -> str | None:
-    """The interpreter of an environment with vLLM."""
-    return os.environ.get("ART_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 
 
 @contextmanager

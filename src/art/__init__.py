@@ -3,6 +3,7 @@
 Importing this loads neither torch, transformers, fastapi nor openai.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from art import dev, errors, utils
@@ -17,6 +18,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
+    from art import rewards
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -48,13 +50,14 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "retry",
+    "rewards",
     "trajectory_group_batches",
     "utils",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Kinds of backends are needed by scripts only; they are imported at first use."""
+    """What not every program needs is imported at first use: kinds of backends, and rewards."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
@@ -63,4 +66,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
+    if name == "rewards":
+        return importlib.import_module("art.rewards")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

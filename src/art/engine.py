@@ -123,3 +123,20 @@ class Engine(Protocol):
     async def stats(self) -> dict[str, float]:
         """Counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, `cached_tokens`, ..."""
         ...
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can give its device's memory away for a while, to a trainer that shares the device."""
+
+    async def sleep(self) -> None:
+        """Free what can be freed, and compute nothing until `wake`.
+
+        Nobody is refused: requests that run stop where they are, those that come wait, and all of them go on when the
+        engine is awake. So do loads and unloads. A second call does nothing.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory back and go on; nothing if it is awake, as it is after a new start. One that cannot has to be
+        started anew."""
+        ...

@@ -20,6 +20,9 @@
     |-- PublishError                a checkpoint could not become the served policy
     |   |-- AdapterError            adapter file corrupted, or it matches no layer
     |   +-- HandshakeError          the engine does not reproduce the trainer's probe
+    |-- JudgeError                  a judge gave no usable scores; the group has no reward then, never a reward of 0
+    |   |-- JudgeAnswerError        it answered, but not with scores that can be used
+    |   +-- BudgetError             the cost limit of its budget is reached
     |-- StorageError                reading or writing the data directory failed
     |   |-- DiskFullError
     |   +-- CorruptCheckpointError
@@ -125,6 +128,18 @@ class AdapterError(PublishError):
 
 class HandshakeError(PublishError):
     code = "handshake_failed"
+
+
+class JudgeError(ArtError):
+    code = "judge_failed"
+
+
+class JudgeAnswerError(JudgeError):
+    code = "judge_answer_unusable"
+
+
+class BudgetError(JudgeError):
+    code = "budget_exhausted"
 
 
 class StorageError(ArtError):

@@ -7,7 +7,6 @@ makes one.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import socket
@@ -16,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,8 +23,9 @@ import pytest_asyncio
 from safetensors.numpy import save_file
 
 from art.config import EngineConfig, VllmConfig
-from art.engine import Engine, GenerateRequest, TokenChunk
+from art.engine import Engine, GenerateRequest, SleepingEngine, TokenChunk
 from art.engines.process import ProcessEngine
+from art.engines.vllm.command import installed_vllm_python
 from art.errors import (
     AdapterError,
     ContextLengthError,
@@ -64,10 +65,10 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     settings = {"device": "cpu", "num_threads": 1, "max_running": RUNNING, "max_waiting": WAITING}
     module, start = "engine_child", {"config": EngineConfig.model_validate(settings).model_dump()}
     if request.param == "vllm":
-        if (python := vllm_python()) is None:
+        if (python := installed_vllm_python()) is None:
             pytest.skip("vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>")
         config = VllmConfig.model_validate(settings)
-        module, start = "vllm_child", {"config": config.model_dump(), "lora_rank": 4, "python": python}
+        module, start = "vllm_child", {"config": config.model_dump(), "lora_rank": 4, "python": python, "sleeps": True}
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = await asyncio.create_subprocess_exec(
@@ -86,11 +87,6 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     yield ProcessEngine(connect)
     await client.close()
     await asyncio.wait_for(process.wait(), 10)  # it leaves when its connection ends
-
-
-def vllm_python() -> str | None:
-    """Interpreter of an environment with vLLM, if there is one."""
-    return os.environ.get("ART_VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else None)
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -368,6 +364,47 @@ async def test_a_full_queue_refuses_and_recovers(engine: Engine) -> None:
     assert all(isinstance(r, OverloadedError) for r in refused)
     assert 1 <= len(refused) <= 3
     assert len((await run(engine, ask(1))).token_ids) == 20
+
+
+@pytest.fixture
+def sleeper(engine: Engine, request: pytest.FixtureRequest) -> SleepingEngine:
+    if request.node.callspec.params["engine"] == "embedded":
+        pytest.skip("the embedded engine does not sleep")
+    return cast("SleepingEngine", engine)
+
+
+async def test_a_sleeping_engine_holds_what_it_is_asked(sleeper: SleepingEngine, tmp_path: Path) -> None:
+    """Nothing fails, and nothing is computed: what runs goes on where it was, with the tokens that it would have had."""
+    engine = sleeper
+    await engine.load_adapter("s@1", write_adapter(tmp_path / "1", 1))
+    requests = [ask(seed, adapter="s@1", max_tokens=200) for seed in (1, 2)]
+    want = [await run(engine, request) for request in requests]
+    running = asyncio.ensure_future(run(engine, requests[0], stream=True))
+    async with asyncio.timeout(10):
+        while (await engine.stats())["running"] == 0:
+            await asyncio.sleep(0.01)
+    await engine.sleep()
+    await engine.sleep()  # nothing more
+    before = await engine.stats()
+    held = [
+        asyncio.ensure_future(run(engine, requests[1])),
+        asyncio.ensure_future(engine.score([1, 2, 3], "s@1")),
+        asyncio.ensure_future(engine.load_adapter("s@2", write_adapter(tmp_path / "2", 2))),
+    ]
+    await asyncio.sleep(0.5)
+    assert not any(task.done() for task in [running, *held])
+    assert (await engine.stats())["generated_tokens"] == before["generated_tokens"]
+    await engine.wake()
+    await engine.wake()
+    assert (await running).token_ids == want[0].token_ids
+    assert (await held[0]).token_ids == want[1].token_ids
+    assert len(await held[1]) == 2
+    await held[2]
+    again = await run(engine, requests[1])
+    assert again.token_ids == want[1].token_ids
+    assert again.logprobs == pytest.approx(want[1].logprobs, abs=1e-4)
+    for name in ("s@1", "s@2"):
+        await engine.unload_adapter(name)
 
 
 async def test_stats(engine: Engine) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest_asyncio
 
 from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, VllmConfig
 from art.engine import GenerateRequest
-from art.engines.vllm.start import start_engine
+from art.engines.vllm.command import MODEL_NAME, installed_vllm_python
+from art.engines.vllm.engine import VllmEngine
+from art.engines.vllm.replica import Replica
 from art.errors import HandshakeError
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
 from art.runtime.publish import publish
 from art.runtime.runtime import Runtime
+from art.runtime.vllm_child import WATCH_S
 from art.testing.tiny.build import build_tiny_model
 from process_support import children_of, wait_until_gone
 
@@ -28,7 +32,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(600),  # vLLM takes half a minute to start on an idle machine
     pytest.mark.skipif(
-        not os.environ.get("ART_VLLM_PYTHON") and importlib.util.find_spec("vllm") is None,
+        installed_vllm_python() is None,
         reason="vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>",
     ),
 ]
@@ -39,11 +43,11 @@ REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
-    """With a model `p/agent` that vLLM samples from."""
+    """With a model `p/agent` that vLLM samples from, and sleeps while it is trained."""
     base = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", head_dim=32)
     runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
-    settings = ModelSettings(lora=LoraConfig(rank=8), engine=VllmConfig(device="cpu"))
+    settings = ModelSettings(lora=LoraConfig(rank=8), engine=VllmConfig(device="cpu", sleep="always"))
     await runtime.register(RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings))
     yield runtime
     await runtime.close()
@@ -58,6 +62,15 @@ async def test_a_step_is_trained_published_and_sampled_from(runtime: Runtime) ->
         # Sampled log-probs are those of the policy that the trainer starts from.
         assert status.metrics["offpolicy/first_update_kl"] < 1e-7
     assert (await complete(runtime, "p/agent"))["policy_version"] == 2
+
+
+async def test_the_report_tells_what_vllm_takes_and_does(runtime: Runtime) -> None:
+    await complete(runtime, "p/agent")
+    await asyncio.sleep(2 * WATCH_S)
+    report = await runtime.report()
+    assert re.search(
+        r"of it vLLM: [1-9]\.\d\d GiB, \d+ requests running and .* tokens sampled, the last progress", report
+    )
 
 
 async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime: Runtime) -> None:
@@ -81,17 +94,31 @@ async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime
     assert len(scored) == 402
 
 
-async def test_the_handshake_catches_an_adapter_on_base_requests(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_dies_asleep_comes_back_awake(runtime: Runtime) -> None:
+    (host,) = runtime._hosts._hosts.values()
+    before = host.engine_process.num_restarts
+    async with host._engine_aside(sleeps=True):
+        held = asyncio.create_task(complete(runtime, "p/agent"))
+        assert host.engine_process.pid is not None
+        os.kill(descendants(host.engine_process.pid)[-1], signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while host.engine_process.num_restarts == before:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        assert host.engine_process.pid is None, "the trainer has its memory"
+        assert not held.done()
+    assert len((await held)["choices"]) == 32
+
+
+async def test_the_handshake_catches_an_adapter_on_base_requests(runtime: Runtime) -> None:
     """What vLLM does on CPU, and what the adapter of zeros is against: a client that takes it for a GPU has none."""
     (host,) = runtime._hosts._hosts.values()
     assert host.engine_process.pid is not None
     guard, *_ = descendants(host.engine_process.pid)
-    port = command_line(guard)[-1].removeprefix("--port=")
-    monkeypatch.setenv("VLLM_API_KEY", environment(guard)["VLLM_API_KEY"])
-    settings = VllmConfig(urls=(f"http://127.0.0.1:{port}",), device="cuda", dtype="float32")
-    engine, _ = await start_engine(host.base_model, settings, lora_rank=8)
+    socket = Path(command_line(guard)[-1].removeprefix("--uds="))
+    replica = Replica("http://vllm", environment(guard)["VLLM_API_KEY"], socket)
+    info = replace(await host.engine_info(), device="cuda")
+    engine = VllmEngine([replica], MODEL_NAME, info, VllmConfig())
     checkpoint = runtime.data_dir.model("p", "agent").checkpoint(1)
     try:
         for number in range(VllmConfig().max_loras):

@@ -37,7 +37,11 @@ class ModelFiles:
 
 def make_files(folder: Path, family: str) -> ModelFiles:
     """Heads of 32, since FlexAttention takes none below 16; outputs differ from token to token."""
-    extra: dict[str, Any] = {"Qwen3": {"head_dim": 32}, "Mistral": {"head_dim": 32, "sliding_window": 50}}[family]
+    extra: dict[str, Any] = {
+        "Qwen3": {},
+        "Mistral": {"sliding_window": 50},
+        "GptOss": {"sliding_window": 50, "num_local_experts": 4, "num_experts_per_tok": 2},
+    }[family]
     config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCAB,
         hidden_size=64,
@@ -45,6 +49,7 @@ def make_files(folder: Path, family: str) -> ModelFiles:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=32,
         max_position_embeddings=512,
         initializer_range=0.1,
         tie_word_embeddings=True,
@@ -56,7 +61,8 @@ def make_files(folder: Path, family: str) -> ModelFiles:
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     model.save_pretrained(folder / "base")
-    settings = peft.LoraConfig(task_type="CAUSAL_LM", r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if family == "GptOss" else "all-linear"
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", r=LORA.rank, lora_alpha=LORA.alpha, target_modules=targets)
     adapted = peft.get_peft_model(model, settings)
     for name, parameter in adapted.named_parameters():
         if ".lora_B." in name:

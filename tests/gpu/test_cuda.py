@@ -119,7 +119,7 @@ def test_engine_samples_with_the_logprobs_of_transformers(
 
 
 @pytest.mark.parametrize(("max_tokens", "num_parts"), [(4096, 1), (300, 2)])
-@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+@pytest.mark.parametrize("family", ["Qwen3", "Mistral", "GptOss"])
 @pytest.mark.parametrize(
     ("device", "kernel_name"),
     [
@@ -146,12 +146,14 @@ def test_gradients_over_the_tree_equal_those_one_by_one(
     assert relative_error(found, expected) < 1e-5
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_attention_kernels_are_timed_before_one_is_chosen(device: str) -> None:
+def test_attention_kernels_are_timed_before_one_is_chosen(device: str, has_sinks: bool) -> None:
     """FlexAttention has no backward pass on the CPU, where it must lose instead of ending the run."""
     heads = HeadShape(
-        num_heads=4, num_groups=2, size=32, value_size=32, dtype=torch.float32, device=torch.device(device)
-    )
+        num_heads=4, num_groups=2, size=32, value_size=32, dtype=torch.float32, device=torch.device(device),
+        has_sinks=has_sinks,
+    )  # fmt: skip
     seconds = {kernel: time_kernel(kernel, heads, 512) for kernel in ("dense", "flex")}
     assert 0 < seconds["dense"] < math.inf
     assert math.isfinite(seconds["flex"]) == (device == "cuda")

@@ -55,7 +55,7 @@ def test_growth_counts_what_is_shared(tmp_path: Path) -> None:
 
 
 def test_generate_samples_with_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "_vllm_python", lambda: None)  # its start takes half a minute
+    monkeypatch.setattr(generate, "installed_vllm_python", lambda: None)  # its start takes half a minute
     args = options("generate")
     args.loads = [(2, 1), (1, 2)]
     result = generate.run(args)

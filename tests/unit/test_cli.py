@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 
@@ -7,7 +8,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from art.cli import train
 from art.cli.main import StderrHandler
+from art.errors import ConfigError
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +26,11 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
         patch.setattr("sys.stderr", stderr := io.StringIO())
         logger.warning("plain")
     assert stderr.getvalue() == "plain\n"
+
+
+def test_full_finetuning_with_vllm_is_refused_before_anything_starts() -> None:
+    parser = argparse.ArgumentParser()
+    train.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", "--full-finetuning"])
+    with pytest.raises(ConfigError, match="--full-finetuning needs --engine torch"):
+        args.run(args)

@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "backend_files": {"client", "protocol", "errors"},
     "backend": {"backend_files", "messages", "trajectory", "protocol", "client", "rollouts", "config", "dev", "errors"},
     "model": {"trajectory", "backend", "rollouts", "protocol", "config", "dev", "storage", "utils", "errors"},
+    "rewards": {"messages", "trajectory", "model", "errors"},
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},

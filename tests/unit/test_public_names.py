@@ -35,6 +35,7 @@ NAMES = {
     "gather_trajectories",
     "gather_trajectory_groups",
     "retry",
+    "rewards",
     "trajectory_group_batches",
     "utils",
 }
@@ -54,6 +55,7 @@ ELSEWHERE = {
     "art.dev": ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainerArgs"],
     "art.local": ["LocalBackend"],
     "art.client": ["ArtClient"],
+    "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 
 PARAMETERS = {

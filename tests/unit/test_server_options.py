@@ -10,7 +10,7 @@ import pytest
 
 from art.cli.server import main
 from art.cli.server_options import build_parser, read_options
-from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
+from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.config.base_models import SHORT_NAMES, is_local, resolve_base_model
 from art.errors import ConfigError, PermissionDeniedError
 from art.protocol.training import RegisterRequest
@@ -18,6 +18,7 @@ from art.runtime.devices import Devices
 from art.runtime.runtime import Runtime
 from art.server.auth import SERVER, Caller
 from art.server.machine import HARMLESS, check_registration
+from art.server.metrics import FAMILIES
 
 
 def read(*arguments: str) -> tuple[ServerConfig, Path]:
@@ -185,3 +186,26 @@ def test_harmless_settings_exist() -> None:
     for group, names in HARMLESS.items():
         known = json.loads(ModelSettings().model_dump_json())[group]
         assert names is None or names <= set(known)
+
+
+# -- the page of the server --
+
+PAGE = (Path(__file__).parents[2] / "docs/server.md").read_text()
+
+
+def test_the_page_names_every_setting_limit_and_metric() -> None:
+    for name in [*ServerConfig.model_fields, *LimitsConfig.model_fields, *FAMILIES]:
+        assert f"`{name}`" in PAGE, name
+
+
+def test_the_page_has_the_defaults_of_limits() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, re.MULTILINE))
+    for name, field in LimitsConfig.model_fields.items():
+        shown = rows[name].removesuffix(" s").replace(",", "")
+        assert shown == ("none" if field.default is None else f"{field.default:g}"), name
+
+
+def test_the_example_file_of_the_page_is_valid(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    config, _ = read("--config", write(tmp_path / "server.toml", example))
+    assert config.limits.max_jobs_per_project == 8

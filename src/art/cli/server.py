@@ -20,6 +20,7 @@ from art.cli.server_options import build_parser, read_options
 from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 
@@ -28,6 +29,7 @@ logger = logging.getLogger("art.server")
 _PR_SET_PDEATHSIG = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MIN_KEY_LENGTH = 16
+MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
 GRACEFUL_SHUTDOWN_S = 4
 """Given to requests that run when the server is asked to stop; its children get `EXIT_TIMEOUT_S` after that."""
@@ -37,20 +39,40 @@ SHUTDOWN_DEADLINE_S = 9.0
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    logging.basicConfig(
-        level=args.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     try:
         config, data_dir = read_options(args)
         if args.die_with_parent:
             _die_with_parent()
         api_key = _api_key(config, announce=args.fd is None)
+        _log_to_stderr(args.log_level, api_key)
+        _raise_file_limit()
         sock = _open_socket(config, args.fd)
         run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
+
+
+def _log_to_stderr(level: str, api_key: str) -> None:
+    secrets_of_others = [os.environ.get(name, "") for name in ("HF_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY")]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", [api_key, *secrets_of_others])
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file. Many systems allow 1,024 unless asked for more."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, most)
+    with contextlib.suppress(ValueError, OSError):  # as before then
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
@@ -124,8 +146,18 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             server.should_exit = True
             end_within(SHUTDOWN_DEADLINE_S)
 
+        def drain() -> None:
+            """Say that the server ends, then end it: at once, or after `drain_s`, or with the second signal."""
+            if app.state.is_draining or not config.drain_s:
+                stop()
+            else:
+                logger.info("ending in %g s: /ready says no, and requests are answered until then", config.drain_s)
+                loop.call_later(config.drain_s, stop)
+            app.state.is_draining = True
+
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop)
+            loop.add_signal_handler(number, drain)
         host, port = sock.getsockname()[:2]
         print(f"art-server listens on http://{host}:{port} and keeps its data in {data_dir}", flush=True)
         await server.serve(sockets=[sock])

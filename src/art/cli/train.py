@@ -14,7 +14,8 @@ from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
 from art.cli.loop import StepReport, evaluate, train_task
 from art.cli.tiny_model import build_with_progress
-from art.config import EngineConfig, LoraConfig, ModelSettings
+from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
+from art.errors import ConfigError
 from art.model import TrainableModel
 from art.task import Task, TaskDefaults, get_task
 
@@ -40,6 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     trained.add_argument(
         "--full-finetuning", action="store_true", help="train all weights of the decoder layers instead of an adapter"
     )
+    parser.add_argument(
+        "--engine", choices=["torch", "vllm"], default="torch",
+        help="what samples: the embedded engine, or vLLM, whose environment ART_VLLM_PYTHON names (default: torch)",
+    )  # fmt: skip
     parser.add_argument("--max-context", type=int, help="tokens of prompt plus completion (default: the model's own)")
     parser.add_argument(
         "--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)"
@@ -50,12 +55,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     task = get_task(args.task)
+    if args.engine == "vllm" and args.full_finetuning:
+        raise ConfigError("--full-finetuning needs --engine torch: vLLM is given LoRA adapters only")
     console = Console()
     data_dir: Path = args.data_dir.resolve()
     if args.base_model is None:
-        path = data_dir / "tiny-models" / f"{task.name}-seed{args.seed}"
+        # vLLM on CPU has no attention for the small heads of the usual one.
+        head_dim, suffix = (32, "-vllm") if args.engine == "vllm" else (16, "")
+        path = data_dir / "tiny-models" / f"{task.name}-seed{args.seed}{suffix}"
         if not (path / "model.safetensors").exists():
-            build_with_progress(console, path, task=task.name, seed=args.seed)
+            build_with_progress(console, path, task=task.name, seed=args.seed, head_dim=head_dim)
         args.base_model = str(path)
     try:
         run_coroutine(_train(console, task, args, data_dir))
@@ -77,7 +86,8 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
     started = time.perf_counter()
     defaults = _defaults(task, args)
     lora = None if args.full_finetuning else LoraConfig(rank=args.lora_rank)
-    settings = ModelSettings(lora=lora, engine=EngineConfig(max_context=args.max_context))
+    kind = VllmConfig if args.engine == "vllm" else EngineConfig
+    settings = ModelSettings(lora=lora, engine=kind(max_context=args.max_context))
     async with LocalBackend(path=data_dir) as backend:
         model = TrainableModel(
             name=args.name or f"{task.name}-seed{args.seed}",

@@ -51,13 +51,13 @@ class EngineConfig(EngineSettings):
 
 _VLLM_OWNED = {
     **dict.fromkeys(("model", "served_model_name", "tokenizer", "skip_tokenizer_init"), "follows from `base_model`"),
-    **dict.fromkeys(("host", "port", "uds", "api_key"), "is chosen anew at each start; only loopback is listened on"),
+    **dict.fromkeys(("host", "port", "uds", "api_key"), "is chosen at each start, for this machine only"),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_cpu_loras"), "follows from the LoRA settings"),
     **dict.fromkeys(("logprobs_mode", "max_logprobs", "generation_config"), "decides what log-probs mean"),
     **dict.fromkeys(("api_server_count",), "must be 1, because adapters are loaded through one API server"),
     **dict.fromkeys(("trust_remote_code",), "would run code that comes with a model"),
-    **dict.fromkeys(("enable_sleep_mode",), "does nothing yet: the engine does not sleep while the trainer works"),
     "dtype": "is the field `dtype`",
+    "enable_sleep_mode": "is the field `sleep`",
     "max_model_len": "is the field `max_context`",
     "max_num_seqs": "is the field `max_running`",
     "max_loras": "is the field `max_loras`",
@@ -74,6 +74,9 @@ class VllmConfig(EngineSettings):
     VLLM_API_KEY, and checkpoints must be reachable for them under the same path."""
     max_loras: int = Field(default=4, ge=1)
     """Adapters, which are steps of models, in one batch; requests for more of them wait."""
+    sleep: Literal["auto", "always", "never"] = "auto"
+    """Whether the engine gives its memory to the trainer while that works; requests wait meanwhile. `auto`: where the
+    two share a GPU. `always` needs a shared device, which may be the CPU: vLLM only stands still there."""
     flags: dict[str, bool | int | float | str | list[str]] = {}
     """Any further flag of `vllm serve`, with underscores: `{"tensor_parallel_size": 2}`. True becomes `--flag`,
     False `--no-flag`."""
@@ -90,6 +93,8 @@ class VllmConfig(EngineSettings):
             raise ValueError(
                 "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where those start"
             )
+        if self.urls and self.sleep == "always":
+            raise ValueError('`sleep` is "always", but servers of `urls` are not put to sleep; leave one of them out')
         return self
 
     @property

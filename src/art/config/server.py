@@ -119,6 +119,11 @@ class ServerConfig(Config):
     """Do not start without a CUDA device."""
     only_models: bool = False
     """Keys without scope `admin` may register models over `models` only."""
+    min_free_bytes: int = Field(default=2**30, ge=0)
+    """With less free space for the data directory, `/ready` says no."""
+    drain_s: float = Field(default=0.0, ge=0, le=3600)
+    """After SIGTERM the server goes on answering for so long, while `/ready` says no, so that a load balancer can send
+    new requests elsewhere. Then running requests have 4 s to end. A second signal ends this wait."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Of one request; a training call has the rewards and texts of all its trajectories."""
     limits: LimitsConfig = LimitsConfig()

@@ -26,7 +26,7 @@ MAX_RESTARTS = 3
 
 
 class ProcessEngine:
-    """Implements `art.engine.Engine`.
+    """Implements `art.engine.SleepingEngine`; asks an engine that can sleep to do so.
 
     `connect` gives the live connection to a started engine that holds all loaded adapters. It waits while the process
     restarts, and raises `ProcessError` when there is no hope.
@@ -72,6 +72,12 @@ class ProcessEngine:
     async def stats(self) -> dict[str, float]:
         stats: dict[str, float] = await self._call("stats")
         return stats
+
+    async def sleep(self) -> None:
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        await self._call("wake")
 
     async def _call(self, method: str, **params: Any) -> Any:
         """The result of a call that may be repeated."""

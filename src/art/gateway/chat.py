@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -69,6 +70,8 @@ class Gateway:
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """Of all requests so far, by model (`project/name`) and kind: prompt, cached (part of prompt), completion."""
         self._resolver = resolver
         self.conversations = conversations or Conversations(recorder)
 
@@ -249,6 +252,7 @@ class Gateway:
                     writer.write(completion.take(), completion.take_reports())
         if not over:
             raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
+        self._count(turn, index, completion)
         message, finish_reason = completion.finish(exchange_id)
         await self._record(turn, generate, completion, message, finish_reason)
         if writer is not None:
@@ -264,6 +268,13 @@ class Gateway:
             stop_string=completion.stop_string,
             reports=completion.take_reports() if request.logprobs else None,
         )
+
+    def _count(self, turn: _Turn, index: int, completion: Completion) -> None:
+        model = f"{turn.policy.project}/{turn.policy.name}"
+        self.tokens[model, "completion"] += len(completion.token_ids)
+        if index == 0:  # the choices of a request share its prompt
+            self.tokens[model, "prompt"] += len(turn.prompt_token_ids)
+            self.tokens[model, "cached"] += completion.num_cached_tokens
 
     async def _record(
         self, turn: _Turn, generate: GenerateRequest, completion: Completion, message: Message, finish: FinishReason
@@ -302,8 +313,8 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             raise InvalidRequestError(error.message, param="chat_template_kwargs") from error
     if request.tools and not renderer.handles_tools:
         raise InvalidRequestError(
-            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or its vocabulary has no "
-            "<tool_call> token; leave `tools` out and describe them in a message",
+            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or writes calls in a way "
+            "that is not known here; leave `tools` out and describe them in a message",
             param="tools",
         )
     return renderer

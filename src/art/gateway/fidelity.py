@@ -122,8 +122,12 @@ def _parse_problem(renderer: Renderer, conversation: Conversation, prompt: list[
     if thought not in renderer.tokenizer.text(answer):
         thought = ""  # the template writes none
     parsed = parse(renderer, prompt, answer, conversation.tools)
+    text = given["content"].strip()
+    if given.get("tool_calls") and (text not in renderer.tokenizer.text(answer) or text == parsed.reasoning):
+        text = ""  # the template writes no text beside a call, or writes it as the reasoning before it
+        thought = thought or parsed.reasoning or ""
     pairs: list[tuple[str, Any, Any]] = [
-        ("text", given["content"].strip(), parsed.content.strip()),
+        ("text", text, parsed.content.strip()),
         ("reasoning", thought, (parsed.reasoning or "").strip()),
         (
             "tool calls",

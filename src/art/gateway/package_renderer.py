@@ -8,7 +8,8 @@ from typing import Any
 
 from art.errors import InvalidRequestError
 from art.gateway.bridge import Branch
-from art.gateway.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags, ToolCall
+from art.gateway.calls import ToolCall
+from art.gateway.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags
 from art.gateway.renderer import (
     RecordedTurn,
     Renderer,

@@ -1,27 +1,21 @@
 """Sampled tokens to an assistant message, as they come or all at once, with the same result.
 
-The tagged grammar (Qwen, Hermes and everything alike) works on token ids, so text that merely looks like a tag is text:
+The tagged grammar works on token ids, so text that merely looks like a tag is text. With the tags of Qwen, Hermes and
+everything alike (other families have other tags around their calls, see `calls`):
 
     [<think> reasoning </think>] content (<tool_call> {"name": ..., "arguments": {...}} </tool_call>)*
 
-A tool call that is not valid JSON stays in the content as the model wrote it: nothing that was sampled disappears.
+A tool call that is not what its format writes stays in the content as it came: nothing that was sampled disappears.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from art.gateway.calls import TAGGED, CallFormat, ToolCall
 from art.gateway.tokenizer import TextStream, Tokenizer
 from art.protocol.chat import Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    name: str
-    arguments: str
-    """JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +75,18 @@ def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Token ids of the tagged grammar; `None` where the vocabulary has no such token."""
+    """Token ids around reasoning; `None` where the vocabulary has no such token."""
 
     think_open: int | None
     think_close: int | None
-    call_open: int | None
-    call_close: int | None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Tags:
-        return cls(*(tokenizer.token_id(tag) for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")))
+        return cls(tokenizer.token_id("<think>"), tokenizer.token_id("</think>"))
 
     @property
     def has_reasoning(self) -> bool:
         return self.think_open is not None and self.think_close is not None
-
-    @property
-    def has_tool_calls(self) -> bool:
-        return self.call_open is not None and self.call_close is not None
 
     def opens_reasoning(self, prompt_ids: list[int]) -> bool:
         """Whether the prompt ends inside a `<think>` block, i.e. the completion begins with reasoning."""
@@ -114,18 +102,31 @@ class Tags:
 
 
 _START, _REASONING, _CONTENT, _CALL = range(4)
+_WHOLE_ANSWER = ("{", "<|python_tag|>")
+"""How an answer begins that is tool calls as a whole, in the format that has no tokens of its own."""
 
 
 class TaggedParser:
     """`MessageParser` of the tagged grammar."""
 
-    def __init__(self, tokenizer: Tokenizer, tags: Tags, *, in_reasoning: bool, parse_tools: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tags: Tags,
+        *,
+        in_reasoning: bool,
+        parse_tools: bool,
+        calls: CallFormat = TAGGED,
+    ) -> None:
         self._bytes = tokenizer.token_bytes
         self._tags = tags
+        self._format = calls
+        parse_tools = parse_tools and calls.is_in(tokenizer)
+        self._call_open = tokenizer.token_id(calls.opening) if parse_tools and calls.opening else None
+        self._call_close = tokenizer.token_id(calls.closing) if parse_tools and calls.closing else None
+        self._may_be_calls = parse_tools and calls.opening is None
         controls = {tags.think_open, tags.think_close} if tags.has_reasoning else set()
-        if parse_tools and tags.has_tool_calls:
-            controls |= {tags.call_open, tags.call_close}
-        self._controls = frozenset(controls)
+        self._controls = frozenset(controls | {self._call_open, self._call_close})
         self._state = _REASONING if in_reasoning else _START
         self._stream = TextStream()
         self._raw = bytearray()  # bytes of the present segment that are not yet text
@@ -159,12 +160,13 @@ class TaggedParser:
         state = self._state
         text = self._end_segment()
         if state == _CALL:
-            self._state = _CONTENT
-            self._add_content(self._held + "<tool_call>" + text)
+            self._take_calls(text, ended=self._format.closing is None)
         elif state == _REASONING:
             self._flush_text(text)
         else:
             self._flush_text(text)
+            if self._state == _CALL:
+                self._take_calls("", ended=True)
             if self._held and not self._calls:
                 self._add_content(self._held)
         self._held = ""
@@ -188,10 +190,10 @@ class TaggedParser:
                 self._strip_newlines = True
                 return True
         elif state == _CALL:
-            if token == tags.call_close:
-                self._end_call()
+            if token == self._call_close:
+                self._take_calls(self._end_segment(), ended=True)
                 return True
-        elif token == tags.call_open:
+        elif token == self._call_open:
             self._flush_text(self._end_segment())
             held = self._held
             self._begin(_CALL)
@@ -215,16 +217,19 @@ class TaggedParser:
         self._stream = TextStream()
         return text
 
-    def _end_call(self) -> None:
-        text = self._end_segment()
-        call = parse_call(text)
+    def _take_calls(self, text: str, *, ended: bool) -> None:
+        """Calls from the text of a segment; what is none, or was cut off, goes to the content as it came."""
         held = self._held
+        if self._format.opening is None:  # held back from its first character on
+            held, text = "", held + text
+        calls = self._format.read(text) if ended else None
         self._begin(_CONTENT)
-        if call is None:
-            self._add_content(f"{held}<tool_call>{text}</tool_call>")
-        else:
-            self._calls.append(call)
-            self._deltas.append(Delta(tool_call=call))
+        if calls is None:
+            closing = self._format.closing if ended else None
+            self._add_content(f"{held}{self._format.opening or ''}{text}{closing or ''}")
+            return
+        self._calls += calls
+        self._deltas += [Delta(tool_call=call) for call in calls]
 
     def _flush_text(self, text: str) -> None:
         """Add text of the present segment, holding back whitespace at its end."""
@@ -237,6 +242,10 @@ class TaggedParser:
             self._strip_newlines = not text
         text = self._held + text
         body = text.rstrip()
+        begins = self._may_be_calls and self._state != _REASONING and not self._content
+        if begins and body.lstrip().startswith(_WHOLE_ANSWER):
+            self._state, self._held = _CALL, text
+            return
         self._held = text[len(body) :]
         if not body:
             return
@@ -251,21 +260,3 @@ class TaggedParser:
     def _add_content(self, text: str) -> None:
         self._content.append(text)
         self._deltas.append(Delta(content=text))
-
-
-def parse_call(text: str) -> ToolCall | None:
-    """`{"name": ..., "arguments": {...}}` as a tool call, or `None` if it is not one."""
-    try:
-        call = json.loads(text)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-            return None
-        arguments = call.get("arguments", {})
-        if isinstance(arguments, str):  # some models quote the object once more
-            arguments = json.loads(arguments)
-        if not isinstance(arguments, dict):
-            return None
-        encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (call["name"] + encoded).encode()  # lone surrogates are no text
-    except (ValueError, RecursionError):
-        return None
-    return ToolCall(call["name"], encoded)

@@ -36,6 +36,17 @@ class Health(Answer):
     status: Literal["ok"]
 
 
+class Readiness(Wire):
+    ready: bool
+    obstacles: dict[str, str]
+    """What keeps the server from working, by what was looked at; only for those who may see all projects."""
+
+
+class OpenApi(Answer):
+    openapi: str
+    """Version of the specification."""
+
+
 class ModelCard(Wire):
     id: str
     """What to send as `model`."""

@@ -47,6 +47,8 @@ class Child:
         """How long a process may be silent, those that this one has started included."""
         self.helpers: dict[int, Path | None] = {}
         """Further processes that this one has started and that write their stacks on `STACKS_SIGNAL`: pid to log."""
+        self.details: dict[str, Any] = {}
+        """More for the heartbeat, by name."""
         self._last_tick = time.monotonic()
         self._doing = "starting"
 
@@ -78,6 +80,7 @@ class Child:
                         for pid, log in {os.getpid(): self.log_path, **self.helpers}.items()
                         if log is not None
                     ],
+                    **self.details,
                 }
             )
             time.sleep(HEARTBEAT_S)

@@ -54,11 +54,13 @@ def check_tools(renderer: Renderer) -> CheckResult:
     """Whether a tool call that the template writes is parsed as the same call."""
     name = "tool parser"
     if not renderer.handles_tools:
+        template = renderer.tokenizer.template
+        takes_tools = template is not None and template.handles_tools
+        why = "writes tool calls in a way that is not known here" if takes_tools else "has no place for tools"
         return CheckResult(
             name=name,
             status="warning",
-            found="requests with `tools` are refused: the chat template takes none, or its tool calls are not between "
-            "<tool_call> tokens",
+            found=f"the chat template {why}, so requests with `tools` are refused",
             remedy="describe tools in a message and parse the answer yourself, or use another base model",
         )
     examined = [examine(renderer, conversation) for conversation in tool_conversations()]

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.protocol.rpc import RpcClient
 from art.runtime.devices import find_devices
+from art.runtime.gate import Gate, GatedEngine
 from art.runtime.placement import Place, choose_placement
 from art.runtime.process import ChildProcess, ChildSpec, split_threads
 from art.runtime.publish import publish
@@ -82,14 +84,19 @@ class BaseModelHost:
                 variables=place.environment(devices),
             )
 
+        self._may_start = asyncio.Event()
+        """Whether there is memory for an engine: not while the trainer has that of one that sleeps."""
+        self._may_start.set()
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
         self.engine_process = ChildProcess(
-            spec("engine", engine_threads, self.placement.engine, engine_module), self._start_engine
+            spec("engine", engine_threads, self.placement.engine, engine_module), self._start_engine, self._may_start
         )
         self.trainer_process = ChildProcess(
             spec("trainer", trainer_threads, self.placement.trainer, "trainer_child"), self._start_trainer
         )
-        self.engine = ProcessEngine(self.engine_process.connect)
+        self._raw_engine = ProcessEngine(self.engine_process.connect)
+        self._gate = Gate(f"the {self.engine_process.spec.name}", config.job_timeout_s)
+        self.engine = GatedEngine(self._raw_engine, self._gate)
         self._num_threads = {"engine": engine_threads, "trainer": trainer_threads}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._load_lock = asyncio.Lock()
@@ -101,6 +108,8 @@ class BaseModelHost:
         self._trainer_lock = asyncio.Lock()
         self._load_timeout_s = config.child_start_timeout_s * ATTEMPTS
         self._job_timeout_s = config.job_timeout_s
+        if self.placement.sleeps:
+            self._load_timeout_s += self._job_timeout_s  # nothing is loaded into an engine that sleeps
 
     def start(self) -> None:
         """Start both processes in the background."""
@@ -123,7 +132,7 @@ class BaseModelHost:
 
     async def engine_info(self) -> EngineInfo:
         if self._engine_info is None:
-            self._engine_info = await self.engine.info()
+            self._engine_info = await self._raw_engine.info()
         return self._engine_info
 
     def is_loaded(self, adapter_id: str) -> bool:
@@ -150,7 +159,7 @@ class BaseModelHost:
             if wanted.is_full:  # before it is loaded: there may be no memory for a further one
                 self._make_room(MAX_LOADED_FULL, adapter_id, is_full=True)
             metrics = await _insist(
-                lambda: publish(self.engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
+                lambda: publish(self._raw_engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
             )
             if not wanted.is_full:
                 self._make_room(MAX_LOADED_ADAPTERS, adapter_id, is_full=False)
@@ -196,20 +205,28 @@ class BaseModelHost:
             JobCancelledError: stopped. A call that was about to end anyway returns instead.
             ProcessError: the trainer died `ATTEMPTS` times.
         """
-        result: dict[str, Any] = await self._train_call(kind, stop, on_progress, **params)
+        result: dict[str, Any] = await self._train_call(
+            kind, stop, on_progress, engine_sleeps=self.placement.sleeps, **params
+        )
         return result
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
         """What a step takes; see `Trainer.trial`. Not made again when the trainer dies of it."""
         turn = f"its turn for a trial step in the {self.trainer_process.spec.name}"
-        async with acquired(self._trainer_lock, turn, self._job_timeout_s):
+        async with acquired(self._trainer_lock, turn, self._job_timeout_s), self._engine_aside(self.placement.sleeps):
             client = await self.trainer_process.connect()
             settings = None if lora is None else lora.model_dump()
             result: dict[str, float] = await client.call("trial", samples=samples, lora=settings)
         return result
 
     async def _train_call(
-        self, method: str, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None, **params: Any
+        self,
+        method: str,
+        stop: asyncio.Event | None = None,
+        on_progress: OnProgress | None = None,
+        *,
+        engine_sleeps: bool = False,
+        **params: Any,
     ) -> Any:
         async def run() -> Any:
             if stop is not None and stop.is_set():
@@ -231,8 +248,37 @@ class BaseModelHost:
             return result
 
         turn = f"its turn to `{method}` in the {self.trainer_process.spec.name}"
-        async with acquired(self._trainer_lock, turn, self._job_timeout_s):
+        async with acquired(self._trainer_lock, turn, self._job_timeout_s), self._engine_aside(engine_sleeps):
             return await _insist(run, method)
+
+    @asynccontextmanager
+    async def _engine_aside(self, sleeps: bool) -> AsyncIterator[None]:
+        """With `sleeps`, the engine sleeps during the body and requests wait; one that dies meanwhile is started again,
+        awake, after it."""
+        if not sleeps:
+            yield
+            return
+        turn = f"loads into the {self.engine_process.spec.name} to end, so that it can sleep"
+        with self._gate.closed():
+            async with acquired(self._load_lock, turn, self._load_timeout_s):
+                try:
+                    await self._raw_engine.sleep()
+                    self._may_start.clear()
+                    yield
+                finally:
+                    self._may_start.set()
+                    await self._wake_engine()
+
+    async def _wake_engine(self) -> None:
+        """If it is there; one that died is awake when it is back."""
+        client = self.engine_process.live_client
+        if client is None:
+            return
+        try:
+            await client.call("wake")
+        except ProcessError as error:
+            if not client.closed:  # its memory may be half there
+                await self.engine_process.end(f"it did not wake up: {error.message.splitlines()[0]}")
 
     async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
         """End a running call once `stop` is set, and its process if it does not end by itself: checkpoints are written
@@ -247,7 +293,7 @@ class BaseModelHost:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
         start: dict[str, Any] = {"model": self.base_model, "config": config.model_dump()}
         if isinstance(config, VllmConfig) and self.settings.lora is not None:  # the settings allow no other case
-            start |= {"lora_rank": self.settings.lora.rank, "python": self.vllm_python}
+            start |= {"lora_rank": self.settings.lora.rank, "python": self.vllm_python, "sleeps": self.placement.sleeps}
         await client.call("start", **start)
 
         async def connected() -> RpcClient:
@@ -266,7 +312,8 @@ class BaseModelHost:
 
     async def _start_trainer(self, client: RpcClient) -> None:
         config = self.settings.trainer.model_copy(update={"num_threads": self._num_threads["trainer"]})
-        await client.call("start", model=self.base_model, config=config.model_dump())
+        shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
+        await client.call("start", model=self.base_model, config=config.model_dump(), shares_gpu=shares_gpu)
 
     def status(self) -> dict[str, Any]:
         return {

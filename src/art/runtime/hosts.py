@@ -69,6 +69,9 @@ class Hosts:
     async def close(self) -> None:
         await self._close(set())
 
+    def all(self) -> list[BaseModelHost]:
+        return list(self._hosts.values())
+
     def processes(self) -> list[ChildProcess]:
         return [process for host in self._hosts.values() for process in (host.engine_process, host.trainer_process)]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from art.errors import ConflictError, NotFoundError
+from art.errors import ConflictError, NotFoundError, OverloadedError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
@@ -76,7 +76,12 @@ class JobStore:
     """Every method is one transaction. It shares the database with the registry: a step is published and its job ended
     at once."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, max_per_project: int | None = None) -> None:
+        """
+        Args:
+            max_per_project: jobs of one project that may be unfinished at once; `None`: any number.
+        """
+        self._max_per_project = max_per_project
         self._database = database
 
     async def start(self) -> None:
@@ -99,6 +104,7 @@ class JobStore:
 
         Raises:
             ConflictError: the id is taken by a job that was asked for in other words.
+            OverloadedError: the project has as many unfinished jobs as it may.
         """
         payload = await asyncio.to_thread(_pack, job.payload)
         now = time.time()
@@ -109,6 +115,7 @@ class JobStore:
         def insert(db: sqlite3.Connection) -> JobStatus:
             if (known := _known(db, job.job_id, fingerprint)) is not None:
                 return known
+            _check_room(db, job.project, self._max_per_project)
             needs = orjson.dumps(list(job.needs)).decode()
             values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload, job.lane, needs)
             columns = "job_id, kind, project, name, state, fingerprint, payload, lane, needs, status, created_at"
@@ -230,6 +237,18 @@ class JobStore:
 
     async def _read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return await asyncio.to_thread(self._database.read, sql, parameters)
+
+
+def _check_room(db: sqlite3.Connection, project: str, most: int | None) -> None:
+    if most is None:
+        return
+    where = f"state IN ({_UNFINISHED}) AND project = ?"
+    ((count,),) = db.execute(f"SELECT count(*) FROM jobs WHERE {where}", (project,))
+    if count >= most:
+        raise OverloadedError(
+            f"project {project!r} has {count} unfinished jobs, which is the limit (`limits.max_jobs_per_project` of "
+            "the server); try again when one has ended"
+        )
 
 
 def _create(db: sqlite3.Connection) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -172,6 +173,10 @@ class JobRunner:
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(Entry(job_id, kind, *model, lane))
         return self._with_now(status)
+
+    def counts(self) -> Counter[str]:
+        """How many jobs run and how many wait."""
+        return Counter("running" if live.begun else "queued" for live in self._live.values())
 
     async def status(self, job_id: str) -> JobStatus:
         """

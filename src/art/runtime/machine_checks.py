@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from art.engine import EngineInfo
-from art.engines.vllm.command import TORCH_OF_VLLM, find_installation
+from art.engines.vllm.command import TORCH_OF_VLLM, find_installation, vllm_python
 from art.errors import ConfigError
 from art.protocol.preflight import CheckResult
 from art.runtime.placement import ELSEWHERE, Placement
@@ -89,7 +87,7 @@ def check_versions(
 def check_vllm(python: str | None) -> CheckResult:
     """Whether the environment of the interpreter `python` has a vLLM with the torch that it is built for."""
     try:
-        found = find_installation(python or os.environ.get("ART_VLLM_PYTHON") or sys.executable)
+        found = find_installation(vllm_python(python))
     except ConfigError as error:
         remedy = "install the versions that belong together; docs/engines.md says how"
         return CheckResult(name="vLLM", status="failure", found=error.message, remedy=remedy)
@@ -105,6 +103,8 @@ def check_vllm(python: str | None) -> CheckResult:
 def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
     """Whether the engine really runs where it was placed."""
     sharing = "they share its memory" if placement.shared else "each has memory of its own"
+    if placement.sleeps:
+        sharing += ", and the engine sleeps while the trainer works"
     found = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
     if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
         return CheckResult(

@@ -8,7 +8,7 @@ A child sees only its own GPUs (CUDA_VISIBLE_DEVICES), and counts them from 0. W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from art.config import EngineSettings, ModelSettings, TrainerConfig, VllmConfig
@@ -54,6 +54,8 @@ class Place:
 class Placement:
     engine: Place
     trainer: Place
+    sleeps: bool = False
+    """Whether the engine sleeps while the trainer works."""
 
     @property
     def shared(self) -> bool:
@@ -88,10 +90,17 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
     free = [index for index in range(num_gpus) if kinds["trainer"] != "cuda" or index not in trainer_indices]
     usable = free if len(free) >= num_engine_gpus else range(num_gpus)
     engine_indices = engine.device_indices or tuple(usable[:num_engine_gpus])
-    return Placement(
+    placement = Placement(
         engine=Place(kinds["engine"], engine_indices if kinds["engine"] == "cuda" else ()),
         trainer=Place(kinds["trainer"], trainer_indices if kinds["trainer"] == "cuda" else ()),
     )
+    return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
+
+
+def _sleeps(engine: VllmConfig, placement: Placement) -> bool:
+    """Without a GPU vLLM would free nothing."""
+    wanted = engine.sleep == "always" or (engine.sleep == "auto" and placement.engine.kind == "cuda")
+    return wanted and placement.shared
 
 
 def check_placement(
@@ -112,6 +121,12 @@ def check_placement(
             f"the flags of vLLM make {wanted} GPUs (data, pipeline and tensor parallel sizes together), but the engine "
             f"has {placement.engine}, of {_gpus(devices)}; make the two agree",
             param="flags",
+        )
+    if isinstance(settings.engine, VllmConfig) and settings.engine.sleep == "always" and not placement.shared:
+        raise ConfigError(
+            f'`engine.sleep` is "always", but the engine runs on {placement.engine} and the trainer on '
+            f"{placement.trainer}: it would stand still for nothing. Leave `sleep` out, or give both the same device",
+            param="sleep",
         )
     num_processes, num_devices = settings.trainer.num_processes, len(placement.trainer.indices)
     if placement.trainer.kind == "cuda" and devices.gpus is not None and num_devices < num_processes:
@@ -169,7 +184,7 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
     for (kind, index), parts in needs.items():
         limit, where = _memory(devices, kind, index)
         if limit is not None and kind == "cuda" and isinstance(engine, VllmConfig) and len(parts) > 1:
-            _check_vllm_share(engine, limit, parts["trainer"] + CONTEXT_BYTES, where)
+            _check_vllm_share(engine, limit, parts["trainer"] + CONTEXT_BYTES, where, sleeps=placement.sleeps)
         overhead = CONTEXT_BYTES * len(parts) if kind == "cuda" else 0
         if limit is not None and sum(parts.values()) + overhead > limit:
             named = " and ".join(f"{size / 2**30:.1f} GiB for the {part}" for part, size in parts.items())
@@ -180,14 +195,16 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
             )
 
 
-def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str) -> None:
-    """vLLM takes its share of a GPU at once, whatever the model's size."""
+def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str, *, sleeps: bool) -> None:
+    """vLLM takes its share of a GPU at once, whatever the model's size. When it sleeps, the trainer has that for its
+    activations; but its weights stay."""
     share = float(str(engine.flags.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)))
     if share * limit + trainer_bytes > limit:
+        most = f"{'at most' if sleeps else 'well below'} {max(0.0, 1 - trainer_bytes / limit):.2f}"
         raise ConfigError(
             f"vLLM takes {share:.0%} of {where}, and the trainer's weights need {trainer_bytes / 2**30:.1f} GiB of its "
-            f"{limit / 2**30:.1f} GiB. Set `flags` to {{'gpu_memory_utilization': x}} with x well below "
-            f"{max(0.0, 1 - trainer_bytes / limit):.2f}, or give them different GPUs by `device_indices`",
+            f"{limit / 2**30:.1f} GiB. Set `flags` to {{'gpu_memory_utilization': x}} with x {most}, or give them "
+            "different GPUs by `device_indices`",
             param="flags",
         )
 

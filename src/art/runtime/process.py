@@ -78,11 +78,18 @@ class ChildSpec:
 
 
 class ChildProcess:
-    """One supervised child. `initialise` runs on each new connection before anybody else may use it."""
+    """One supervised child. `initialise` runs on each new connection before anybody else may use it; no process is
+    started while `may_start` is not set."""
 
-    def __init__(self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        spec: ChildSpec,
+        initialise: Callable[[RpcClient], Awaitable[None]],
+        may_start: asyncio.Event | None = None,
+    ) -> None:
         self.spec = spec
         self._initialise = initialise
+        self._may_start = may_start
         self._process: asyncio.subprocess.Process | None = None
         self._connection: RpcClient | None = None
         """To the process that runs or starts."""
@@ -129,7 +136,7 @@ class ChildProcess:
             ProcessError: the child was given up on, or did not come up in time.
             ArtError: what `initialise` said no to, e.g. a model that cannot be loaded.
         """
-        while (client := self._live_client()) is None:
+        while (client := self.live_client) is None:
             if self._failure is None:
                 self.start()
             await self._until_changed()
@@ -141,7 +148,7 @@ class ChildProcess:
         self.num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
-                await self._changed.wait_for(lambda: self._live_client() is not None or self._failure is not None)
+                await self._changed.wait_for(lambda: self.live_client is not None or self._failure is not None)
         except TimeoutError:
             raise ProcessError(
                 f"the {self.spec.name} did not come up within {deadline_s:.0f} s{self._log_tail()}"
@@ -153,8 +160,10 @@ class ChildProcess:
             failure.transient = False
             raise failure
 
-    def _live_client(self) -> RpcClient | None:
-        """A dead child's connection stays here for a moment, until its death is noticed: nobody may be sent there."""
+    @property
+    def live_client(self) -> RpcClient | None:
+        """The connection, if there is one. A dead child's stays here for a moment, until its death is noticed: nobody
+        may be sent there."""
         return self._client if self._client is not None and not self._client.closed else None
 
     @property
@@ -177,6 +186,8 @@ class ChildProcess:
     async def _supervise(self) -> None:
         failed_starts = 0
         while True:
+            if self._may_start is not None:
+                await self._may_start.wait()
             try:
                 process, client, watch = await self._start_once()
             except Exception as raised:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from art.runtime.process import ChildProcess
 from art.runtime.stacks import dump_stacks, task_stacks
@@ -66,7 +67,21 @@ def _describe(process: ChildProcess) -> str:
         parts.append(f"{status['rss_bytes'] / 2**30:.2f} GiB")
     if "doing" in status:
         parts.append(f"`{status['doing']}` since {status['since_s']:.0f} s")
+    if "vllm" in status:
+        parts.append(_describe_vllm(status["vllm"]))
     parts.append(f"log {process.spec.log_path}")
     if status["restarts"]:
         parts.append(f"{status['restarts']} restarts, the last since {status['last_end']}")
     return ", ".join(parts)
+
+
+def _describe_vllm(status: dict[str, Any]) -> str:
+    """Its own share of the memory, and what it was seen to do last."""
+    parts = [] if status["rss_bytes"] is None else [f"{status['rss_bytes'] / 2**30:.2f} GiB"]
+    if "progress_s" in status:
+        parts.append(
+            f"{status['running']:.0f} requests running and {status['waiting']:.0f} waiting, KV cache "
+            f"{status['kv_cache_usage']:.0%} full, {status['generated_tokens']:,.0f} tokens sampled, the last progress "
+            f"{status['progress_s']:.0f} s ago"
+        )
+    return f"of it vLLM: {', '.join(parts) or 'nothing known yet'}"

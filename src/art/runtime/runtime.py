@@ -25,6 +25,7 @@ from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.gateway.retention import forget_regularly
 from art.protocol.jobs import JobEvent
+from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.devices import find_devices
@@ -33,11 +34,19 @@ from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.job_store import JobStore
 from art.runtime.jobs import JobRunner
+from art.runtime.measurements import (
+    measure_disk,
+    measure_engines,
+    measure_jobs,
+    measure_processes,
+    measure_tokens,
+)
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.preflight import Preflight, quick_checks
+from art.runtime.readiness import find_obstacles
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import RegisteredModel, Registry
 from art.runtime.report import write_report
@@ -74,7 +83,7 @@ class Runtime:
         self._preflight = Preflight() if config.preflight else None
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
-        self._job_store = JobStore(self._database)
+        self._job_store = JobStore(self._database, max_per_project=config.limits.max_jobs_per_project)
         training = TrainingWork(self.data_dir, self._find, self._on_published)
         metrics = self._metrics = MetricStore(self._database)
         adopting = AdoptWork(self.data_dir, self._find_registered, self._job_store.origins, self._on_published)
@@ -316,6 +325,23 @@ class Runtime:
 
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": self._hosts.status()}
+
+    async def obstacles(self) -> dict[str, str]:
+        """What keeps this server from working; see `readiness.py`."""
+        return await find_obstacles(
+            self._hosts.pinned(), self._database, self.data_dir.root, self._config.min_free_bytes
+        )
+
+    async def measurements(self) -> list[Measurement]:
+        """What Prometheus is told of jobs, processes, engines, tokens and the disk."""
+        hosts = self._hosts.all()
+        return [
+            *measure_tokens(self.gateway.tokens),
+            *measure_jobs(self._jobs.counts()),
+            *measure_processes(hosts),
+            *await measure_engines(hosts),
+            measure_disk(self.data_dir.root),
+        ]
 
     async def report(self) -> str:
         """Which processes run, and who waits for whom, with stacks; see `report.py`."""

@@ -1,6 +1,6 @@
 """What the server asks of a trainer, as calls of `Trainer`: frames' parameters in, results out.
 
-    start            {model, config}                                              -> {}
+    start            {model, config, shares_gpu}                                  -> {}
     init_checkpoint  {path, lora}: lora or null                                   -> {step, metrics}
     train            {samples, config, from_checkpoint, to_checkpoint, job_id,    -> {step, metrics}
                       pairs, references}
@@ -38,6 +38,7 @@ class TrainerCalls:
         self.team = team
         """The processes that make the same calls; `None`: this one alone."""
         self._trainer: Trainer | None = None
+        self._after: Callable[[], None] | None = None
         self._methods: dict[str, Callable[[Params, OnProgress | None], Params]] = {
             "start": self._start,
             "init_checkpoint": self._init_checkpoint,
@@ -54,13 +55,20 @@ class TrainerCalls:
         """
         if method not in self._methods:
             raise InvalidRequestError(f"the trainer has no method {method!r}; it has {', '.join(self._methods)}")
-        return self._methods[method](params, on_progress)
+        try:
+            return self._methods[method](params, on_progress)
+        finally:
+            if self._after is not None:
+                self._after()
 
     def _start(self, params: Params, on_progress: OnProgress | None) -> Params:
         from art.trainer.distributed import ALONE  # torch: only once the connection stands and its heartbeat runs
+        from art.trainer.memory import release_memory
         from art.trainer.trainer import Trainer
 
         self._trainer = Trainer(params["model"], validated(TrainerConfig, params["config"]), self.team or ALONE)
+        if params.get("shares_gpu", False):
+            self._after = release_memory  # torch keeps what it frees, and an engine that slept is to wake up
         return {}
 
     def _init_checkpoint(self, params: Params, on_progress: OnProgress | None) -> Params:

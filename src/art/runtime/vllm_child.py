@@ -2,7 +2,11 @@
 
 It starts the server and ends with it, so that the supervision of `runtime/process.py` counts for both; or it talks to
 servers that run already. It also takes the HTTP and the JSON of vLLM off the ART server's own event loop. Methods are
-those of `engine_child`; `start` takes {model, config, lora_rank, python}.
+those of `engine_child`, and two more:
+
+    start   {model, config, lora_rank, python, sleeps}   -> EngineInfo
+    sleep   {}                                           -> null, once its memory is free
+    wake    {}                                           -> null, once it has it again
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +29,7 @@ from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.start import start_engine
 from art.errors import ArtError, InvalidRequestError, ProcessError
-from art.runtime.child import Child, child_from_argv
+from art.runtime.child import Child, child_from_argv, rss_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +90,13 @@ class VllmChild:
                 logger.exception("%s failed", method)
             self._child.socket.fail(call_id, error)
 
-    async def _start(self, model: str, config: dict[str, Any], lora_rank: int, python: str | None) -> dict[str, Any]:
+    async def _start(
+        self, model: str, config: dict[str, Any], lora_rank: int, python: str | None, sleeps: bool = False
+    ) -> dict[str, Any]:
         settings = VllmConfig.model_validate(config)
-        self._engine, self._server = await start_engine(model, settings, lora_rank=lora_rank, python=python)
+        self._engine, self._server = await start_engine(
+            model, settings, lora_rank=lora_rank, python=python, sleeps=sleeps
+        )
         if self._server is not None:
             task = asyncio.get_running_loop().create_task(self._end_with(self._server))
             self._tasks.add(task)
@@ -119,24 +128,58 @@ class VllmChild:
             "load_adapter": load_adapter,
             "unload_adapter": engine.unload_adapter,
             "stats": engine.stats,
+            "sleep": engine.sleep,
+            "wake": engine.wake,
         }
 
     async def _watch(self) -> None:
         """Tell the heartbeat whether work goes on: requests are under way, and tokens come."""
-        done = -1.0
+        progress = Progress()
         while True:
             await asyncio.sleep(WATCH_S)
-            if self._engine is None or not self._calls:
-                self._child.tick("idle" if self._engine is not None else "starting vLLM")
-                done = -1.0
-                continue
-            with contextlib.suppress(ProcessError, TimeoutError):
-                async with asyncio.timeout(WATCH_S):
-                    stats = await self._engine.stats()
-                now = stats["generated_tokens"] + stats["prefill_tokens"]
-                if now != done:
-                    self._child.tick("sampling")
-                done = now
+            if self._server is not None:
+                self._child.details = progress.describe(self._server.pid)
+            if self._engine is None:
+                self._child.tick("starting vLLM")
+            elif self._engine.asleep:
+                self._child.tick("asleep")  # its requests stand still, and are to
+            elif not self._calls:
+                self._child.tick("idle")
+                progress.forget()
+            else:
+                with contextlib.suppress(ProcessError, TimeoutError):
+                    async with asyncio.timeout(WATCH_S):
+                        stats = await self._engine.stats()
+                    if progress.add(stats):
+                        self._child.tick("sampling")
+
+
+class Progress:
+    """Whether vLLM has computed anything since it was last asked."""
+
+    def __init__(self) -> None:
+        self._done: float | None = None
+        self._last: float | None = None
+        self._stats: dict[str, float] = {}
+
+    def add(self, stats: dict[str, float]) -> bool:
+        done = stats["generated_tokens"] + stats["prefill_tokens"]
+        moved, self._done, self._stats = done != self._done, done, stats
+        if moved:
+            self._last = time.monotonic()
+        return moved
+
+    def forget(self) -> None:
+        """Nothing runs: what comes next counts as progress."""
+        self._done = None
+
+    def describe(self, pid: int) -> dict[str, Any]:
+        """For heartbeats: what vLLM's own processes take, and what they last did."""
+        found: dict[str, Any] = {"rss_bytes": rss_bytes(pid)}
+        if self._last is not None:
+            found["progress_s"] = time.monotonic() - self._last
+            found |= {name: self._stats[name] for name in ("running", "waiting", "kv_cache_usage", "generated_tokens")}
+        return {"vllm": found}
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """The HTTP skin of a server: check the key, find the route, call the runtime, answer.
 
-    GET  /health                                          details with the key only
+    GET  /health  /ready                                  details with a key for all projects only
+    GET  /metrics                                         for Prometheus
+    GET  /openapi.json                                    made from the table of routes
     GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
     POST /v1/chat/completions                             which records them under that rollout
     POST /v1/responses
@@ -30,7 +32,10 @@ than all else in this process together.
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import re
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -43,11 +48,14 @@ from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
-from art.server.limits import Limiter
-from art.server.routes import chat, checkpoints, dialects, health, jobs, models, rollouts, training
+from art.server.openapi import build_openapi
+from art.server.routes import chat, checkpoints, dialects, jobs, models, operations, rollouts, training
+from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
+CLIENT_LEFT = 499
+"""Status in the metrics of a request whose client was gone before its answer; nginx writes the same."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
     *dialects.ROUTES,
@@ -56,7 +64,7 @@ ROUTES: list[Route] = [
     *training.ROUTES,
     *checkpoints.ROUTES,
     *jobs.ROUTES,
-    *health.ROUTES,
+    *operations.ROUTES,
 ]
 
 
@@ -78,8 +86,7 @@ class App:
     def __init__(self, runtime: RuntimeApi, keyring: Keyring, config: ServerConfig) -> None:
         self._runtime = runtime
         self._keyring = keyring
-        self._config = config
-        self._limiter = Limiter(config.limits)
+        self.state = ServerState(config, _openapi_document)
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -92,37 +99,41 @@ class App:
             return
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"{scope['method']} {scope['path']}")  # as reports of who waits for whom show it
-        started = False
+        started_at, status = time.perf_counter(), 0
+        route, path = self._find(scope["method"], scope["path"])
 
-        async def send_once(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            started = True
+        async def send_noted(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
             await send(message)
 
         try:
-            await self._answer(scope, receive, send_once)
+            await self._answer(route, path, scope, receive, send_noted)
         except ClientDisconnected:
             pass
         except Exception as error:
-            if started:  # too late for another answer: close the connection
+            if status:  # too late for another answer: close the connection
                 raise
-            route, _ = self._find(scope["method"], scope["path"])
-            await send_failure(send, error, None if route is None else route.error_body)
+            await send_failure(send_noted, error, None if route is None else route.error_body)
+        finally:
+            name = "(none)" if route is None else route.path
+            self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, route: Route | None, path: dict[str, str], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would make another route of this
             raise NotFoundError("a path cannot have an encoded slash")
-        route, path = self._find(scope["method"], scope["path"])
         caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
             return
-        call = Call(self._runtime, scope, receive, send, self._config, path, caller)
+        call = Call(self._runtime, scope, receive, send, self.state, path, caller)
         if route.scope is None:  # asked by those who watch the server: always answered
             await _run(route, call)
             return
         caller.check_scope(route.scope)
-        with self._limiter.admit(caller, samples=route.samples):
+        with self.state.limiter.admit(caller, samples=route.samples):
             await self._check_path(path, caller)
             await _run(route, call)
 
@@ -169,6 +180,11 @@ class App:
         error = NotFoundError(f"{path} takes {methods}, not {method}")
         body = error_body(error, METHOD_NOT_ALLOWED)
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
+
+
+@functools.cache
+def _openapi_document() -> bytes:
+    return json.dumps(build_openapi(ROUTES)).encode()  # not orjson: bounds of seeds have more than 64 bits
 
 
 async def _run(route: Route, call: Call) -> None:

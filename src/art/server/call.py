@@ -10,7 +10,6 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
-from art.config import ServerConfig
 from art.errors import NotFoundError
 from art.gateway.chat import ChatStream
 from art.gateway.policies import parse_model_name
@@ -27,6 +26,7 @@ from art.protocol.checkpoints import (
 )
 from art.protocol.jobs import JobEvent
 from art.protocol.keys import KeyScope
+from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -40,6 +40,7 @@ from art.protocol.training import (
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
 from art.server.errors import ErrorBody
+from art.server.state import ServerState
 
 W = TypeVar("W", bound=BaseModel)
 
@@ -112,6 +113,12 @@ class RuntimeApi(Protocol):
 
     async def health(self) -> dict[str, Any]: ...
 
+    async def obstacles(self) -> dict[str, str]:
+        """What keeps the server from working, by what was looked at."""
+        ...
+
+    async def measurements(self) -> list[Measurement]: ...
+
     async def list_models(self) -> list[ModelStatus]: ...
 
     async def register(self, request: RegisterRequest) -> ModelStatus: ...
@@ -151,7 +158,7 @@ class Call:
     scope: Scope
     receive: Receive
     send: Send
-    config: ServerConfig
+    server: ServerState
     path: dict[str, str]
     """Parameters in the path; each is a valid name, and a `project` or `job_id` is one that the caller may use."""
     caller: Caller
@@ -159,7 +166,7 @@ class Call:
     check: see `own_model` and `Caller.check_project`."""
 
     async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.config)
+        return await read_json(self.scope, self.receive, self.server.config)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. A `ValidationError` becomes status 400."""

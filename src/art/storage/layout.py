@@ -20,7 +20,8 @@ from pathlib import Path
 
 from art.errors import InvalidRequestError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NAME = re.compile(NAME_PATTERN)
 
 
 def validate_name(value: str, *, param: str) -> str:

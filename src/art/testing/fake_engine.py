@@ -30,7 +30,7 @@ Script = Callable[[GenerateRequest], list[int]]
 
 
 class FakeEngine:
-    """Implements `art.engine.Engine` in this process.
+    """Implements `art.engine.SleepingEngine` in this process.
 
     `script` may answer a request with fixed tokens; the last one should be a stop token. `delay_s` is slept before each
     token, so that requests overlap.
@@ -55,6 +55,8 @@ class FakeEngine:
         self._users: dict[bytes, int] = {}
         self._changed = asyncio.Condition()
         self._num_requests = self._num_running = self._num_generated = 0
+        self._awake = asyncio.Event()
+        self._awake.set()
         self.requests: list[GenerateRequest] = []
         """Every accepted request, for assertions."""
 
@@ -83,7 +85,14 @@ class FakeEngine:
             async with self._changed:
                 self._changed.notify_all()
 
+    async def sleep(self) -> None:
+        self._awake.clear()
+
+    async def wake(self) -> None:
+        self._awake.set()
+
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        await self._awake.wait()
         try:
             config = json.loads((path / "adapter_config.json").read_bytes())
             file = path / "adapter_model.safetensors"
@@ -106,6 +115,7 @@ class FakeEngine:
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         check_score(token_ids, self._info)
+        await self._awake.wait()
         salt = self._salt(adapter)
         pairs = itertools.pairwise(token_ids)
         return [math.log(self._probs(salt, previous, 1.0, 1.0)[token]) for previous, token in pairs]
@@ -129,6 +139,7 @@ class FakeEngine:
         num_sampled = 0
         while reason is None:
             await asyncio.sleep(self._delay_s)
+            await self._awake.wait()
             probs = self._probs(salt, previous, request.temperature, request.top_p)
             if scripted is not None:
                 previous = scripted[num_sampled]

@@ -56,7 +56,12 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     try:
         options = loading_options(config.quantization, device=str(device), dtype=dtype)
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=False, **options
+            name,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
         )
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(

@@ -43,11 +43,12 @@ class CacheMachine(RuleBasedStateMachine):
         length=st.sampled_from([1, 3, 40, 255, 256, 257, 600, 1100]),
         seed=st.integers(0, 2),
         cut=st.integers(0, 60),
+        expected=st.sampled_from([0, 300, 1500, 2000]),
     )
-    def acquire(self, uid: int, length: int, seed: int, cut: int) -> None:
+    def acquire(self, uid: int, length: int, seed: int, cut: int, expected: int) -> None:
         token_ids = [(seed * 7 + i * i) % 50 for i in range(length)]
         token_ids = token_ids[: max(1, length - cut)] + [50 + cut] * min(cut, 5)
-        self.start(uid, token_ids)
+        self.start(uid, token_ids, expected)
 
     @precondition(lambda self: self.idle)
     @rule(data=st.data(), uid=st.integers(0, 1))
@@ -56,10 +57,10 @@ class CacheMachine(RuleBasedStateMachine):
         if len(history) < 1990:
             self.start(uid, history + [1, 2, 3])
 
-    def start(self, uid: int, token_ids: list[int]) -> None:
+    def start(self, uid: int, token_ids: list[int], expected: int = 0) -> None:
         tokens = np.array(token_ids, dtype=np.int32)
         match = self.cache.match(uid, tokens)
-        slot = self.cache.acquire(uid, tokens, match)
+        slot = self.cache.acquire(uid, tokens, match, expected)
         if slot is None:
             assert self.busy, "an empty cache must hold any one sequence"
             return
@@ -170,6 +171,13 @@ def test_room_moves_between_row_sizes() -> None:
     assert run(cache, [3] * 900) == 50  # the copy's source outlives the others
     assert cache.stats()["kv_tokens_allocated"] <= 2048
     assert run(cache, [3] * 900) == 899
+
+
+def test_a_sequence_gets_a_row_of_its_expected_length_if_there_is_room() -> None:
+    cache = make(budget=1024 + 256)
+    tokens = np.arange(200, dtype=np.int32)
+    slots = [cache.acquire(0, tokens, cache.match(0, tokens), expected=300) for _ in range(3)]
+    assert [slot and slot.pool.capacity for slot in slots] == [1024, 256, None]
 
 
 def test_short_common_prefixes_are_not_worth_a_copy() -> None:

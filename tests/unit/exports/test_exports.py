@@ -35,7 +35,10 @@ def base(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     weights = {f"{name}.weight": torch.randn(shape) for name, shape in LAYERS.items()}
     files = {
-        "model-1.safetensors": {"model.embed.weight": torch.randn(7, 4), **{name: w for name, w in weights.items() if ".0." in name}},
+        "model-1.safetensors": {
+            "model.embed.weight": torch.randn(7, 4),
+            **{name: w for name, w in weights.items() if ".0." in name},
+        },
         "model-2.safetensors": {name: w.bfloat16() for name, w in weights.items() if ".1." in name},
     }
     for name, tensors in files.items():

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from art.gateway.calls import ToolCall
 from art.gateway.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
-from art.gateway.parse import ParsedMessage, ToolCall
+from art.gateway.parse import ParsedMessage
 from art.gateway.render import load_renderer
 from art.gateway.renderer import Renderer
 from art.runtime.format_checks import check_template, check_tools

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.gateway.parse import Delta, ParsedMessage, TaggedParser, Tags, parse_call
+from art.gateway.calls import parse_call
+from art.gateway.parse import Delta, ParsedMessage, TaggedParser, Tags
 from art.gateway.stop import StopScanner
 from art.gateway.tokenizer import Tokenizer
 

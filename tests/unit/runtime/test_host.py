@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import art.runtime.host
-from art.config import EngineConfig, ModelSettings, ServerConfig
+from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
+from art.engine import GenerateRequest
 from art.errors import ProcessError, TrainingError
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts
+from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -148,3 +150,86 @@ async def test_forgetting_waits_for_the_last_request_and_survives_the_engine(
     engine.answer.set()
     await forgetting
     assert engine.asked == ["a"], "not repeated: the name may have been loaded again"
+
+
+class Machine:
+    """Connections to an engine that can sleep and to a trainer, which write what they are asked into `events`."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.finish_step = asyncio.Event()
+        self.cannot_wake = False
+        self.closed = False
+
+    async def call(self, method: str, **params: Any) -> Any:
+        self.events.append(method)
+        if method == "wake" and self.cannot_wake:
+            raise ProcessError("out of memory")
+        return [-1.0]
+
+    async def stream(self, method: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
+        self.events.append(method)
+        if method == "train":
+            await self.finish_step.wait()
+            yield {"step": 1}
+        else:
+            yield {"token_ids": [1], "logprobs": [-1.0], "top_logprobs": [], "finish_reason": "length"}
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def shared(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> BaseModelHost:
+    """A host whose engine sleeps while the trainer works."""
+    settings = ModelSettings(engine=VllmConfig(device="cpu", sleep="always"), trainer=TrainerConfig(device="cpu"))
+
+    async def connect(_: ChildProcess) -> Machine:
+        return machine
+
+    monkeypatch.setattr(ChildProcess, "connect", connect)
+    monkeypatch.setattr(ChildProcess, "live_client", machine)
+    return BaseModelHost("base", settings, DataDir(tmp_path), ServerConfig())
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelHost, machine: Machine) -> None:
+    step = asyncio.ensure_future(shared.train("train", job_id="x"))
+    await until(lambda: "train" in machine.events)
+    request = GenerateRequest(
+        request_id="r", adapter=None, prompt_token_ids=[1], max_tokens=1, stop_token_ids=(), seed=1
+    )
+
+    async def sample() -> list[int]:
+        return [token async for chunk in shared.engine.generate(request, stream=False) for token in chunk.token_ids]
+
+    held = [asyncio.ensure_future(sample()), asyncio.ensure_future(shared.engine.score([1, 2], None))]
+    await asyncio.sleep(0.01)
+    assert machine.events == ["sleep", "train"]
+    machine.finish_step.set()
+    assert (await step)["step"] == 1
+    await asyncio.gather(*held)
+    assert machine.events == ["sleep", "train", "wake", "generate", "score"]
+
+
+async def test_an_engine_that_does_not_wake_up_is_started_anew(
+    shared: BaseModelHost, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    async def end(cause: str) -> None:
+        ended.append(cause)
+
+    monkeypatch.setattr(shared.engine_process, "end", end)
+    machine.cannot_wake = True
+    machine.finish_step.set()
+    assert (await shared.train("train", job_id="x"))["step"] == 1
+    assert ended == ["it did not wake up: out of memory"]
+    assert await shared.engine.score([1, 2], None), "the gate is open again"

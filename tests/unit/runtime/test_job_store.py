@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.errors import ConflictError, NotFoundError
+from art.errors import ConflictError, NotFoundError, OverloadedError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
 from art.protocol.training import JobProgress
 from art.runtime.job_store import Job, JobStore
@@ -21,10 +21,10 @@ from art.storage.database import Database
 STATES: tuple[JobState, ...] = get_args(JobState)
 
 
-async def open_store(path: Path) -> tuple[Database, JobStore]:
+async def open_store(path: Path, max_per_project: int | None = None) -> tuple[Database, JobStore]:
     database = Database(path)
     await Registry(database).start()
-    store = JobStore(database)
+    store = JobStore(database, max_per_project=max_per_project)
     await store.start()
     return database, store
 
@@ -121,4 +121,18 @@ async def test_a_database_of_before_gets_its_columns(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db")
     (entry,) = await store.recover()
     assert (entry.job_id, entry.lane) == ("old", "")
+    database.close()
+
+
+async def test_a_project_has_a_limit_of_jobs(tmp_path: Path) -> None:
+    database, store = await open_store(tmp_path / "art.db", max_per_project=2)
+    first = await store.add(job("job-1"), 1)
+    await store.add(job("job-2"), 1)
+    with pytest.raises(OverloadedError, match="2 unfinished jobs"):
+        await store.add(job("job-3"), 1)
+    assert await store.add(job("job-1"), 1) == first  # sent again, it is no further job
+    await store.add(job("job-4", project="q"), 1)
+    await store.move("job-1", "running")
+    await store.move("job-1", "failed")
+    assert (await store.add(job("job-3"), 1)).state == "queued"
     database.close()

@@ -97,6 +97,7 @@ async def test_turns_places_and_lanes(server: Server) -> None:
     await server.until("a1", "running")
     await server.until("c1", "running")
     assert [(await server.runner.status(job_id)).queue_place for job_id in ("a1", "a2", "a3", "b1")] == [None, 2, 3, 1]
+    assert server.runner.counts() == {"running": 2, "queued": 3}
     running = await server.runner.status("a1")
     assert running.progress is not None
     assert (running.progress.phase, running.progress.done) == ("train", 1)

@@ -102,9 +102,36 @@ def test_vllm_leaves_room_for_a_trainer_on_the_same_gpu() -> None:
         if fits:
             check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
         else:
-            with pytest.raises(ConfigError, match=r"vLLM takes .0% of cuda:0 .* with x well below 0.76"):
+            with pytest.raises(ConfigError, match=r"vLLM takes .0% of cuda:0 .* with x at most 0.76"):
                 check_placement(choose_placement(given, devices), given, devices, 10 * BILLION)
     check_placement(choose_placement(vllm(), machine(2)), vllm(), machine(2), 10 * BILLION)
+
+
+@pytest.mark.parametrize(
+    ("devices", "given", "sleeps"),
+    [
+        (machine(1), vllm(), True),
+        (machine(1), vllm(sleep="never"), False),
+        (machine(2), vllm(), False),
+        (machine(0), vllm(), False),
+        (machine(0), vllm(sleep="always"), True),
+        (machine(1), vllm(urls=("http://gpu:8000",)), False),
+        (machine(1), settings(), False),
+    ],
+)
+def test_vllm_sleeps_where_it_shares_a_gpu_with_the_trainer(
+    devices: Devices, given: ModelSettings, sleeps: bool
+) -> None:
+    placement = choose_placement(given, devices)
+    check_placement(placement, given, devices)
+    assert placement.sleeps == sleeps
+
+
+def test_sleeping_for_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the engine runs on cuda:1 and the trainer on cuda:0.*`sleep`"):
+        placed(machine(2), vllm(sleep="always"))
+    with pytest.raises(ValidationError, match="not put to sleep"):
+        vllm(sleep="always", urls=("http://gpu:8000",))
 
 
 def test_what_cannot_be_listed_is_left_to_torch() -> None:

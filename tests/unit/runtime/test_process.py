@@ -119,6 +119,25 @@ async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
     assert await (await child.connect()).call("echo") == {}
 
 
+async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_there_is(
+    module: str, tmp_path: Path
+) -> None:
+    may_start = asyncio.Event()
+    may_start.set()
+    process = ChildProcess(spec(module, tmp_path), start, may_start)
+    client = await process.connect()
+    may_start.clear()
+    with pytest.raises(ProcessError):
+        await client.call("die")
+    waiting = asyncio.ensure_future(process.connect())
+    await asyncio.sleep(0.3)
+    assert process.pid is None
+    assert not waiting.done()
+    may_start.set()
+    assert await (await waiting).call("echo", a=1) == {"a": 1}
+    await process.close()
+
+
 async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> None:
     async def refused(client: RpcClient) -> None:
         await client.call("start", refuse=True)

@@ -55,6 +55,9 @@ class TwoProjects(Spy):
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "secret": SECRET}
 
+    async def obstacles(self) -> dict[str, str]:
+        return {"disk": SECRET}
+
     async def list_models(self) -> list[ModelStatus]:
         return [self._model(project) for project in ("a", "b")]
 

@@ -29,6 +29,9 @@ class FakeVllm:
         self.refuse: tuple[int, str] | None = None
         """Status and message of every completion, if set."""
         self.processes_logprobs = True
+        self.awake = asyncio.Event()
+        """Completions wait for it too."""
+        self.awake.set()
         self.app = web.Application()
         self.app.add_routes(
             [
@@ -38,6 +41,8 @@ class FakeVllm:
                 web.post("/v1/completions", self._complete),
                 web.post("/v1/load_lora_adapter", self._load),
                 web.post("/v1/unload_lora_adapter", self._unload),
+                web.post("/sleep", self._sleep),
+                web.post("/wake_up", self._wake_up),
             ]
         )
 
@@ -88,6 +93,15 @@ class FakeVllm:
             return _error(404, f"The lora adapter '{name}' cannot be found.")
         return web.Response(text="Success")
 
+    async def _sleep(self, request: web.Request) -> web.Response:
+        assert dict(request.query) == {"level": "1", "mode": "keep"}
+        self.awake.clear()
+        return web.json_response({"status": "sleeping"})
+
+    async def _wake_up(self, _: web.Request) -> web.Response:
+        self.awake.set()
+        return web.json_response({"status": "awake"})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
@@ -98,6 +112,7 @@ class FakeVllm:
         self.num_running += 1
         try:
             await self.gate.wait()
+            await self.awake.wait()
             return await self._answer(request, body)
         finally:
             self.num_running -= 1

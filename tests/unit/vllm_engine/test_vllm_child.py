@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,22 @@ async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     async with child() as (client, _):
         with pytest.raises(ConfigError, match="neither a local folder"):
             await client.call("start", model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None)
+
+
+async def test_a_sleeping_server_is_not_taken_for_one_that_hangs(model: Path) -> None:
+    fake = FakeVllm()
+    async with fake.serve() as url, child() as (client, heartbeats):
+        engine = await start(client, model, url)
+        await engine.sleep()
+        held = asyncio.create_task(engine.score([1, 2, 3], None))
+        async with asyncio.timeout(20):
+            # It says so again and again: then the time since it last did falls from one heartbeat to the next.
+            while all(a["since_s"] < b["since_s"] for a, b in pairwise(asleep(heartbeats))):
+                await asyncio.sleep(0.05)
+        assert not held.done()
+        await engine.wake()
+        assert await held == [-1.0, -1.0]
+
+
+def asleep(heartbeats: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [beat for beat in heartbeats if beat["doing"] == "asleep"]

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -24,7 +25,8 @@ from art.runtime.placement import Place, check_placement, choose_placement
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
 SERVER = """
 import http.server, json, os, subprocess, sys
-port = int(sys.argv[-1].split("=")[1])
+import socketserver
+option, address = sys.argv[-1].split("=")
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(b"")
@@ -41,7 +43,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 open(sys.argv[1], "w").write(f"{os.getpid()} {below.pid}")
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+if option == "--uds":
+    assert os.environ["VLLM_SERVER_DEV_MODE"] == "1"
+    Handler.address_string = lambda self: "a socket"
+    socketserver.UnixStreamServer(address, Handler).serve_forever()
+assert os.environ.get("VLLM_SERVER_DEV_MODE", "0") == "0"
+http.server.HTTPServer(("127.0.0.1", int(address)), Handler).serve_forever()
 """
 FAILING = """
 import sys
@@ -115,6 +122,18 @@ async def test_a_server_is_started_and_closed(tmp_path: Path) -> None:
 
 
 @linux
+async def test_routes_without_a_key_are_for_this_user_only(tmp_path: Path) -> None:
+    server = await VllmServer.start(CPU, program(tmp_path, SERVER), 1, with_control=True)
+    pids = await asyncio.to_thread(read_pids, tmp_path)
+    command = await asyncio.to_thread(Path(f"/proc/{pids[0]}/cmdline").read_text)
+    socket = Path(command.split("--uds=")[1].rstrip("\0"))
+    assert socket.parent.stat().st_mode & 0o077 == 0
+    assert await server.replica.score([0, 0], "base") == [-1.0]
+    await server.close()
+    assert not socket.parent.exists()
+
+
+@linux
 @pytest.mark.parametrize("victim", [0, None])
 async def test_the_death_of_a_server_is_noticed(tmp_path: Path, victim: int | None) -> None:
     server = await VllmServer.start(CPU, program(tmp_path, SERVER), 1)
@@ -130,6 +149,12 @@ async def test_a_failed_start_names_the_first_error(tmp_path: Path, capfd: pytes
     with pytest.raises(ProcessError, match=r"died: torch\.OutOfMemoryError: CUDA out of memory"):
         await VllmServer.start(CPU, program(tmp_path, FAILING), 1)
     assert "See root cause above" in capfd.readouterr().err  # all of its output is in our log
+
+
+async def test_a_cause_in_vllms_own_terms_is_explained(tmp_path: Path) -> None:
+    text = FAILING.replace("torch.OutOfMemoryError: CUDA out of memory", "AttributeError: module 'triton.language' has")
+    with pytest.raises(ProcessError, match=r"AttributeError: module 'triton.language' has \(vLLM computes mixtures of"):
+        await VllmServer.start(CPU, program(tmp_path, text), 1)
 
 
 # -- the command line --
@@ -153,6 +178,17 @@ def test_the_command_line() -> None:
     assert set(command) - set(on_gpu) >= {"--enforce-eager", "--no-enable-chunked-prefill"}
 
 
+@pytest.mark.parametrize(
+    ("device", "sleeps", "asked"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
+)
+def test_sleep_mode_is_asked_for_where_there_is_one(device: Any, sleeps: bool, asked: bool) -> None:
+    installation = Installation(sys.executable, "0.32.0", "2.13.0", device)
+    command = server_command(
+        installation, "m", VllmConfig(), dtype="bfloat16", max_context=128, lora_rank=9, sleeps=sleeps
+    )
+    assert ("--enable-sleep-mode" in command) == asked
+
+
 def test_a_rank_that_vllm_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="up to rank 512, got 513"):
         server_command(CPU, "m", VllmConfig(), dtype="float32", max_context=128, lora_rank=513)
@@ -167,6 +203,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (environment["VLLM_CPU_KVCACHE_SPACE"], environment["OMP_NUM_THREADS"]) == ("7", "3")
     on_gpu = server_environment(Installation("python", "0.32.0", "2.13.0", "cuda"), "secret", None)
     assert "TORCH_COMPILE_DISABLE" not in on_gpu
+    assert on_gpu["VLLM_SERVER_DEV_MODE"] == "0", "its routes ask for no key"
 
 
 def fake_python(tmp_path: Path, vllm: str | None, cpu: str | None, torch: str | None) -> str:

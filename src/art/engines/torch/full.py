@@ -66,7 +66,7 @@ def _base_weights(base_model: str, config: EngineConfig) -> dict[str, Tensor]:
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=choose_device(config)[1])
+    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=choose_device(config)[1], use_safetensors=True)
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     tied -= {name for name, _ in model.named_parameters()}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}

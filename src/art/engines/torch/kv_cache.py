@@ -179,18 +179,24 @@ class KVCache:
         """Rows above which idle slots are evicted before new rows are made."""
         self._clock = 0
 
-    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match) -> Slot | None:
+    def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, expected: int = 0) -> Slot | None:
         """A slot for a sequence that starts with `tokens`, holding as much of it as could be reused (never all of it).
 
-        `match` is what `match(uid, tokens)` just gave. Returns `None` if there is no room now.
+        `match` is what `match(uid, tokens)` just gave; `expected` is how long the sequence may become. If a row of that
+        length is to be had the sequence need not move later. Returns `None` if there is no room now.
         """
+        lengths = {self._pool_for(length).capacity: length for length in (len(tokens), max(len(tokens), expected))}
+        slots = (self._acquire(uid, tokens, match, length) for _, length in sorted(lengths.items(), reverse=True))
+        return next((slot for slot in slots if slot is not None), None)
+
+    def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, length: int) -> Slot | None:
         source, reusable = match.slot, min(match.length, len(tokens) - 1)  # the last token is needed for its logits
         fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)
         slot: Slot | None
         if source is not None and fits and match.in_place:
             slot = source
         else:
-            slot = self._take_row(self._pool_for(len(tokens)), uid, keep=source)
+            slot = self._take_row(self._pool_for(length), uid, keep=source)
             if slot is not None and source is not None and reusable >= MIN_SHARED_PREFIX:
                 slot.pool.copy_prefix(source, slot.row, reusable)
             elif slot is not None:
@@ -198,7 +204,7 @@ class KVCache:
             elif fits:  # nothing else is left to evict: the source itself makes room
                 slot = source
             else:
-                slot, reusable = self._take_row(self._pool_for(len(tokens)), uid, keep=None), 0
+                slot, reusable = self._take_row(self._pool_for(length), uid, keep=None), 0
         if slot is None:
             return None
         slot.pool.busy[slot.row] = True

@@ -166,7 +166,12 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     options = loading_options(quantization, device=device, dtype=dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="eager", trust_remote_code=False, **options
+            path,
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
         )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error

@@ -19,6 +19,12 @@ from art.engine import GenerateRequest
 from art.engines.torch.kv_cache import KVCache, Slot
 from art.engines.torch.linear import Adapter
 
+RECENT = 256
+EXPECTED_SHARE = 0.9
+"""Of recent sequences, so many were no longer than a new one is expected to become."""
+FIRST_EXPECTED = 64
+"""Before any has ended."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -76,6 +82,8 @@ class Scheduler:
         self._prefill_tokens = prefill_tokens
         self._score_tokens = score_tokens
         """Tokens of a scoring request in one step: each has a row of logits."""
+        self._recent: deque[int] = deque([FIRST_EXPECTED], maxlen=RECENT)
+        """Sampled tokens of the sequences that ended last."""
 
     def schedule(self) -> list[Work]:
         """What to compute now, ordered by adapter."""
@@ -98,6 +106,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence, *, wipe: bool = False) -> None:
         """Take a sequence out, wherever it is; its slot becomes reusable, or is wiped if it may hold NaN."""
+        if not sequence.scores:
+            self._recent.append(sequence.num_sampled)
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
@@ -124,7 +134,7 @@ class Scheduler:
                 continue
             if sequence.scores:
                 match.length, match.in_place = 0, False  # every position's logits are wanted
-            slot = self.cache.acquire(sequence.uid, tokens, match)
+            slot = self.cache.acquire(sequence.uid, tokens, match, len(tokens) + self._expected_new(sequence))
             if slot is None:
                 self.waiting.appendleft(sequence)
                 break
@@ -138,6 +148,11 @@ class Scheduler:
             work.append(Work(sequence, pending))
         self.waiting.extendleft(reversed(skipped))
         return budget
+
+    def _expected_new(self, sequence: Sequence) -> int:
+        """Tokens that it may still sample: no more than most of the last ones did."""
+        usual = sorted(self._recent)[int(EXPECTED_SHARE * (len(self._recent) - 1))]
+        return max(0, min(sequence.max_new, usual) - sequence.num_sampled)
 
     def _make_room(self, sequence: Sequence) -> None:
         """Grow the slot of a running sequence if it is full, displacing the youngest sequences until it fits."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +50,17 @@ class Installation:
     device: Literal["cpu", "cuda"]
 
 
+def vllm_python(given: str | None = None) -> str:
+    """Interpreter of the environment with vLLM: `given`, else that of ART_VLLM_PYTHON, else this one."""
+    return given or os.environ.get("ART_VLLM_PYTHON") or sys.executable
+
+
+def installed_vllm_python() -> str | None:
+    """The same, or `None` where nothing is said and this environment has no vLLM."""
+    python = vllm_python()
+    return python if python != sys.executable or importlib.util.find_spec("vllm") else None
+
+
 def find_installation(python: str) -> Installation:
     """Which vLLM `python` has, found without importing it.
 
@@ -80,9 +93,16 @@ def find_installation(python: str) -> Installation:
 
 
 def server_command(
-    installation: Installation, model: str, config: VllmConfig, *, dtype: str, max_context: int, lora_rank: int
+    installation: Installation,
+    model: str,
+    config: VllmConfig,
+    *,
+    dtype: str,
+    max_context: int,
+    lora_rank: int,
+    sleeps: bool = False,
 ) -> list[str]:
-    """The command line, but for the port and the key.
+    """The command line, but for the address and the key.
 
     Raises:
         ConfigError: the rank is larger than vLLM allows.
@@ -123,6 +143,8 @@ def server_command(
             "lora_target_modules": list(LINEAR_LAYERS),
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
         }
+    elif sleeps:
+        flags["enable_sleep_mode"] = True  # on CPU it is refused; there only requests stand still
     flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
     # The module, because the `vllm` program of the CPU package does not start, and because with data parallelism the
     # program runs several API servers, of which only one would learn of an adapter.
@@ -144,8 +166,14 @@ def _arguments(flags: dict[str, bool | int | float | str | list[str]]) -> list[s
     return arguments
 
 
-def server_environment(installation: Installation, key: str, num_threads: int | None) -> dict[str, str]:
-    """Variables of the server's process. The key is here because command lines can be read by every user."""
+def server_environment(
+    installation: Installation, key: str, num_threads: int | None, *, with_control: bool = False
+) -> dict[str, str]:
+    """Variables of the server's process. The key is here because command lines can be read by every user.
+
+    Args:
+        with_control: open vLLM's development routes, which put it to sleep among other things. They ask for no key.
+    """
     # What ART's own process was given to find its modules must not hide those of the other environment.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     settings = {
@@ -154,6 +182,7 @@ def server_environment(installation: Installation, key: str, num_threads: int | 
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
+        "VLLM_SERVER_DEV_MODE": "1" if with_control else "0",
     }
     if installation.device == "cpu":
         # The default binds all threads to the first cores, and compiles the sampler for 15 s at the first request.

@@ -1,6 +1,6 @@
 """`art.engine.Engine` over one or more vLLM servers.
 
-Three things are done here that vLLM does not do by itself:
+What is done here that vLLM does not do by itself:
 - Each load of an adapter gets a name of its own on the servers. vLLM keys its prefix cache by that name, so KV of one
   policy version is never reused for another, and an adapter that is loaded again under the same name leaves the
   requests alone that still run with the one before.
@@ -52,7 +52,7 @@ class _Policy:
 
 
 class VllmEngine:
-    """Implements `art.engine.Engine`. `close()` closes the connections, not the servers."""
+    """Implements `art.engine.SleepingEngine`. `close()` closes the connections, not the servers."""
 
     def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
         self._replicas = replicas
@@ -66,6 +66,9 @@ class VllmEngine:
         self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
         self._adapters: dict[str, _Policy] = {}
         self._load_lock = asyncio.Lock()
+        """Held while weights come or go, and from `sleep` to `wake`: then they have no memory to go to."""
+        self._asleep = False
+        self._switching = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
         self._instance = secrets.token_hex(3)
         self._counter = itertools.count(1)
@@ -115,6 +118,28 @@ class VllmEngine:
         policy = self._adapters.pop(name, None)
         if policy is not None:
             await self._retire(policy)
+
+    @property
+    def asleep(self) -> bool:
+        return self._asleep
+
+    async def sleep(self) -> None:
+        """Requests are vLLM's to hold: one that runs keeps its tokens and its random numbers, and its prompt is
+        computed again. To let them end first would keep the trainer waiting for the longest of them."""
+        async with self._switching:
+            if self._asleep:
+                return
+            await self._load_lock.acquire()
+            self._asleep = True
+            await asyncio.gather(*(replica.sleep() for replica in self._replicas))
+
+    async def wake(self) -> None:
+        async with self._switching:
+            if not self._asleep:
+                return
+            await asyncio.gather(*(replica.wake() for replica in self._replicas))
+            self._asleep = False
+            self._load_lock.release()
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         check_score(token_ids, self._info)
@@ -238,7 +263,8 @@ class VllmEngine:
     async def _retire(self, policy: _Policy) -> None:
         """Unload it once its last request has ended."""
         await _until_unused(policy)
-        await self._unload(policy)
+        async with self._load_lock:
+            await self._unload(policy)
 
     async def _unload(self, policy: _Policy) -> None:
         unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]

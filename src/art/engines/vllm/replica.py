@@ -1,7 +1,8 @@
 """HTTP calls of one vLLM server, and what its answers mean.
 
 Only what several releases of vLLM have in common is used: `/v1/completions` with token ids in `prompt`, runtime
-loading of adapters, `/health` and `/metrics`.
+loading of adapters, `/health` and `/metrics`. Putting a server to sleep takes its development routes, which only a
+server that ART starts has (`command.server_environment`).
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ class ConnectionLostError(ProcessError):
 class Replica:
     """One vLLM server at `url`. `close()` after use."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, socket: Path | None = None) -> None:
+        """
+        Args:
+            socket: where it listens; `url` is then only a name.
+        """
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             read_bufsize=MAX_LINE_BYTES,
         )
@@ -136,6 +141,14 @@ class Replica:
         """Unknown names are not an error."""
         with suppress(NotFoundError):
             await self._post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def sleep(self) -> None:
+        """Free the weights' and the KV cache's memory. Running requests are kept and computed anew from their tokens,
+        which also empties the prefix cache; new ones queue up."""
+        await self._post("/sleep?level=1&mode=keep", {}, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def wake(self) -> None:
+        await self._post("/wake_up", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, without `vllm:`, summed over the engines of a data-parallel server."""

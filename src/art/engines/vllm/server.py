@@ -1,4 +1,8 @@
-"""Starts a vLLM server on a free loopback port, waits until it samples, and tells when it has died."""
+"""Starts a vLLM server, waits until it samples, and tells when it has died.
+
+It listens on a free loopback port and asks for a key. One that ART has to control does not: vLLM's development routes
+ask for no key, so it listens on a socket file in a folder that only this user can open.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from pathlib import Path
@@ -29,35 +34,58 @@ GUARD = Path(__file__).with_name("guard.py")
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
 """Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)|.* died unexpectedly")
+_HINTS = {
+    "module 'triton": "vLLM computes mixtures of experts by Triton while adapters are enabled, and there is no working "
+    "Triton here; its CPU package comes without",
+}
+"""What is meant by causes that only vLLM's developers understand, by a part of their text."""
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
 
 
 class VllmServer:
     """One server that belongs to this process, and its `replica`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, replica: Replica) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        replica: Replica,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
         self._process = process
+        self._folder = folder
         self._errors: deque[tuple[float, str]] = deque(maxlen=50)
         self.replica = replica
         self._output = asyncio.get_running_loop().create_task(self._forward_output(), name="vllm-output")
 
     @classmethod
-    async def start(cls, installation: Installation, command: list[str], num_threads: int | None) -> VllmServer:
+    async def start(
+        cls, installation: Installation, command: list[str], num_threads: int | None, *, with_control: bool = False
+    ) -> VllmServer:
         """
+        Args:
+            with_control: open its development routes, to this user only.
+
         Raises:
             ProcessError: it ended before it was ready; with the error that it printed, if it did.
         """
-        port, key = _free_port(), secrets.token_urlsafe(24)
+        key = secrets.token_urlsafe(24)
+        if with_control:
+            folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
+            path = Path(folder.name) / "socket"
+            address, replica = f"--uds={path}", Replica("http://vllm", key, path)
+        else:
+            port, folder = _free_port(), None
+            address, replica = f"--port={port}", Replica(f"http://127.0.0.1:{port}", key)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(GUARD), *command, f"--port={port}"),
+            *(sys.executable, str(GUARD), *command, address),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=server_environment(installation, key, num_threads),
+            env=server_environment(installation, key, num_threads, with_control=with_control),
             start_new_session=True,
             limit=2**20,
         )
-        server = cls(process, Replica(f"http://127.0.0.1:{port}", key))
+        server = cls(process, replica, folder)
         try:
             await server._until_ready()
         except BaseException:
@@ -65,20 +93,28 @@ class VllmServer:
             raise
         return server
 
+    @property
+    def pid(self) -> int:
+        """Of the guard, from which all its processes descend."""
+        return self._process.pid
+
     async def close(self) -> None:
         self._kill()
         await self._exit()
         await self._drain()
         await self.replica.close()
+        self._remove_folder()
 
     async def death(self) -> ProcessError:
         """Returns when the server is dead, with the reason as far as it is known."""
         await self._exit()
         self._kill()  # the guard may have been killed alone
         await self._drain()
+        self._remove_folder()
         recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
         # The status is that of the guard, which kills its group and itself with it.
-        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else ""))
+        hints = [f" ({hint})" for part, hint in _HINTS.items() if recent and part in recent[0]]
+        return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else "") + "".join(hints))
 
     async def _exit(self) -> None:
         """Returns when the guard is gone. `Process.wait` would also wait for the end of its output, which processes
@@ -89,6 +125,10 @@ class VllmServer:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _drain(self) -> None:
         """Read its output to the end, which comes when no process of the group is left."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
-from art.engines.vllm.command import MODEL_NAME, find_installation, server_command
+from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
 from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.replica import Limits, Replica
 from art.engines.vllm.server import VllmServer
@@ -23,7 +22,7 @@ MAX_CONTEXT = 32_768
 
 
 async def start_engine(
-    model: str, config: VllmConfig, *, lora_rank: int, python: str | None = None
+    model: str, config: VllmConfig, *, lora_rank: int, python: str | None = None, sleeps: bool = False
 ) -> tuple[VllmEngine, VllmServer | None]:
     """The engine, and the server that was started for it.
 
@@ -31,6 +30,7 @@ async def start_engine(
         model: Folder or hub id of the base model.
         lora_rank: Of the adapters that will be loaded.
         python: Interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one.
+        sleeps: Whether it will be put to sleep.
 
     Raises:
         ConfigError: no vLLM is there, or it cannot serve this.
@@ -39,9 +39,7 @@ async def start_engine(
     model_config = await asyncio.to_thread(_read_model_config, model)
     if config.urls:
         return await _connect(config, model_config), None
-    installation = await asyncio.to_thread(
-        find_installation, python or os.environ.get("ART_VLLM_PYTHON") or sys.executable
-    )
+    installation = await asyncio.to_thread(find_installation, vllm_python(python))
     if config.device not in ("auto", installation.device):
         raise ConfigError(
             f"`engine.device` is {config.device!r}, but the vLLM {installation.vllm} of {installation.python} is built "
@@ -49,8 +47,11 @@ async def start_engine(
         )
     max_context = _max_context(config, model_config)
     dtype = _dtype(config, installation.device)
-    command = server_command(installation, model, config, dtype=dtype, max_context=max_context, lora_rank=lora_rank)
-    server = await VllmServer.start(installation, command, config.num_threads if installation.device == "cpu" else None)
+    command = server_command(
+        installation, model, config, dtype=dtype, max_context=max_context, lora_rank=lora_rank, sleeps=sleeps
+    )
+    num_threads = config.num_threads if installation.device == "cpu" else None
+    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps)
     info = EngineInfo(
         vocab_size=_vocab_size(model_config),
         max_context=max_context,

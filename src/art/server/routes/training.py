@@ -20,7 +20,7 @@ async def register(call: Call) -> ModelStatus:
     """Make a model known and ready to be sampled from and trained."""
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
-    check_registration(request, call.caller, call.config)
+    check_registration(request, call.caller, call.server.config)
     return await call.runtime.register(request)
 
 

@@ -40,6 +40,8 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
+    "scoring_func": "sigmoid",  # as the published models have it; vLLM reads these two
+    "topk_method": "noaux_tc",
 }
 
 
@@ -84,7 +86,10 @@ FAMILIES = (
     ),
     Family(
         name="Mistral", architecture="Mistral", template=templates.MISTRAL, bos="<s>", eos="</s>",
-        control_tokens=("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+        control_tokens=(
+            "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
+        ),
         shape={"head_dim": 32, "sliding_window": None},
     ),
     Family(
@@ -99,16 +104,22 @@ FAMILIES = (
     ),
     Family(
         name="gpt-oss", architecture="GptOss", template=templates.GPT_OSS, eos="<|return|>",
-        control_tokens=("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>", "<|call|>"),
+        control_tokens=(
+            "<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>",
+        ),
         shape={"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},
     ),
     Family(
         name="DeepSeek-V3", architecture="DeepseekV3", template=templates.DEEPSEEK, bos="<|begin|>", eos="<|end|>",
-        control_tokens=("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>"), shape=_DEEPSEEK,
+        control_tokens=("<|begin|>", "<|end|>", "<|User|>", "<|Assistant|>", *templates.DEEPSEEK_CALL_TOKENS),
+        shape=_DEEPSEEK,
     ),
     Family(
         name="Kimi K2 (as DeepseekV3)", architecture="DeepseekV3", template=templates.KIMI, eos="<|im_end|>",
-        control_tokens=("<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>"),
+        control_tokens=(
+            "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>",
+            *templates.KIMI_CALL_TOKENS,
+        ),
         shape=_DEEPSEEK,
     ),
 )  # fmt: skip
@@ -116,7 +127,7 @@ FAMILIES = (
 
 def build_family(family: Family, path: Path, *, seed: int = 0) -> Path:
     """Write a random model of `family`, with its tokenizer, to the folder `path`. A seed gives the same weights."""
-    tokenizer = _build_tokenizer(family)
+    tokenizer = build_tokenizer(family)
     end = tokenizer.convert_tokens_to_ids(family.eos)
     shape = {**_SHAPE, "bos_token_id": None, "pad_token_id": end, **family.shape}
     config_class = getattr(transformers, family.config or f"{family.architecture}Config")
@@ -134,7 +145,7 @@ def build_family(family: Family, path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def _build_tokenizer(family: Family) -> Any:
+def build_tokenizer(family: Family) -> Any:
     """Byte-level BPE with the family's control tokens: every text can be written."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -44,7 +44,12 @@ part held against another's arithmetic:
 
 A turn that is a branch is trained as a path of its own. A model of your own is looked at by `art doctor MODEL`, with
 its real template. By hub id, models that the package `renderers` lists get its hand-written renderer, tools included;
-the table is about local folders, where the chat template decides.
+the table is about local folders, where the chat template decides. How a model writes tool calls is found by a trial:
+the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral (`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and
+gpt-oss (harmony) are known, and the one is taken that gives back a call which the chat template has written.
+
+Of mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay as they
+are.
 """
 
 Results = Mapping[str, Mapping[str, Outcome]]

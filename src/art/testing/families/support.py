@@ -55,6 +55,13 @@ GRADIENT_TOLERANCE = 1e-3
 """Of the largest component."""
 
 
+_IN_WORDS = {
+    "template_rewrites_history": "the chat template writes an answer differently once other messages follow it",
+    "template_without_turn_end": "the chat template has no token that ends an answer",
+}
+"""Reasons of branches, for the page."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     status: Status
@@ -158,7 +165,7 @@ def _check_bridge(renderer: Renderer) -> Outcome:
     if problems := [item.extend_problem for item in examined if item.extend_problem]:
         raise DisagreementError(problems[0])
     branches = sorted({item.branch for item in examined if item.branch})
-    return Outcome("branch", ", ".join(branches)) if branches else Outcome("yes")
+    return Outcome("branch", "; ".join(_IN_WORDS.get(b, b) for b in branches)) if branches else Outcome("yes")
 
 
 async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
@@ -194,7 +201,9 @@ def _sample(name: str, prompt: list[int], answer: list[int], component: Componen
 
 
 def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     worst = 0.0
     for sample in samples:
         with torch.no_grad():
@@ -244,7 +253,9 @@ def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
 
 
 def _peft_gradient(path: Path, adapter: Path, samples: list[TrainingSample]) -> dict[str, torch.Tensor]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     adapted = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     num_targets = sum(sum(sample.loss_mask) for sample in samples)
     for sample in samples:

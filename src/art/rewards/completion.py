@@ -1,0 +1,218 @@
+"""Requests to a judge model: retries, time-outs, limits and price. Knows nothing of what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from art.errors import ArtError, ContextLengthError, JudgeError
+from art.model import Model
+from art.rewards.settings import JudgeSettings
+
+logger = logging.getLogger(__name__)
+
+INSTALL = "pip install 'agent-reinforcement-trainer[rewards]'"
+MAX_WAIT_S = 60.0
+_TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
+_SECRETS = ("key", "token", "secret", "password", "credential", "header")
+_gates: WeakKeyDictionary[Any, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
+"""Semaphores by event loop, and by judge model, address and limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    """`None` if the price is not known."""
+
+
+class JudgeClient:
+    """One judge model behind litellm, or, as an `art.Model`, behind its own OpenAI client."""
+
+    def __init__(self, model: str | Model[Any, Any], params: Mapping[str, Any], settings: JudgeSettings) -> None:
+        """
+        Args:
+            model: as litellm names it (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
+            params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+        """
+        self._model, self._params, self._settings = model, dict(params), settings
+        self._structured = True
+        """Until the provider says that it knows no `response_format`."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its answers depend on, without secrets."""
+        name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
+        params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
+        return {"model": name, **params}
+
+    @property
+    def _address(self) -> str | None:
+        if isinstance(self._model, str):
+            return self._params.get("base_url") or self._params.get("api_base")
+        return self._model.inference_base_url
+
+    async def context_tokens(self) -> int | None:
+        """What the model can read, as far as the settings or litellm know."""
+        if self._settings.context_tokens is not None or not isinstance(self._model, str) or not _has_litellm():
+            return self._settings.context_tokens
+        litellm = await _load_litellm()
+        try:
+            known = litellm.get_model_info(self._model).get("max_input_tokens")
+        except Exception:  # litellm raises a plain Exception for a model that it has no facts about
+            return None
+        return int(known) if known else None
+
+    async def complete(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Answer:
+        """One answer; what may pass is tried again.
+
+        Raises:
+            BudgetError: nothing is left to pay it with.
+            ContextLengthError: the judge cannot read so much.
+            JudgeError: it refuses, or goes on failing.
+        """
+        attempt, wait_s = 1, self._settings.first_wait_s
+        while True:
+            if self._settings.budget is not None:
+                self._settings.budget.check()
+            try:
+                async with self._gate(), asyncio.timeout(self._settings.timeout_s):
+                    return self._read(await self._send(messages, response_format))
+            except JudgeError:
+                raise
+            except Exception as error:
+                if self._structured and _refuses_format(error):
+                    self._structured = False
+                    continue
+                _raise_if_final(error, attempt, self._settings.max_attempts, self.identity["model"])
+                pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
+                logger.info("judge: attempt %d failed, next in %.1f s: %s", attempt, pause_s, _describe(error))
+            await asyncio.sleep(pause_s)
+            attempt, wait_s = attempt + 1, wait_s * 2
+
+    def _gate(self) -> asyncio.Semaphore:
+        gates = _gates.setdefault(asyncio.get_running_loop(), {})
+        limit = self._settings.max_concurrent
+        return gates.setdefault((self.identity["model"], self._address, limit), asyncio.Semaphore(limit))
+
+    async def _send(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Any:
+        shape = {"response_format": dict(response_format)} if self._structured else {}
+        if isinstance(self._model, str) and _has_litellm():
+            litellm = await _load_litellm()
+            defaults = {"num_retries": 0, "max_retries": 0, "caching": False, "timeout": self._settings.timeout_s}
+            return await litellm.acompletion(
+                model=self._model, messages=messages, **shape, **{**defaults, **self._params}
+            )
+        model, params = self._plain_model()
+        client = model.openai_client().with_options(max_retries=0, timeout=self._settings.timeout_s)
+        return await client.chat.completions.create(
+            model=model.get_inference_name(), messages=messages, **shape, **params  # type: ignore[call-overload]
+        )  # fmt: skip
+
+    def _plain_model(self) -> tuple[Model[Any, Any], dict[str, Any]]:
+        """The judge as a `Model`, and what is left of the parameters."""
+        if isinstance(self._model, Model):
+            return self._model, self._params
+        if self._address is None:
+            raise JudgeError(
+                f"the judge {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without it, "
+                "pass the `base_url` and `api_key` of an OpenAI-compatible server in `extra_litellm_params`, or an "
+                "`art.Model`"
+            )
+        params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
+        provider, _, name = self._model.partition("/")
+        self._model = Model(
+            name="judge", project="judge", inference_base_url=self._address,
+            inference_api_key=self._params.get("api_key") or "none",
+            inference_model_name=name if provider in ("openai", "hosted_vllm") and name else self._model,
+        )  # fmt: skip
+        self._params = params
+        return self._model, params
+
+    def _read(self, response: Any) -> Answer:
+        usage = getattr(response, "usage", None)
+        prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
+        completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
+        cost_usd = self._cost(response, usage, prompt_tokens, completion_tokens)
+        if self._settings.budget is not None and cost_usd is not None:
+            self._settings.budget.spend(cost_usd)
+        return Answer(
+            text=response.choices[0].message.content or "" if response.choices else "",
+            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd,
+        )  # fmt: skip
+
+    def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
+        """By the given prices, else what the provider charged (OpenRouter says), else litellm's table of prices."""
+        prompt_price, price = self._settings.prompt_usd_per_million, self._settings.completion_usd_per_million
+        if prompt_price is not None and price is not None:
+            return (prompt_tokens * prompt_price + completion_tokens * price) / 1e6
+        charged = getattr(usage, "cost", None)
+        if charged is None:
+            charged = (getattr(response, "_hidden_params", None) or {}).get("response_cost")
+        return None if charged is None else float(charged)
+
+
+def _has_litellm() -> bool:
+    return importlib.util.find_spec("litellm") is not None
+
+
+async def _load_litellm() -> Any:
+    """In a thread: it takes seconds the first time."""
+    if "litellm" not in sys.modules:
+        litellm: Any = await asyncio.to_thread(importlib.import_module, "litellm")
+        litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
+    return sys.modules["litellm"]
+
+
+def _status(error: Exception) -> int | None:
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: str) -> None:
+    """Raise what trying again will not mend."""
+    text = str(error).lower()
+    if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
+        raise ContextLengthError(f"the judge {judge} cannot read so much: {_describe(error)}") from error
+    status = _status(error)
+    transient = (
+        isinstance(error, (TimeoutError, ConnectionError))
+        or (isinstance(error, ArtError) and error.transient)
+        or type(error).__name__ in ("APIConnectionError", "APITimeoutError", "Timeout")
+        or (status is not None and (status in _TRANSIENT_STATUS or status >= 500))
+    )
+    if not transient:
+        raise JudgeError(f"the judge {judge} refused the request: {_describe(error)}") from error
+    if attempt >= max_attempts:
+        raise JudgeError(f"the judge {judge} failed {attempt} times, the last time with {_describe(error)}") from error
+
+
+def _refuses_format(error: Exception) -> bool:
+    text = str(error).lower()
+    return _status(error) in (400, 404, 415, 422) and any(
+        word in text for word in ("response_format", "json_schema", "structured output")
+    )
+
+
+def _retry_after_s(error: Exception) -> float:
+    """What the judge asks for in seconds, 0 if it says nothing."""
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    try:
+        return max(0.0, float(headers.get("retry-after", 0)))
+    except ValueError:
+        return 0.0
+
+
+def _describe(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:500]}"

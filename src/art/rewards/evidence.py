@@ -1,0 +1,145 @@
+"""What a judge is shown, as one JSON document that the agents' text cannot leave.
+
+    BEGIN EVIDENCE 5f0c91e2
+    {"context": [<messages that all share>], "trajectories": [{"id": "t-k4wz", "messages": [...]}, ...]}
+    END EVIDENCE 5f0c91e2
+
+Agents write into this document, and some will learn to write to the judge. What they write is inside JSON strings: it
+cannot end a line, close a tag or start a trajectory of its own. Marker and ids are drawn for each request, so they
+cannot be guessed. Characters that people do not see are written as escapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art.messages import to_message
+from art.trajectory import Trajectory
+
+_ID_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+_MAX_DATA_URL = 200
+_UNSEEN = re.compile(
+    "[<>&\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff0-\uffff"
+    "\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is to be seen of one trajectory."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None = None
+    histories: list[list[dict[str, Any]]]
+    """Further conversations of the same rollout."""
+
+    @property
+    def digest(self) -> str:
+        """The same for the same content."""
+        return digest([self.messages, self.tools, self.histories])
+
+
+def evidence_of(trajectory: Trajectory) -> Evidence:
+    return Evidence(
+        messages=_shortened(trajectory.messages()),
+        tools=list(trajectory.tools) if trajectory.tools else None,
+        histories=[_shortened(history.messages()) for history in trajectory.additional_histories],
+    )
+
+
+def evidence_of_messages(messages: Sequence[Any], tools: Sequence[Any] | None) -> Evidence:
+    return Evidence(
+        messages=_shortened([to_message(message) for message in messages]),
+        tools=list(tools) if tools else None,
+        histories=[],
+    )
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _shortened(value: Any) -> Any:
+    """A copy whose images and files, which a judge could not read as text, are left out."""
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_shortened(item) for item in value]
+    if isinstance(value, str) and value.startswith("data:") and len(value) > _MAX_DATA_URL:
+        return f"{value.partition(',')[0]}, {len(value)} characters, left out"
+    return value
+
+
+def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
+    """How many messages from the start are equal in all lists; 0 for a single list."""
+    if len(message_lists) < 2:
+        return 0
+    length = 0
+    for rows in zip(*message_lists, strict=False):
+        if any(message != rows[0] for message in rows[1:]):
+            break
+        length += 1
+    return length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """Evidence as it is sent."""
+
+    text: str
+    """With its marker lines."""
+    marker: str
+    ids: list[str]
+    """One per piece of evidence, in the order given."""
+
+
+def write_document(evidence: Sequence[Evidence], *, reference: str | None, rng: random.Random) -> Document:
+    """The document of one request. The common prefix is written once, and so are tools if all have the same."""
+    shared = common_prefix([item.messages for item in evidence])
+    same_tools = all(item.tools == evidence[0].tools for item in evidence)
+    content: dict[str, Any] = {}
+    if shared:
+        content["context"] = evidence[0].messages[:shared]
+    if same_tools and evidence[0].tools:
+        content["available_tools"] = evidence[0].tools
+    if reference is not None:
+        content["reference_answer"] = reference
+    trajectories = [
+        {"messages": item.messages[shared:]}
+        | ({"other_conversations": item.histories} if item.histories else {})
+        | ({"available_tools": item.tools} if item.tools and not same_tools else {})
+        for item in evidence
+    ]
+    body = encode([content, trajectories])
+    marker = _unused(body, rng, 10)
+    ids: list[str] = []
+    while len(ids) < len(evidence):
+        drawn = f"t-{_unused(body, rng, 4)}"
+        if drawn not in ids:
+            ids.append(drawn)
+    content["trajectories"] = [{"id": name} | item for name, item in zip(ids, trajectories, strict=True)]
+    return Document(text=f"BEGIN EVIDENCE {marker}\n{encode(content)}\nEND EVIDENCE {marker}", marker=marker, ids=ids)
+
+
+def encode(value: Any) -> str:
+    """JSON on one line, without a character that could be taken for markup or that people do not see."""
+    return _UNSEEN.sub(lambda match: _escaped(match.group()), json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _escaped(char: str) -> str:
+    data = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{data[i : i + 4]}" for i in range(0, len(data), 4))
+
+
+def _unused(body: str, rng: random.Random, length: int) -> str:
+    """A random word that does not occur in `body`."""
+    while True:
+        word = "".join(rng.choices(_ID_LETTERS, k=length))
+        if word not in body:
+            return word

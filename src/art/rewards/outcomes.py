@@ -1,0 +1,150 @@
+"""From judgements to groups, and what becomes of a group whose judge fails.
+
+A group is judged as a whole or not at all. Where there is no judgement the outcome is `infra_fault`: no reward is made
+up, least of all 0, which would teach the policy that all of it was bad.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Literal
+
+from art.errors import ConfigError, JudgeError
+from art.rewards.judge import Judge, Judgement, Verdict
+from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+OnFault = Literal["drop", "keep", "raise"]
+
+
+async def score_group(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup:
+    """A copy of `group` with the judge's scores as rewards.
+
+    Raises:
+        JudgeError: there are no usable scores.
+    """
+    if len(group) == 0:
+        return group
+    judgement = await judge.judge(group)
+    _check(group, judge, judgement)
+    share = None if judgement.cost_usd is None else judgement.cost_usd / len(group)
+    trajectories = [
+        _scored(trajectory, verdict, judge.name, share)
+        for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
+    ]
+    return group.model_copy(
+        update={
+            "trajectories": trajectories, "exceptions": list(group.exceptions), "metadata": dict(group.metadata),
+            "metrics": group.metrics | judgement.metrics, "logs": list(group.logs),
+        }
+    )  # fmt: skip
+
+
+def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
+    scores = [verdict.score for verdict in judgement.verdicts]
+    if len(scores) != len(group):
+        raise JudgeError(f"judge {judge.name!r} gave {len(scores)} scores for a group of {len(group)}")
+    if bad := [score for score in scores if not math.isfinite(score)]:
+        raise JudgeError(f"judge {judge.name!r} gave scores that are not finite numbers: {bad}")
+
+
+def _scored(trajectory: Trajectory, verdict: Verdict, name: str, cost_usd: float | None) -> Trajectory:
+    """A copy of its own class; what a later change to the copy could reach is copied too."""
+    score = f"{name}_score"
+    # A group that is judged a second time keeps the reward from before the first.
+    independent = trajectory.metrics.get("independent_reward") if score in trajectory.metrics else None
+    metrics: dict[str, MetricValue] = {
+        **trajectory.metrics,
+        "independent_reward": trajectory.reward if independent is None else independent,
+        score: verdict.score,
+        **{f"{name}/{part}": value for part, value in verdict.parts.items()},
+    }
+    if cost_usd is not None:
+        key = f"costs/judge/{name}"
+        metrics[key] = metrics.get(key, 0.0) + cost_usd
+    logs = [*trajectory.logs, f"{name.upper()} explanation: {verdict.explanation}"]
+    return trajectory.model_copy(
+        update={
+            "reward": verdict.score, "metrics": metrics, "logs": logs, "metadata": dict(trajectory.metadata),
+            "messages_and_choices": list(trajectory.messages_and_choices),
+            "additional_histories": list(trajectory.additional_histories),
+        }
+    )  # fmt: skip
+
+
+class GroupScorer:
+    """Scores each group of a gather, and bounds how many may fail.
+
+    Example
+        scorer = GroupScorer(Ruler("openai/o3"))
+        groups = await art.gather_trajectory_groups(pending, after_each=scorer)
+    """
+
+    def __init__(
+        self, judge: Judge, *, on_fault: OnFault = "drop", max_fault_rate: float = 0.5, window: int = 32
+    ) -> None:
+        """
+        Args:
+            on_fault: what becomes of a group without scores. `drop` leaves it out; `keep` gives it back with the
+                rewards of its rollouts and `metadata["outcome"] = "infra_fault"`; `raise` ends the gather.
+            max_fault_rate: share of the last `window` groups that may fail; more, and the judge's error is raised.
+        """
+        if on_fault not in ("drop", "keep", "raise"):
+            raise ConfigError(f"on_fault must be 'drop', 'keep' or 'raise', got {on_fault!r}")
+        if not 0 <= max_fault_rate <= 1 or window < 1:
+            raise ConfigError(f"expected 0 <= max_fault_rate <= 1 and window >= 1, got {max_fault_rate} and {window}")
+        self._judge, self._on_fault = judge, on_fault
+        self._max_fault_rate, self._window = max_fault_rate, window
+        self._recent: list[bool] = []
+        """Whether each of the last groups failed."""
+        self.num_groups = 0
+        self.num_faults = 0
+
+    async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
+        """For `after_each` of `gather_trajectory_groups`.
+
+        Raises:
+            JudgeError: with `on_fault="raise"`, or when too many groups have failed.
+        """
+        try:
+            scored = await score_group(group, self._judge)
+        except JudgeError as error:
+            self._count(failed=True)
+            if self._on_fault == "raise":
+                raise
+            if self._too_many():
+                raise JudgeError(
+                    f"{sum(self._recent)} of the last {len(self._recent)} groups got no scores (allowed is a share of "
+                    f"{self._max_fault_rate:g}); the last error: {error}"
+                ) from error
+            logger.warning("a group gets no scores (infra_fault), %s: %s", self._what_happens(), error)
+            return self._unscored(group, error) if self._on_fault == "keep" else None
+        self._count(failed=False)
+        return scored
+
+    def metrics(self) -> dict[str, float]:
+        """Groups without scores over all groups, for `model.log`."""
+        return {"data/judge_fault_rate": self.num_faults / self.num_groups} if self.num_groups else {}
+
+    def _count(self, *, failed: bool) -> None:
+        self.num_groups += 1
+        self.num_faults += failed
+        self._recent = [*self._recent, failed][-self._window :]
+
+    def _too_many(self) -> bool:
+        """A single failure says nothing about a rate: the window must be full."""
+        return len(self._recent) == self._window and sum(self._recent) > self._max_fault_rate * self._window
+
+    def _what_happens(self) -> str:
+        return "it is left out" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"
+
+    @staticmethod
+    def _unscored(group: TrajectoryGroup, error: JudgeError) -> TrajectoryGroup:
+        return group.model_copy(
+            update={
+                "metadata": group.metadata | {"outcome": "infra_fault"},
+                "logs": [*group.logs, f"no scores (infra_fault): {error}"],
+            }
+        )

@@ -1,0 +1,208 @@
+"""RULER: rewards without labels, from a language model that compares the trajectories of a group.
+
+    group = await art.rewards.ruler_score_group(group, "openai/o3")
+
+What is the same in all trajectories of a group need not be known to score them: the judge is shown the group and says
+how well each did beside the others, which is all that training needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from art.errors import ArtError, JudgeError
+from art.messages import Messages, Tools
+from art.model import Model
+from art.rewards.evidence import Evidence, evidence_of, evidence_of_messages
+from art.rewards.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.judge import Judgement, Verdict
+from art.rewards.outcomes import score_group
+from art.rewards.passes import compare_passes, shrink
+from art.rewards.rounds import grade_in_rounds
+from art.rewards.settings import JudgeSettings
+from art.trajectory import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_JUDGE = "openai/o3"
+DEFAULT_RUBRIC = """\
+- Reaching the goal of the task counts most: a trajectory that does scores clearly above every one that does not.
+- Among those that reach it, the direct way scores above detours, repeated calls and needless text.
+- Among those that do not, the one that came closer, or that failed more honestly, scores above the other.
+- The distance of two scores says how far apart the trajectories are: nearly equal work gets nearly equal scores."""
+
+
+class TrajectoryScore(BaseModel):
+    """What the judge says about one trajectory."""
+
+    trajectory_id: str
+    """Its place among the trajectories given, from "1"."""
+    explanation: str
+    score: float
+    """0 to 1."""
+
+
+class Ruler:
+    """A judge that compares. One instance can score many groups at once."""
+
+    def __init__(
+        self,
+        judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
+        *,
+        rubric: Rubric = DEFAULT_RUBRIC,
+        extra_litellm_params: Mapping[str, Any] | None = None,
+        settings: JudgeSettings | None = None,
+        name: str = "ruler",
+    ) -> None:
+        """
+        Args:
+            judge_model: as litellm names it (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`, trainable or not.
+            rubric: what is good, in prose or as criteria.
+            extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            name: of the score and the cost among the metrics.
+        """
+        self.name = name
+        self.settings = settings or JudgeSettings()
+        self._grader = Grader(judge_model, rubric, kind="relative", params=extra_litellm_params, settings=self.settings)
+
+    async def judge(self, group: TrajectoryGroup) -> Judgement:
+        return await self.compare([evidence_of(trajectory) for trajectory in group])
+
+    async def compare(self, evidence: Sequence[Evidence]) -> Judgement:
+        """A verdict for each piece of evidence, equal ones the same.
+
+        Raises:
+            JudgeError: there are no usable scores.
+        """
+        distinct = list({item.digest: item for item in evidence}.values())
+        if not distinct:
+            return Judgement(verdicts=[])
+        if len(distinct) == 1 and len(evidence) > 1:
+            logger.warning("all %d trajectories of a group are equal, so their scores say nothing", len(evidence))
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                judgement = await self._compare_distinct(distinct)
+        except TimeoutError:
+            raise JudgeError(
+                f"the judge gave no scores for a group of {len(evidence)} within {self.settings.deadline_s:g} s"
+            ) from None
+        place = {item.digest: i for i, item in enumerate(distinct)}
+        return replace(judgement, verdicts=[judgement.verdicts[place[item.digest]] for item in evidence])
+
+    async def _compare_distinct(self, evidence: list[Evidence]) -> Judgement:
+        order = list(range(len(evidence)))
+        self._grader.rng(evidence).shuffle(order)
+        if self.settings.passes == 1 or len(evidence) == 1:
+            grading = await self._one_pass(evidence, order, 0)
+            return _judgement(grading, grading.verdicts, {})
+        gradings = await _both(self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1))
+        first, second = ([verdict.score for verdict in grading.verdicts] for grading in gradings)
+        agreement = compare_passes(first, second)
+        if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
+            raise JudgeError(
+                f"the judge disagrees with itself: in two orders its scores of a trajectory differ by "
+                f"{agreement.disagreement:.2f}, and {self.settings.max_disagreement:.2f} is allowed"
+            )
+        scores = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+        if self.settings.on_disagreement == "shrink":
+            scores = shrink(scores, agreement.reliability)
+        verdicts = [
+            Verdict(score=score, explanation=a.explanation, parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts})
+            for score, a, b in zip(scores, gradings[0].verdicts, gradings[1].verdicts, strict=True)
+        ]
+        further = {"disagreement": agreement.disagreement, "reliability": agreement.reliability}
+        return _judgement(add_gradings(gradings, verdicts), verdicts, further)
+
+    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Grading:
+        return await self._grader.remembered(
+            evidence, ["pass", index], lambda: grade_in_rounds(self._grader, evidence, order)
+        )
+
+
+async def _both(first: Any, second: Any) -> list[Grading]:
+    """Both results; the failure of one ends the other."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(first), tasks.create_task(second)]
+    except BaseExceptionGroup as group:
+        raise next((e for e in group.exceptions if isinstance(e, ArtError)), group.exceptions[0]) from None
+    return [task.result() for task in running]
+
+
+def _judgement(grading: Grading, verdicts: list[Verdict], further: Mapping[str, float]) -> Judgement:
+    metrics = {f"judge_{name}": value for name, value in {**grading.metrics, **further}.items()}
+    return Judgement(verdicts=verdicts, cost_usd=grading.cost_usd, metrics=metrics)
+
+
+async def ruler(
+    message_lists: Sequence[Messages],
+    judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: Rubric = DEFAULT_RUBRIC,
+    tools: Tools | None = None,
+    *,
+    debug: bool = False,
+    settings: JudgeSettings | None = None,
+) -> list[TrajectoryScore]:
+    """Scores of conversations, in the order given.
+
+    Args:
+        tools: that the agents could call.
+        debug: log what the judge said.
+
+    Raises:
+        JudgeError: the judge gave no usable scores.
+    """
+    judge = Ruler(judge_model, rubric=rubric, extra_litellm_params=extra_litellm_params, settings=settings)
+    judgement = await judge.compare([evidence_of_messages(messages, tools) for messages in message_lists])
+    scores = [
+        TrajectoryScore(trajectory_id=str(i), explanation=verdict.explanation, score=verdict.score)
+        for i, verdict in enumerate(judgement.verdicts, start=1)
+    ]
+    if debug:
+        logger.warning("RULER: %s", json.dumps([score.model_dump() for score in scores], indent=2))
+    return scores
+
+
+async def ruler_score_group(
+    group: TrajectoryGroup,
+    judge_model: str | Model[Any, Any] = DEFAULT_JUDGE,
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: Rubric = DEFAULT_RUBRIC,
+    *,
+    swallow_exceptions: bool = False,
+    debug: bool = False,
+    settings: JudgeSettings | None = None,
+) -> TrajectoryGroup | None:
+    """A copy of `group` with the judge's scores as rewards; everything else in it stays.
+
+    Each trajectory gets the metrics `ruler_score` and `independent_reward` (its reward before), the explanation in
+    its logs, and its share of the cost as `costs/judge/ruler` where the price is known.
+
+    Args:
+        swallow_exceptions: give `None` when there are no usable scores, so that `gather_trajectory_groups` leaves the
+            group out and goes on.
+        debug: log what the judge said.
+
+    Raises:
+        JudgeError: there are no usable scores, and `swallow_exceptions` is false.
+    """
+    judge = Ruler(judge_model, rubric=rubric, extra_litellm_params=extra_litellm_params, settings=settings)
+    try:
+        scored = await score_group(group, judge)
+    except JudgeError as error:
+        if not swallow_exceptions:
+            raise
+        logger.warning("a group is set aside (infra_fault): %s", error)
+        return None
+    if debug:
+        for trajectory in scored:
+            logger.warning("RULER: %s %s", trajectory.reward, trajectory.logs[-1])
+    return scored

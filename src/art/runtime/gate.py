@@ -1,0 +1,81 @@
+"""Where requests wait while an engine must not be asked, because it sleeps.
+
+request --> open? --> engine --> answer
+              |
+            closed: those that come wait here
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engines.process import ProcessEngine
+from art.runtime.waits import waiting
+
+
+class Gate:
+    """Open at first."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        """
+        Args:
+            what: What lies behind it, in words.
+            timeout_s: Of a wait for it to open.
+        """
+        self._what = what
+        self._timeout_s = timeout_s
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def opened(self) -> None:
+        """Returns when it is open, at once if it is.
+
+        Raises:
+            ProcessError: it stayed closed for too long.
+        """
+        while not self._open.is_set():
+            async with waiting(f"{self._what} to take requests again", self._timeout_s):
+                await self._open.wait()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Let nobody in during the body; who is inside stays there. One at a time."""
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+
+class GatedEngine:
+    """Implements `art.engine.Engine`: that of `engine`, behind `gate` where something is computed."""
+
+    def __init__(self, engine: ProcessEngine, gate: Gate) -> None:
+        self._engine = engine
+        self._gate = gate
+
+    async def info(self) -> EngineInfo:
+        return await self._engine.info()
+
+    async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
+        await self._gate.opened()
+        async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        return await self._engine.load_adapter(name, path)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._engine.unload_adapter(name)
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        await self._gate.opened()
+        return await self._engine.score(token_ids, adapter)
+
+    async def stats(self) -> dict[str, float]:
+        return await self._engine.stats()

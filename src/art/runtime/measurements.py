@@ -1,0 +1,70 @@
+"""What the runtime measures of itself: jobs, processes, engines, tokens, disk. Asked for at each scrape, never kept."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from art.errors import ArtError
+from art.protocol.measurements import Measurement
+from art.runtime.host import BaseModelHost
+
+ENGINE_TIMEOUT_S = 1.0
+"""An engine that is busy for longer is left out of this scrape."""
+_GAUGES = {"running": "art_engine_running", "waiting": "art_engine_waiting", "adapters": "art_engine_adapters"}
+_COUNTERS = {
+    "generated_tokens": "art_engine_generated_tokens_total",
+    "prefill_tokens": "art_engine_prefill_tokens_total",
+    "cached_tokens": "art_engine_cached_tokens_total",
+    "steps": "art_engine_steps_total",
+    "step_s": "art_engine_step_seconds_total",
+    "preemptions": "art_engine_preemptions_total",
+}
+
+
+async def measure_engines(hosts: Iterable[BaseModelHost]) -> list[Measurement]:
+    """Counters and gauges of the engines that run."""
+    found = await asyncio.gather(*map(_measure_engine, hosts))
+    return [measurement for of_one in found for measurement in of_one]
+
+
+async def _measure_engine(host: BaseModelHost) -> list[Measurement]:
+    if host.engine_process.status["state"] != "up":
+        return []
+    try:
+        async with asyncio.timeout(ENGINE_TIMEOUT_S):
+            stats = await host.engine.stats()
+    except (TimeoutError, ArtError):
+        return []
+    names = _GAUGES | _COUNTERS
+    return [Measurement(names[key], value, {"engine": host.name}) for key, value in stats.items() if key in names]
+
+
+def measure_processes(hosts: Iterable[BaseModelHost]) -> Iterator[Measurement]:
+    for host in hosts:
+        for process in (host.engine_process, host.trainer_process):
+            status, labels = process.status, {"process": process.spec.name}
+            yield Measurement("art_process_up", float(status["state"] == "up"), labels)
+            yield Measurement("art_process_restarts_total", float(status["restarts"]), labels)
+            if "rss_bytes" in status:
+                yield Measurement("art_process_resident_bytes", float(status["rss_bytes"]), labels)
+
+
+def measure_jobs(states: Mapping[str, int]) -> list[Measurement]:
+    """`states` has how many jobs are in each state that is not an end."""
+    return [Measurement("art_jobs", float(states.get(state, 0)), {"state": state}) for state in ("queued", "running")]
+
+
+def measure_tokens(tokens: Counter[tuple[str, str]]) -> list[Measurement]:
+    """`tokens` counts by (project/name, kind)."""
+    return [
+        Measurement("art_tokens_total", float(count), {"model": model, "kind": kind})
+        for (model, kind), count in tokens.items()
+    ]
+
+
+def measure_disk(root: Path) -> Measurement:
+    return Measurement("art_disk_free_bytes", float(shutil.disk_usage(root).free))

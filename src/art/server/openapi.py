@@ -1,0 +1,111 @@
+"""The OpenAPI document, made from the table of routes and the wire types: https://spec.openapis.org/oas/v3.1.0"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from art.protocol.answers import ErrorAnswer
+from art.server.call import Route
+from art.storage.layout import NAME_PATTERN
+
+_REFERENCE = "#/components/schemas/{model}"
+_JSON, _TEXT = "application/json", {"type": "string"}
+_DISTRIBUTION = "agent-reinforcement-trainer"
+
+
+def build_openapi(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document of a server that has these routes."""
+    routes = list(routes)
+    kinds = {kind for route in routes for kind in (route.request, route.response) if kind is not None} | {ErrorAnswer}
+    ordered = sorted(kinds, key=lambda kind: (kind.__name__, kind.__module__))
+    schemas, definitions = models_json_schema([(kind, "validation") for kind in ordered], ref_template=_REFERENCE)
+    by_kind = {kind: schemas[kind, "validation"] for kind in ordered}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ART server",
+            "version": _version(),
+            "description": "Serves models with an OpenAI-compatible API, records what they sample, and trains them.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
+    text = inspect.getdoc(route.handler) or ""
+    operation: dict[str, Any] = {
+        "operationId": _operation_id(route),
+        "summary": text.partition("\n")[0].rstrip("."),
+        "tags": [_tag(route.path)],
+        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "security": [] if route.scope is None else [{"bearer": []}, {"x-api-key": []}],
+        "responses": {
+            str(route.status): {
+                "description": HTTPStatus(route.status).phrase,
+                "content": {media: {"schema": _schema(route.response, media, schemas)} for media in route.media},
+            },
+            "default": {
+                "description": "An error; `error.code` names its kind.",
+                "content": {_JSON: {"schema": {"type": "object"} if route.error_body else schemas[ErrorAnswer]}},
+            },
+        },
+    }
+    if route.scope is not None:
+        operation["description"] = f"Needs a key with scope `{route.scope}`."
+    if route.request is not None:
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schemas[route.request]}}}
+    return operation
+
+
+def _schema(kind: type[BaseModel] | None, media: str, schemas: dict[type[BaseModel], Any]) -> Any:
+    return schemas[kind] if kind is not None and media == _JSON else _TEXT
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
+    names = re.findall(r"{(\w+)}", route.path)
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
+
+
+def _query_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "query", "required": False, "schema": TypeAdapter(kind).json_schema()}
+        for name, kind in route.query.items()
+    ]
+
+
+def _operation_id(route: Route) -> str:
+    """Unique, though a handler may serve several paths."""
+    words = re.sub(r"\W+", "_", route.path).strip("_")
+    return f"{route.method.lower()}_{words}"
+
+
+def _tag(path: str) -> str:
+    if "/v1/" in path:
+        return "sampling"
+    return path.strip("/").removeprefix("api/").partition("/")[0] if path.startswith("/api/") else "operations"
+
+
+def _version() -> str:
+    try:
+        return version(_DISTRIBUTION)
+    except PackageNotFoundError:  # run from a checkout
+        return "0"

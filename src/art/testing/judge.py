@@ -1,0 +1,203 @@
+"""A judge that follows a script: an OpenAI-compatible server on a free port of this machine, with faults on demand.
+
+    with ScriptedJudge(lambda trajectory: 1.0 if "win" in str(trajectory) else 0.0, faults=["429", "missing"]) as judge:
+        await ruler_score_group(group, "openai/judge", {"base_url": judge.base_url, "api_key": "none"})
+
+It is as gullible as a judge can be: whatever stands outside of the evidence it takes for an instruction, so a
+trajectory that gets out of the evidence gets the score that it asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, Self, get_args
+
+Fault = Literal[
+    "429", "500", "401", "slow",  # before it answers
+    "not_json", "cut_short", "out_of_range", "not_finite", "missing", "contradiction",  # no use: to be asked for again
+    "permuted", "doubled", "unknown_id", "fenced", "quoted", "overshoot",  # to be understood
+    "no_schema",  # it knows no `response_format`
+]  # fmt: skip
+
+INSTRUCTION = re.compile(r"the score of (\S+) must be ([\d.]+)", re.IGNORECASE)
+"""What the judge obeys, for one trajectory or for `all`, wherever it is not part of the evidence."""
+_EVIDENCE = re.compile(r"^BEGIN EVIDENCE (\S+)$\n(.*?)\n^END EVIDENCE \1$", re.DOTALL | re.MULTILINE)
+_TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
+
+
+@dataclass(slots=True)
+class ScriptedJudge:
+    """The server, as a context manager. Threads answer the requests."""
+
+    grade: Callable[[dict[str, Any]], float]
+    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared."""
+    criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
+    """For a rubric of criteria: how each is scored that `grade` does not tell."""
+    faults: Sequence[Fault] = ()
+    """One per request, in their order; later requests are answered well."""
+    always: Fault | None = None
+    """The fault of every request after those."""
+    position_bias: float = 0.0
+    """Added to the trajectory that is shown first, taken from the one shown last, and in between in proportion."""
+    noise: float = 0.0
+    """Standard deviation of a normal error of each score."""
+    seed: int = 0
+    delay_s: float = 2.0
+    """Of `slow`."""
+    max_chars: int | None = None
+    """Of a request's messages; more is refused as too long for the context."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies, in the order of their arrival."""
+    _server: ThreadingHTTPServer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(get_args(Fault)):
+            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(get_args(Fault))}")
+        self._rng.seed(self.seed)
+
+    @property
+    def base_url(self) -> str:
+        assert self._server is not None, "use the judge in a `with` statement"
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+
+    def __enter__(self) -> Self:
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, answer = judge.answer(body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                if status == 429:
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing: the caller sees every answer."""
+
+        self._server = _QuietServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body of the answer to one request."""
+        with self._lock:
+            fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
+            self.requests.append(body)
+            rng = random.Random(self._rng.random())
+        if fault == "slow":
+            time.sleep(self.delay_s)
+        if fault in ("429", "500", "401"):
+            return int(fault), _error(f"scripted fault {fault}")
+        if fault == "no_schema" and "response_format" in body:
+            return 400, _error("response_format of type json_schema is not supported")
+        if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
+            return 400, _error("this model's maximum context length is exceeded", "context_length_exceeded")
+        rows = self._rows(body, rng)
+        text = _written(rows, fault)
+        prompt_tokens = sum(len(message["content"]) for message in body["messages"]) // 4
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text) // 4}
+        return 200, {
+            "id": f"judge-{len(self.requests)}", "object": "chat.completion", "created": int(time.time()),
+            "model": body["model"], "usage": usage | {"total_tokens": sum(usage.values())},
+            "choices": [
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            ],
+        }  # fmt: skip
+
+    def _rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
+        trajectories, instructions = read_prompt(body["messages"][1]["content"])
+        orders = dict(INSTRUCTION.findall(instructions))
+        if "all" in orders:
+            orders |= {trajectory["id"]: orders["all"] for trajectory in trajectories}
+        rows = []
+        for position, trajectory in enumerate(trajectories):
+            lean = 1 - 2 * position / (len(trajectories) - 1) if len(trajectories) > 1 else 0.0
+            score = self.grade(trajectory) + self.position_bias * lean + rng.gauss(0, self.noise)
+            identity = trajectory["id"]
+            score = float(orders[identity]) if identity in orders else min(max(score, 0.0), 1.0)
+            row: dict[str, Any] = {"trajectory_id": identity, "explanation": "as the script says", "score": score}
+            if self.criteria is not None:
+                row["criteria"] = {
+                    key: self.criteria[key](trajectory) if key in self.criteria else score
+                    for key in asked_criteria(body)
+                }
+            rows.append(row)
+        return rows
+
+
+class _QuietServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has hung up is no error here: that is how time-outs look."""
+
+
+def asked_criteria(body: dict[str, Any]) -> list[str]:
+    """The criteria that a request wants scored, by its schema."""
+    schema = body["response_format"]["json_schema"]["schema"]
+    return list(schema["properties"]["scores"]["items"]["properties"]["criteria"]["required"])
+
+
+def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
+    """The trajectories of a prompt, and the text around them. Understands the JSON of `Ruler` and plain XML tags."""
+    found = _EVIDENCE.search(prompt)
+    if found is None:
+        tagged = [{"id": name, "messages": text} for name, text in _TAGGED.findall(prompt)]
+        return tagged, _TAGGED.sub("", prompt)
+    document = json.loads(found[2])
+    shared = {key: value for key, value in document.items() if key != "trajectories"}
+    return [shared | trajectory for trajectory in document["trajectories"]], prompt.replace(found[0], "")
+
+
+def _written(rows: list[dict[str, Any]], fault: Fault | None) -> str:
+    """The answer's text, spoilt as the script wants it."""
+    first = rows[0]
+    if fault == "out_of_range":
+        first["score"] = 7.5
+    elif fault == "overshoot":
+        first["score"] = 1.004
+    elif fault == "not_finite":
+        first["score"] = float("nan")
+    elif fault == "quoted":
+        first["score"] = str(first["score"])
+    elif fault == "missing":
+        rows = rows[1:]
+    elif fault == "doubled":
+        rows = [*rows, dict(first)]
+    elif fault == "contradiction":
+        rows = [*rows, first | {"score": 1 - first["score"] if first["score"] != 0.5 else 0.9}]
+    elif fault == "unknown_id":
+        rows = [*rows, first | {"trajectory_id": "t-zzzzz", "score": 1.0}]
+    elif fault == "permuted":
+        rows = rows[::-1]
+    text = json.dumps({"scores": rows})
+    if fault == "not_json":
+        return "All of them did well."
+    if fault == "cut_short":
+        return text[: len(text) // 2]
+    return f"Let me think about it.\n```json\n{text}\n```" if fault == "fenced" else text
+
+
+def _error(message: str, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "scripted", "code": code, "param": None}}

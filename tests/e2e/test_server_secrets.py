@@ -1,0 +1,103 @@
+"""A real `art-server`: its keys stand in no log, file or answer, and it ends as it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from art.storage.keys import KeyStore
+
+SERVER_KEY = "server-" + secrets.token_hex(16)
+
+
+class Server:
+    def __init__(self, path: Path) -> None:
+        self.data_dir = path / "data"
+        self.output = path / "output.txt"
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = sock.getsockname()[1]
+        config = json.dumps({"drain_s": 30})
+        command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.data_dir), "--port", str(port)]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "--log-level", "debug", "--config-json", config],
+                stdout=output, stderr=output, env=os.environ | {"ART_API_KEY": SERVER_KEY},
+            )  # fmt: skip
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=10, verify=False)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                self.http.get("/health")
+                return
+            except httpx2.TransportError:
+                time.sleep(0.05)
+        pytest.fail(self.output.read_text())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    yield server
+    server.process.kill()
+    server.process.wait()
+
+
+def test_no_key_in_logs_files_or_answers(server: Server) -> None:
+    store = KeyStore(server.data_dir / "keys.db")
+    key, text = store.create("ci", project="games", scopes=["infer", "train"])
+    wrong = "art_" + key.id + "_" + secrets.token_urlsafe(32)
+    answers: list[str] = []
+    for given in (SERVER_KEY, text, wrong):
+        headers = {"authorization": f"Bearer {given}"}
+        for method, path in [
+            ("GET", "/v1/models"), ("GET", "/api/models/games/none"), ("POST", "/v1/chat/completions"),
+            ("POST", "/api/models"), ("GET", f"/nothing/{given}"), ("GET", "/openapi.json"), ("GET", "/ready"),
+        ]:  # fmt: skip
+            answers.append(server.http.request(method, path, headers=headers, content=b"{").text)
+        for headers in ({"authorization": given}, {"authorization": f"Basic {given}"}, {"x-api-key": given + "x"}):
+            answers.append(server.http.get("/v1/models", headers=headers).text)
+        answers.append(server.http.get("/metrics", headers={"authorization": f"Bearer {SERVER_KEY}"}).text)
+    store.close()
+    os.kill(server.process.pid, signal.SIGUSR1)  # the report of who waits for whom is a file too
+    deadline = time.monotonic() + 10
+    while not (report := server.data_dir / "logs/report.txt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert report.exists()
+    files = [path for path in server.data_dir.rglob("*") if path.is_file()]
+    assert {"art.db", "keys.db", "report.txt"} <= {path.name for path in files}
+    written = b"\n".join([server.output.read_bytes(), *(path.read_bytes() for path in files)])
+    assert b"art-server listens on" in written
+    for secret in (SERVER_KEY, text.split("_", 2)[2], wrong.split("_", 2)[2]):
+        assert secret.encode() not in written
+        assert not any(secret in answer for answer in answers if "there is no route" not in answer)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
+def test_open_files_are_raised_to_what_the_system_allows(server: Server) -> None:
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
+    assert int(soft) == min(int(hard), 65_536)
+
+
+def test_draining(server: Server) -> None:
+    """Last: it ends the server."""
+    assert server.http.get("/ready").status_code == 200
+    server.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 5
+    while server.http.get("/ready").status_code == 200 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert server.http.get("/ready").status_code == 503
+    assert server.http.get("/health").status_code == 200  # it still answers
+    server.process.send_signal(signal.SIGTERM)  # and ends at once when it is told again
+    assert server.process.wait(10) == 0

@@ -1,0 +1,217 @@
+"""Readiness, metrics and the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from spies import TwoProjects
+
+from art.errors import InvalidRequestError
+from art.protocol.measurements import Measurement
+from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
+from art.runtime.readiness import find_obstacles
+from art.server.app import ROUTES, App, create_app
+from art.server.metrics import BUCKETS_S, FAMILIES, Metrics
+from art.server.openapi import build_openapi
+from art.storage.database import Database
+
+
+class Runtime(TwoProjects):
+    found: dict[str, str] = {}
+
+    async def obstacles(self) -> dict[str, str]:
+        return self.found
+
+    async def measurements(self) -> list[Measurement]:
+        return [Measurement("art_process_restarts_total", 2.0, {"process": 'engine "x"\n'})]
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+@pytest.fixture
+def app(runtime: Runtime) -> App:
+    return create_app(runtime, api_key="k")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def http(app: App) -> AsyncIterator[httpx2.AsyncClient]:
+    transport, headers = httpx2.ASGITransport(app), {"authorization": "Bearer k"}
+    async with httpx2.AsyncClient(transport=transport, base_url="http://t", headers=headers, verify=False) as http:
+        yield http
+
+
+# -- ready --
+
+
+async def test_ready(http: httpx2.AsyncClient, runtime: Runtime, app: App) -> None:
+    response = await http.get("/ready")
+    assert (response.status_code, response.json()) == (200, {"ready": True, "obstacles": {}})
+    runtime.found = {"disk": "full"}
+    response = await http.get("/ready")
+    assert (response.status_code, response.json()) == (503, {"ready": False, "obstacles": {"disk": "full"}})
+    assert (await http.get("/ready", headers={"authorization": ""})).json() == {"ready": False, "obstacles": {}}
+    runtime.found = {}
+    app.state.is_draining = True
+    assert (await http.get("/ready")).status_code == 503
+    assert (await http.get("/health")).status_code == 200
+
+
+def host(engine: str = "up", trainer: str = "up", **status: Any) -> Any:
+    def process(kind: str, state: str) -> Any:
+        return SimpleNamespace(
+            spec=SimpleNamespace(name=f"{kind} of m"), status={"state": state, "restarts": 1, **status}
+        )
+
+    return SimpleNamespace(
+        name="m", engine_process=process("engine", engine), trainer_process=process("trainer", trainer)
+    )
+
+
+async def test_obstacles(tmp_path: Path) -> None:
+    database = Database(tmp_path / "art.db")
+    assert await find_obstacles([host()], database, tmp_path, 0) == {}
+    found = await find_obstacles([host("starting", "failed")], database, tmp_path, 2**60)
+    assert found["engine of m"] == "starting"
+    assert found["trainer of m"] == "failed"
+    assert "MiB are free" in found["disk"]
+    await database.run(lambda db: db.execute("PRAGMA query_only=ON"))  # as on a disk that has become read-only
+    assert "readonly" in (await find_obstacles([], database, tmp_path, 0))["database"]
+    database.close()
+
+
+# -- metrics --
+
+_SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)')
+
+
+def parse(page: str) -> dict[tuple[str, str], float]:
+    """Samples of a page in Prometheus' format; checks it on the way."""
+    assert page.endswith("\n")
+    samples: dict[tuple[str, str], float] = {}
+    declared: dict[str, str] = {}
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in declared
+            declared[name] = kind
+        elif not line.startswith("# HELP "):
+            match = _SAMPLE.fullmatch(line)
+            assert match, line
+            family = re.sub(r"_(bucket|sum|count)$", "", match[1])
+            assert (family if declared.get(family) == "histogram" else match[1]) == list(declared)[-1]
+            assert (match[1], match[2] or "") not in samples
+            samples[match[1], match[2] or ""] = float(match[3])
+    return samples
+
+
+async def test_metrics(http: httpx2.AsyncClient) -> None:
+    for path in ("/health", "/health", "/nothing", "/api/models/a/x", "/api/models/a/y"):
+        await http.get(path)
+    response = await http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = parse(response.text)
+    assert samples["art_http_requests_total", 'method="GET",route="/health",status="200"'] == 2
+    assert samples["art_http_requests_total", 'method="GET",route="(none)",status="404"'] == 1
+    assert samples["art_http_requests_total", 'method="GET",route="/api/models/{project}/{name}",status="200"'] == 2
+    assert samples["art_http_running", ""] == 1  # this one
+    assert samples["art_process_restarts_total", r'process="engine \"x\"\n"'] == 2
+
+
+async def test_metrics_of_an_idle_server(http: httpx2.AsyncClient) -> None:
+    assert parse((await http.get("/metrics")).text)
+
+
+def test_a_histogram_is_cumulative() -> None:
+    metrics = Metrics()
+    for seconds in (0.001, 0.005, 0.2, 1000.0):
+        metrics.observe("GET", "/r", 200, seconds)
+    samples = parse(metrics.render([]).decode())
+    name = "art_http_request_seconds"
+    counts = [samples[f"{name}_bucket", f'route="/r",le="{bound:g}"'] for bound in BUCKETS_S]
+    assert counts == [2, 2, 2, 2, 2, 3, *[3] * 9]
+    assert samples[f"{name}_bucket", 'route="/r",le="+Inf"'] == samples[f"{name}_count", 'route="/r"'] == 4
+    assert samples[f"{name}_sum", 'route="/r"'] == pytest.approx(1000.206)
+
+
+async def test_measurements_are_in_the_catalogue() -> None:
+    class Engine:
+        async def stats(self) -> dict[str, float]:
+            return dict.fromkeys([*_COUNTERS, *_GAUGES, "something else"], 1.0)
+
+    busy, down = host(rss_bytes=5), host("starting")
+    busy.engine = Engine()
+    found = [*await measure_engines([busy, down]), *measure_processes([busy, down])]
+    found += measure_tokens(Counter({("p/m", "prompt"): 3}))
+    assert {measurement.name for measurement in found} <= FAMILIES.keys()
+    assert sum(measurement.name == "art_engine_running" for measurement in found) == 1
+    assert sum(measurement.name == "art_process_up" and measurement.value == 0 for measurement in found) == 1
+
+
+async def test_an_engine_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        async def stats(self) -> dict[str, float]:
+            await asyncio.sleep(60)
+            return {}
+
+    class Broken:
+        async def stats(self) -> dict[str, float]:
+            raise InvalidRequestError("unknown method `stats`")
+
+    monkeypatch.setattr("art.runtime.measurements.ENGINE_TIMEOUT_S", 0.01)
+    stuck, broken = host(), host()
+    stuck.engine, broken.engine = Engine(), Broken()
+    assert await measure_engines([stuck, broken]) == []
+
+
+def test_a_request_costs_little() -> None:
+    """A generous bound that only a mistake exceeds; a chat request takes some hundred microseconds in all."""
+    metrics = Metrics()
+    fastest = min(_time(metrics) for _ in range(5))
+    assert fastest < 50e-6
+
+
+def _time(metrics: Metrics) -> float:
+    started = time.perf_counter()
+    for _ in range(1000):
+        metrics.observe("POST", "/v1/chat/completions", 200, 0.3)
+    return (time.perf_counter() - started) / 1000
+
+
+# -- OpenAPI --
+
+
+async def test_the_document_is_valid(http: httpx2.AsyncClient) -> None:
+    document = (await http.get("/openapi.json", headers={"authorization": ""})).json()
+    OpenAPIV31SpecValidator(document).validate()
+    described = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    assert described == {(route.method, route.path) for route in ROUTES}
+
+
+def test_the_document_says_what_the_table_says() -> None:
+    document = build_openapi(ROUTES)
+    identifiers = set()
+    for route in ROUTES:
+        operation = document["paths"][route.path][route.method.lower()]
+        identifiers.add(operation["operationId"])
+        assert operation["summary"]
+        assert (operation["security"] == []) is (route.scope is None)
+        assert set(operation["responses"][str(route.status)]["content"]) == set(route.media)
+        named = [parameter["name"] for parameter in operation["parameters"]]
+        assert named == [*re.findall(r"{(\w+)}", route.path), *route.query]
+        if route.request is not None:
+            (media,) = operation["requestBody"]["content"].values()
+            assert media["schema"]["$ref"].rpartition("/")[2] in document["components"]["schemas"]
+    assert len(identifiers) == len(ROUTES)
