@@ -8,7 +8,6 @@ the completion is the one that would have come anyway.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import fields, replace
@@ -34,30 +33,24 @@ class ProcessEngine:
 
     def __init__(self, connect: Callable[[], Awaitable[RpcClient]]) -> None:
         self._connect = connect
-        self.in_use: Counter[str | None] = Counter()
-        """Requests that run, by adapter."""
 
     async def info(self) -> EngineInfo:
         return EngineInfo(**await self._call("info"))
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
-        self.in_use[request.adapter] += 1
-        try:
-            received: list[int] = []
-            for attempt in range(MAX_RESTARTS + 1):
-                client = await self._connect()
-                body = _request_body(_continue(request, received))
-                try:
-                    async with aclosing(client.stream("generate", request=body, stream=stream)) as bodies:
-                        async for raw in bodies:
-                            chunk = _chunk(raw)
-                            received += chunk.token_ids
-                            yield chunk
-                    return
-                except ProcessError as error:
-                    _give_up_or_log("generate", attempt, error)
-        finally:
-            self.in_use[request.adapter] -= 1
+        received: list[int] = []
+        for attempt in range(MAX_RESTARTS + 1):
+            client = await self._connect()
+            body = _request_body(_continue(request, received))
+            try:
+                async with aclosing(client.stream("generate", request=body, stream=stream)) as bodies:
+                    async for raw in bodies:
+                        chunk = _chunk(raw)
+                        received += chunk.token_ids
+                        yield chunk
+                return
+            except ProcessError as error:
+                _give_up_or_log("generate", attempt, error)
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         return AdapterInfo(**await self._call("load_adapter", name=name, path=str(path)))
