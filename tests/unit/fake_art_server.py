@@ -52,6 +52,12 @@ class FakeArtServer:
         match request.url.path.strip("/").split("/"):
             case ["health"]:
                 return httpx2.Response(200, json={"status": "ok"})
+            case ["v1", "models"]:
+                cards = [
+                    {"id": key, "owned_by": model.project, "base_model": model.base_model, "step": model.step}
+                    for key, model in self.models.items()
+                ]
+                return httpx2.Response(200, json={"data": cards})
             case ["api", "models"]:
                 wanted = RegisterRequest.model_validate(body)
                 key = f"{wanted.project}/{wanted.name}"

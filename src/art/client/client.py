@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from art.client.files import OnBytes, download
 from art.client.http import READ_TIMEOUT_S, HttpClient
 from art.client.jobs import finish_job, stream_events
+from art.protocol.answers import ModelCard, ModelList
 from art.protocol.checkpoints import (
     BEST_METRIC,
     CheckpointList,
@@ -68,6 +69,10 @@ class ArtClient(HttpClient):
         return await self.typed(
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
+
+    async def list_models(self) -> list[ModelCard]:
+        """Models that can be sampled from; the id of each is `project/name`."""
+        return (await self.typed(ModelList, "GET", "/v1/models")).data
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return await self.typed(ModelStatus, "GET", _model_path(project, name))
