@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 import art
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
-REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 ROLLOUTS, TURNS = 8, 2
 LEARNING_RATE = 1e-3
 LOSSES = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/adapter_norm")
@@ -38,10 +38,9 @@ async def rollout(model: art.TrainableModel, prompt: str, seed: int) -> art.Traj
             seed=TURNS * seed + turn,
             max_completion_tokens=8,
         )
-        choice = completion.choices[0]
-        trajectory.messages_and_choices += [choice, {"role": "user", "content": prompt}]
-        trajectory.reward += REWARDS.get(choice.message.content or "", 0.0)
+        trajectory.messages_and_choices += [completion.choices[0], {"role": "user", "content": prompt}]
     trajectory.messages_and_choices.pop()
+    trajectory.reward = random.Random(seed).random()  # there is always something to learn, and never an end of it
     return trajectory
 
 
