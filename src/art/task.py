@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 
 _BUILT_IN = {
+    "search_emails": "art.tasks.search_emails:SearchEmails",
     "tic_tac_toe": "art.tasks.tic_tac_toe:TicTacToe",
     "yes_no_maybe": "art.tasks.yes_no_maybe:YesNoMaybe",
 }
@@ -76,6 +77,8 @@ class TaskDefaults:
     """`linear` falls from `learning_rate` to nearly 0 over the run."""
     warm_start_steps: int = 500
     """Optimiser steps of supervised play that give a tiny model the format."""
+    tiny_vocab_size: int = 384
+    """Of a tiny model: 265 for bytes and tags, the others for the task's own words."""
 
     def learning_rate_at(self, index: int, num_steps: int) -> float:
         """The rate of step `index`, counted from 0, in a run of `num_steps`."""
@@ -107,6 +110,14 @@ class Task(ABC):
             rollout_index: Place in its group; rollouts of one group draw different random numbers.
             step: Checkpoint to act with; `None` is the newest.
         """
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """A scenario in which the user says `prompt`.
+
+        Raises:
+            ConfigError: the user says nothing in this task, e.g. in a game.
+        """
+        raise ConfigError(f"task {self.name!r} takes no prompt; leave it out, or implement `prompt_scenario`")
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
         """Synthetic play that shows the format but no skill, for the warm start of a tiny model.

@@ -33,6 +33,9 @@ class YesNoMaybe(Task):
         prompts = _prompts_of(split)
         return [self.scenario(split, seed, index, {"prompt": rng.choice(prompts)}) for index in range(count)]
 
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs={"prompt": prompt})
+
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:

@@ -20,7 +20,6 @@ from art.testing.tiny.model import HEAD_DIM, MAX_CONTEXT, VLLM_HEAD_DIM, create_
 from art.testing.tiny.tokenizer import train_tokenizer
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
 
-VOCAB_SIZE = 384
 NUM_CONVERSATIONS = 3000
 _MANIFEST = "tiny_model.json"
 
@@ -62,7 +61,7 @@ def build_tiny_model(
             source.defaults,
         )
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
-    tokenizer = train_tokenizer(_texts(conversations), vocab_size=VOCAB_SIZE, max_length=MAX_CONTEXT)
+    tokenizer = train_tokenizer(_texts(conversations), vocab_size=defaults.tiny_vocab_size, max_length=MAX_CONTEXT)
     model = create_model(tokenizer, seed=seed, head_dim=head_dim)
     warm_start(
         model, tokenizer, conversations, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress

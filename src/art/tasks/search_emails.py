@@ -1,0 +1,228 @@
+"""Answer a question about a mailbox: search it, read an email, give the answer. Each step is a tool call.
+
+    user       What is the budget of "opal"?
+    assistant  search_emails(keywords=["opal"])        tool  opal: room (31, Bob)
+                                                               opal: budget (12, Ann)
+    assistant  read_email(message_id=12)                 tool  opal: the budget is 47.
+    assistant  return_final_answer(answer="47")          reward 1.2
+
+A right answer is worth 1, "I don't know" 0, a wrong one or none -0.25, and an answer that is no proper tool call ends
+the rollout at -0.5. Having found the email in a search adds 0.1, having read it another 0.1.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed
+from art.tasks.search_emails_mailbox import Email, Mailbox, open_mailbox
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+OUTCOMES = {"correct": 1.0, "no_idea": 0.0, "wrong": -0.25, "no_answer": -0.25, "protocol_error": -0.5}
+FOUND_BONUS, READ_BONUS = 0.1, 0.1
+MAX_TURNS = 6
+NO_IDEA = "I don't know"
+_SYSTEM = f"Answer from the mailbox. If it is not there: {NO_IDEA}"
+_MAX_COMPLETION_TOKENS = 80
+NUM_MAILBOXES = 256
+"""Of each split; scenarios differ in the question too."""
+_SKILL = 0.7
+"""Of each step of the synthetic play: how often it is the right one."""
+
+
+def _tool(name: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {parameter: schema}, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS: list[Any] = [
+    _tool("search_emails", "keywords", {"type": "array", "items": {"type": "string"}}),
+    _tool("read_email", "message_id", {"type": "integer"}),
+    _tool("return_final_answer", "answer", {"type": "string"}),
+]
+
+
+@dataclass(slots=True)
+class Desk:
+    """The tools of one rollout, and what came of them."""
+
+    mailbox: Mailbox
+    wanted: Email | None
+    """`None` if the mailbox does not have the answer."""
+    found: bool = False
+    """The wanted email was among the results of a search."""
+    read: bool = False
+    outcome: str | None = None
+    error: str | None = field(default=None)
+    """What was wrong with a call."""
+
+    def call(self, name: str, arguments: str) -> str:
+        """What the tool says; sets `outcome` when the rollout is over."""
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            return self._fail(f"the arguments of {name} are no JSON")
+        match name, given:
+            case "search_emails", {"keywords": [*keywords]} if all(isinstance(word, str) for word in keywords):
+                results = self.mailbox.search(keywords)
+                self.found |= self.wanted is not None and self.wanted in results
+                lines = [f"{email.subject} ({email.id}, {email.sender})" for email in results]
+                return "\n".join(lines) or "nothing found"
+            case "read_email", {"message_id": int(email_id)}:
+                email = self.mailbox.read(email_id)
+                self.read |= email is not None and email == self.wanted
+                return "no such email" if email is None else email.body
+            case "return_final_answer", {"answer": str(answer)}:
+                self.outcome = judge(answer, None if self.wanted is None else self.wanted.value)
+                return self.outcome
+        return self._fail(f"there is no tool {name} with arguments {arguments}")
+
+    def _fail(self, error: str) -> str:
+        self.outcome, self.error = "protocol_error", error
+        return error
+
+
+def judge(answer: str, expected: str | None) -> str:
+    """The outcome of an answer: right is the value itself, or a sentence that has no other number."""
+    numbers = "".join(c if c.isdigit() else " " for c in answer).split()
+    if expected is not None and numbers == [expected]:
+        return "correct"
+    return "no_idea" if answer.strip().rstrip(".").lower() == NO_IDEA.lower() else "wrong"
+
+
+class SearchEmails(Task):
+    name: ClassVar[str] = "search_emails"
+    description: ClassVar[str] = "answer questions about a mailbox with tools that search and read it"
+    headline_metric: ClassVar[str] = "correct"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        learning_rate=3e-3,
+        num_steps=40,
+        groups_per_step=8,
+        rollouts_per_group=8,
+        warm_start_steps=2000,
+        tiny_vocab_size=512,
+    )
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        rng = random.Random(derive_seed(self.name, split, seed))
+        return [
+            self.scenario(split, seed, index, {"mailbox": mailbox_seed(split, rng.randrange(NUM_MAILBOXES))})
+            for index in range(count)
+        ]
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        """A question to the first mailbox for testing; one that names a topic and a thing of it has a right answer."""
+        inputs = {"mailbox": mailbox_seed("test", 0), "prompt": prompt}
+        return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        prompt = scenario.inputs.get("prompt")
+        desk = open_desk(scenario.inputs["mailbox"], scenario.seed if prompt is None else prompt)
+        question = question_about(desk.wanted) if prompt is None and desk.wanted is not None else str(prompt)
+        trajectory = Trajectory(
+            messages_and_choices=_opening(question), tools=TOOLS, metadata={"scenario_id": scenario.id}
+        )
+        num_turns = 0
+        while desk.outcome is None and num_turns < MAX_TURNS:
+            completion = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(step),
+                messages=trajectory.messages(),
+                tools=TOOLS,
+                temperature=1.0,
+                max_completion_tokens=_MAX_COMPLETION_TOKENS,
+                seed=derive_seed(scenario.seed, rollout_index, num_turns),
+            )
+            num_turns += 1
+            choice: Any = completion.choices[0]
+            trajectory.messages_and_choices.append(choice)
+            if not choice.message.tool_calls:
+                desk.outcome, desk.error = "protocol_error", "an answer without a tool call"
+            for call in choice.message.tool_calls or ():
+                result = desk.call(call.function.name, call.function.arguments)
+                if desk.outcome is not None:
+                    break
+                message = {"role": "tool", "tool_call_id": call.id, "content": result}
+                trajectory.messages_and_choices.append(message)  # type: ignore[arg-type]
+        _score(trajectory, desk, num_turns)
+        return trajectory
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        return [_play(rng) for _ in range(count)]
+
+    def render_trajectory(self, trajectory: Trajectory) -> str:
+        lines = []
+        for message in trajectory.messages()[1:]:
+            said: Any = message
+            lines.append(f"{said['role']}: {said.get('content') or ''}".rstrip())
+            calls = [call["function"] for call in said.get("tool_calls") or ()]
+            lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+        outcome = next((name for name in OUTCOMES if trajectory.metrics.get(name)), "unfinished")
+        return "\n".join([*lines, f"{outcome.replace('_', ' ')}, reward {trajectory.reward:g}"])
+
+
+def mailbox_seed(split: Split, index: int) -> int:
+    return derive_seed("search_emails", split, "mailbox", index)
+
+
+def open_desk(mailbox: int, asked: int | str) -> Desk:
+    """The mailbox of a seed, and the email that has the answer: drawn by a seed, or what a prompt is about."""
+    opened = open_mailbox(mailbox)
+    if isinstance(asked, int):
+        return Desk(opened, random.Random(asked).choice(opened.emails))
+    words = {word.strip("\"'?.,!").lower() for word in asked.split()}
+    meant = [email for email in opened.emails if {email.topic, email.attribute} <= words]
+    return Desk(opened, meant[0] if meant else None)
+
+
+def question_about(email: Email) -> str:
+    return f'What is the {email.attribute} of "{email.topic}"?'
+
+
+def _opening(prompt: str) -> list[Any]:
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
+
+
+def _score(trajectory: Trajectory, desk: Desk, num_turns: int) -> None:
+    outcome = desk.outcome or "no_answer"
+    trajectory.reward = OUTCOMES[outcome] + FOUND_BONUS * desk.found + READ_BONUS * desk.read
+    trajectory.metrics |= {name: float(name == outcome) for name in OUTCOMES}
+    trajectory.metrics |= {"found": float(desk.found), "read": float(desk.read), "num_turns": num_turns}
+    if desk.error is not None:
+        trajectory.log(desk.error)
+
+
+def _play(rng: random.Random) -> Conversation:
+    """A rollout of somebody who knows the tools but often takes the wrong step."""
+    mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
+    wanted = rng.choice(mailbox.emails)
+    desk = Desk(mailbox, wanted)
+    messages = _opening(question_about(wanted))
+
+    def act(name: str, arguments: dict[str, Any]) -> None:
+        function = {"name": name, "arguments": json.dumps(arguments)}
+        call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        result = desk.call(name, function["arguments"])
+        if desk.outcome is None:
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+    topic = wanted.topic if rng.random() < _SKILL else rng.choice(mailbox.emails).topic
+    keywords = [topic, wanted.attribute] if rng.random() < 0.5 else [topic]
+    act("search_emails", {"keywords": keywords})
+    results = mailbox.search(keywords)
+    if not results:
+        act("search_emails", {"keywords": [topic]})
+        results = mailbox.search([topic])
+    right = [email for email in results if email.attribute == wanted.attribute]
+    email = right[0] if right and rng.random() < _SKILL else rng.choice(results)
+    act("read_email", {"message_id": email.id})
+    act("return_final_answer", {"answer": email.value})
+    return Conversation(messages=messages, tools=TOOLS)
