@@ -144,16 +144,17 @@ class VllmChild:
             elif self._engine.asleep:
                 self._child.tick("asleep")  # its requests stand still, and are to
             else:
-                if not self._calls:
+                is_idle = not self._calls
+                if is_idle:
                     self._child.tick("idle")
+                if not is_idle or self._server is not None:  # of servers that run already nothing is told
+                    with contextlib.suppress(ProcessError, TimeoutError):
+                        async with asyncio.timeout(WATCH_S):
+                            stats = await self._engine.stats()
+                        if progress.add(stats) and not is_idle:
+                            self._child.tick("sampling")
+                if is_idle:
                     progress.expect()
-                if not self._calls and self._server is None:
-                    continue  # a server of others, of which nothing is told
-                with contextlib.suppress(ProcessError, TimeoutError):
-                    async with asyncio.timeout(WATCH_S):
-                        stats = await self._engine.stats()
-                    if progress.add(stats) and self._calls:
-                        self._child.tick("sampling")
 
 
 class Progress:
