@@ -4,13 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
+CASES ?= 10000
 ENGINE ?= torch
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora fuzz test-gpu lint format types bench bench-gpu docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -40,6 +41,10 @@ test: $(INSTALLED) ## the default tests, under 10 minutes on 2 cores (ARGS="-k t
 test-slow: $(INSTALLED) ## the slow tests: learning over several seeds, crashes of several processes, random losses
 	@echo "== Running the slow tests"
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+fuzz: $(INSTALLED) ## 10,000 requests that nobody would write, to a real server (CASES=1000 for fewer)
+	@echo "== Fuzzing the server"
+	ART_FUZZ_CASES=$(CASES) $(BIN)/python -m pytest -s tests/e2e/test_fuzz.py $(ARGS)
 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines with it
 	@echo "== Running the tests of engines with the real vLLM"

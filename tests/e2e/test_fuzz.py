@@ -5,19 +5,29 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 import art
 
 CASES = int(os.environ.get("ART_FUZZ_CASES", "100"))
 ANSWER_WITHIN_S = 30.0
+CONFORMANCE = [status_code_conformance, content_type_conformance, response_schema_conformance]
+"""Answers are what the document says. That all which it allows is accepted is not asked: messages, for one, are checked
+more closely than it can say."""
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -73,22 +83,26 @@ class Prober:
     """Sends requests, and looks at the answers for what must never be there."""
 
     def __init__(self, url: str, key: str, secrets: list[str]) -> None:
-        self._http = httpx2.Client(
-            base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=ANSWER_WITHIN_S, trust_env=False
-        )
+        self.url = url
+        self.headers = {"authorization": f"Bearer {key}"}
+        self._http = httpx2.Client(base_url=url, headers=self.headers, timeout=ANSWER_WITHIN_S, trust_env=False)
         self._secrets = [key, *secrets, "Traceback (most recent call last)", "site-packages"]
 
     def post(self, path: str, content: bytes) -> httpx2.Response:
         response = self._http.post(path, content=content, headers={"content-type": "application/json"})
-        assert response.status_code < 500, (response.status_code, response.text)
-        if not response.is_success:
-            assert response.json()["error"]["message"], response.text
-            # What the client sent itself may come back to it.
-            leaked = [secret for secret in self._secrets if secret in response.text and secret.encode() not in content]
-            assert not leaked, response.text
-        elif b'"stream": true' in content:
+        self.check(response.status_code, response.text, content)
+        if response.is_success and b'"stream": true' in content:
             assert response.text.endswith("data: [DONE]\n\n"), response.text
         return response
+
+    def check(self, status: int, text: str, content: bytes, url: str = "") -> None:
+        """What every answer must hold to; `content` and `url` are what was asked."""
+        assert status < 500, (status, text)
+        if status >= 400:
+            assert json.loads(text)["error"], text
+            # What the client sent itself may come back to it.
+            leaked = [word for word in self._secrets if word in text and word.encode() not in content + url.encode()]
+            assert not leaked, text
 
     def close(self) -> None:
         self._http.close()
@@ -111,17 +125,16 @@ def often(cases: int) -> Any:
 
 @pytest.mark.timeout(3600)
 def test_chat_bodies(prober: Prober) -> None:
-    statuses: dict[int, int] = {}
+    statuses: Counter[int] = Counter()
 
     @often(CASES)
     @given(chat_bodies())
     def probe(body: dict[str, Any]) -> None:
-        status = prober.post("/v1/chat/completions", json.dumps(body).encode()).status_code
-        statuses[status] = statuses.get(status, 0) + 1
+        statuses[prober.post("/v1/chat/completions", json.dumps(body).encode()).status_code] += 1
 
     started = time.monotonic()
     probe()
-    print(f"{sum(statuses.values())} chat bodies in {time.monotonic() - started:.0f} s: {statuses}")
+    print(f"{statuses.total()} chat bodies in {time.monotonic() - started:.0f} s: {dict(statuses)}")
     assert statuses[200] > 0.1 * CASES  # enough of them get as far as the engine
     assert statuses[400] > 0
 
@@ -135,3 +148,24 @@ def test_bytes_that_are_no_chat_body(prober: Prober) -> None:
 
     probe()
     assert prober.post("/v1/chat/completions", b"[" * 100_000).status_code == 400
+
+
+@pytest.mark.timeout(3600)
+def test_requests_made_from_the_openapi_document(prober: Prober) -> None:
+    schema = schemathesis.openapi.from_url(f"{prober.url}/openapi.json", headers=prober.headers)
+    schema.config.generation.with_security_parameters = False  # wrong keys are other tests' business
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) > 20
+    statuses: Counter[int] = Counter()
+    for operation in operations:
+
+        @often(max(3, CASES // len(operations)))
+        @given(operation.as_strategy())
+        def probe(case: Any) -> None:
+            response = case.call(headers=prober.headers, timeout=ANSWER_WITHIN_S)
+            statuses[response.status_code] += 1
+            prober.check(response.status_code, response.text, response.request.body or b"", response.request.url)
+            case.validate_response(response, checks=CONFORMANCE)
+
+        probe()
+    print(f"{statuses.total()} requests of {len(operations)} operations: {dict(statuses)}")

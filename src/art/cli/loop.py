@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from art.config import TrainConfig
 from art.errors import NothingTrainableError, TrainingError
-from art.gather import gather_trajectories, gather_trajectory_groups
+from art.gather import AfterEach, gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
 from art.task import Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
@@ -89,8 +89,12 @@ async def train_task(
     num_steps: int,
     seed: int,
     on_step: Callable[[StepReport], None],
+    score: AfterEach | None = None,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
+
+    Args:
+        score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
 
     Raises:
         TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
@@ -99,7 +103,7 @@ async def train_task(
     barren = 0
     first = await model.get_step()
     for index in range(first, num_steps):
-        report = await _one_step(model, task, defaults, index=index, num_steps=num_steps, seed=seed)
+        report = await _one_step(model, task, defaults, score, index=index, num_steps=num_steps, seed=seed)
         reports.append(report)
         on_step(report)
         barren = 0 if report.trained else barren + 1
@@ -115,7 +119,14 @@ async def train_task(
 
 
 async def _one_step(
-    model: TrainableModel, task: Task, defaults: TaskDefaults, *, index: int, num_steps: int, seed: int
+    model: TrainableModel,
+    task: Task,
+    defaults: TaskDefaults,
+    score: AfterEach | None,
+    *,
+    index: int,
+    num_steps: int,
+    seed: int,
 ) -> StepReport:
     started = time.perf_counter()
     scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=defaults.groups_per_step)
@@ -125,6 +136,7 @@ async def _one_step(
             for scenario in scenarios
         ),
         pbar_desc=None,
+        after_each=score,
     )
     rollout_s = time.perf_counter() - started
     trajectories = [trajectory for group in groups for trajectory in group]
@@ -142,8 +154,8 @@ async def _one_step(
     sampled = metrics.get("ledger/sampled_tokens", math.nan)
     return StepReport(
         step=index + 1,
-        reward=statistics.fmean(trajectory.reward for trajectory in trajectories),
-        headline=statistics.fmean(headline_value(task, trajectory) for trajectory in trajectories),
+        reward=_mean([trajectory.reward for trajectory in trajectories]),
+        headline=_mean([headline_value(task, trajectory) for trajectory in trajectories]),
         tokens_per_s=sampled / rollout_s,
         timing=Timing(
             rollout_s=rollout_s,
@@ -153,6 +165,10 @@ async def _one_step(
         trained=trained,
         metrics=metrics,
     )
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
 
 
 def headline_value(task: Task, trajectory: Trajectory) -> float:

@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a task's agent",
     "doctor": "check a model, this machine and a task before training",
     "status": "show what the server of a data directory does, and who waits for whom",
+    "judge": "measure a judge: noise, order bias, agreement with labels, cost",
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }

@@ -17,6 +17,7 @@ from art.cli.tiny_model import build_with_progress
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.errors import ConfigError
 from art.model import TrainableModel
+from art.rewards import DEFAULT_RUBRIC, Budget, GroupScorer, JudgeSettings, Ruler, params_at
 from art.task import Task, TaskDefaults, get_task
 
 
@@ -46,6 +47,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what samples: the embedded engine, or vLLM, whose environment ART_VLLM_PYTHON names (default: torch)",
     )  # fmt: skip
     parser.add_argument("--max-context", type=int, help="tokens of prompt plus completion (default: the model's own)")
+    judge = parser.add_argument_group(
+        "judge", "a language model scores the rollouts of each scenario, in place of the task's own reward"
+    )
+    judge.add_argument("--judge", metavar="MODEL", help="as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b")
+    judge.add_argument("--judge-url", metavar="URL", help="of an OpenAI-compatible server that answers for MODEL")
+    judge.add_argument("--judge-passes", type=int, choices=[1, 2], default=1,
+                       help="2 judges each group in two orders, against order bias (default: 1)")  # fmt: skip
+    judge.add_argument(
+        "--judge-rubric", type=Path, metavar="FILE", help="what is good, in prose (default: RULER's own)"
+    )
+    judge.add_argument("--judge-budget", type=float, metavar="USD", help="stop when the judge has cost so much")
     parser.add_argument(
         "--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)"
     )
@@ -82,6 +94,19 @@ def _defaults(task: Task, args: argparse.Namespace) -> TaskDefaults:
     return replace(task.defaults, **{key: value for key, value in changes.items() if value is not None})
 
 
+def _scorer(args: argparse.Namespace, data_dir: Path) -> GroupScorer | None:
+    if args.judge is None:
+        return None
+    settings = JudgeSettings(
+        passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite",
+        budget=None if args.judge_budget is None else Budget(max_usd=args.judge_budget),
+    )  # fmt: skip
+    rubric = DEFAULT_RUBRIC if args.judge_rubric is None else args.judge_rubric.read_text()
+    return GroupScorer(
+        Ruler(args.judge, rubric=rubric, extra_litellm_params=params_at(args.judge_url), settings=settings)
+    )
+
+
 async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> None:
     started = time.perf_counter()
     defaults = _defaults(task, args)
@@ -104,7 +129,10 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
                 f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False, soft_wrap=True
             )
 
-        reports = await train_task(model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step)
+        reports = await train_task(
+            model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step,
+            score=_scorer(args, data_dir),
+        )  # fmt: skip
         summary: dict[str, object] = {
             "task": task.name, "seed": args.seed, "step": await model.get_step(),
             "rewards": [report.reward for report in reports],

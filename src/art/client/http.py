@@ -150,7 +150,7 @@ class HttpClient:
                         raise
                     error = lost
                 lost_since = sent if lost_since is None else lost_since
-                await self._before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
+                await self.before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
                 attempt += 1
 
     @contextlib.asynccontextmanager
@@ -180,7 +180,7 @@ class HttpClient:
                 raise
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
-    async def _before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
+    async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
         if lost_s > self._unreachable_deadline_s:
             raise ProcessError(
                 f"{what}: the server at {self.base_url} gave no answer for {lost_s:.0f} s "

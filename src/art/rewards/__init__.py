@@ -1,13 +1,16 @@
 """Rewards: judges that compare or grade trajectories, plain functions, and sums of them."""
 
+from art.rewards.absolute import AbsoluteJudge
+from art.rewards.combine import as_judge, combine
 from art.rewards.grader import Criterion
 from art.rewards.judge import Judge, Judgement, Verdict
 from art.rewards.outcomes import GroupScorer, score_group
 from art.rewards.ruler import DEFAULT_RUBRIC, Ruler, TrajectoryScore, ruler, ruler_score_group
-from art.rewards.settings import Budget, JudgeSettings
+from art.rewards.settings import Budget, JudgeSettings, params_at
 
 __all__ = [
     "DEFAULT_RUBRIC",
+    "AbsoluteJudge",
     "Budget",
     "Criterion",
     "GroupScorer",
@@ -17,6 +20,9 @@ __all__ = [
     "Ruler",
     "TrajectoryScore",
     "Verdict",
+    "as_judge",
+    "combine",
+    "params_at",
     "ruler",
     "ruler_score_group",
     "score_group",

@@ -16,7 +16,7 @@ from art.rewards.answers import read_scores, response_format
 from art.rewards.cache import JudgeCache
 from art.rewards.completion import Answer, JudgeClient
 from art.rewards.evidence import Document, Evidence, digest, write_document
-from art.rewards.judge import Verdict
+from art.rewards.judge import Judgement, Verdict
 from art.rewards.settings import JudgeSettings
 from art.trajectory import MetricValue
 
@@ -69,6 +69,19 @@ class Grading:
     cost_usd: float | None = 0.0
     metrics: dict[str, MetricValue]
     """`prompt_tokens`, `completion_tokens`, `requests`, `repairs`, `answers_refused`, `cached`."""
+
+    def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
+        """For a group of exactly this evidence.
+
+        Args:
+            name: of the judge.
+            further: metrics beside those of the requests.
+        """
+        return Judgement(
+            verdicts=self.verdicts,
+            costs_usd={} if self.cost_usd is None else {name: self.cost_usd},
+            metrics={f"judge_{key}": value for key, value in {**self.metrics, **(further or {})}.items()},
+        )
 
 
 class Grader:

@@ -1,7 +1,7 @@
 """The seam of rewards: whatever looks at a group and gives each of its trajectories a score is a `Judge`.
 
     Ruler("openai/o3")                      compares the trajectories of a group            (ruler.py)
-    AbsoluteJudge("openai/o3", ...)         looks at one trajectory at a time, with or without a reference answer
+    AbsoluteJudge("openai/o3", ...)         looks at one trajectory at a time, with or without a reference (absolute.py)
     combine({"quality": judge, ...})        a weighted sum of judges and of plain functions (combine.py)
     lambda trajectory: ...                  a plain function, async or not
 
@@ -37,8 +37,8 @@ class Judgement:
 
     verdicts: list[Verdict]
     """One per trajectory, in the order of the group."""
-    cost_usd: float | None = 0.0
-    """`None` if the price of the judge is not known."""
+    costs_usd: dict[str, float] = field(default_factory=dict)
+    """By the name of who was paid; without those whose price is not known."""
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     """Of the judging itself: disagreement, tokens, repairs."""
 

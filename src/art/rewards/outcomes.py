@@ -10,8 +10,9 @@ import logging
 import math
 from typing import Literal
 
-from art.errors import ConfigError, JudgeError
-from art.rewards.judge import Judge, Judgement, Verdict
+from art.errors import BudgetError, ConfigError, JudgeError
+from art.rewards.combine import as_judge
+from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -19,19 +20,20 @@ logger = logging.getLogger(__name__)
 OnFault = Literal["drop", "keep", "raise"]
 
 
-async def score_group(group: TrajectoryGroup, judge: Judge) -> TrajectoryGroup:
-    """A copy of `group` with the judge's scores as rewards.
+async def score_group(group: TrajectoryGroup, judge: Judge | RewardFunction) -> TrajectoryGroup:
+    """A copy of `group` with the scores of a judge, or of a function of a trajectory, as rewards.
 
     Raises:
         JudgeError: there are no usable scores.
     """
+    judge = as_judge(judge)
     if len(group) == 0:
         return group
     judgement = await judge.judge(group)
     _check(group, judge, judgement)
-    share = None if judgement.cost_usd is None else judgement.cost_usd / len(group)
+    costs = {f"costs/judge/{source}": usd / len(group) for source, usd in judgement.costs_usd.items()}
     trajectories = [
-        _scored(trajectory, verdict, judge.name, share)
+        _scored(trajectory, verdict, judge.name, costs)
         for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
     ]
     return group.model_copy(
@@ -50,7 +52,7 @@ def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
         raise JudgeError(f"judge {judge.name!r} gave scores that are not finite numbers: {bad}")
 
 
-def _scored(trajectory: Trajectory, verdict: Verdict, name: str, cost_usd: float | None) -> Trajectory:
+def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str, float]) -> Trajectory:
     """A copy of its own class; what a later change to the copy could reach is copied too."""
     score = f"{name}_score"
     # A group that is judged a second time keeps the reward from before the first.
@@ -61,10 +63,11 @@ def _scored(trajectory: Trajectory, verdict: Verdict, name: str, cost_usd: float
         score: verdict.score,
         **{f"{name}/{part}": value for part, value in verdict.parts.items()},
     }
-    if cost_usd is not None:
-        key = f"costs/judge/{name}"
-        metrics[key] = metrics.get(key, 0.0) + cost_usd
-    logs = [*trajectory.logs, f"{name.upper()} explanation: {verdict.explanation}"]
+    for source, usd in costs.items():
+        metrics[source] = metrics.get(source, 0.0) + usd
+    logs = list(trajectory.logs)
+    if verdict.explanation:
+        logs.append(f"{name.upper()} explanation: {verdict.explanation}")
     return trajectory.model_copy(
         update={
             "reward": verdict.score, "metrics": metrics, "logs": logs, "metadata": dict(trajectory.metadata),
@@ -83,7 +86,12 @@ class GroupScorer:
     """
 
     def __init__(
-        self, judge: Judge, *, on_fault: OnFault = "drop", max_fault_rate: float = 0.5, window: int = 32
+        self,
+        judge: Judge | RewardFunction,
+        *,
+        on_fault: OnFault = "drop",
+        max_fault_rate: float = 0.5,
+        window: int = 32,
     ) -> None:
         """
         Args:
@@ -95,7 +103,7 @@ class GroupScorer:
             raise ConfigError(f"on_fault must be 'drop', 'keep' or 'raise', got {on_fault!r}")
         if not 0 <= max_fault_rate <= 1 or window < 1:
             raise ConfigError(f"expected 0 <= max_fault_rate <= 1 and window >= 1, got {max_fault_rate} and {window}")
-        self._judge, self._on_fault = judge, on_fault
+        self._judge, self._on_fault = as_judge(judge), on_fault
         self._max_fault_rate, self._window = max_fault_rate, window
         self._recent: list[bool] = []
         """Whether each of the last groups failed."""
@@ -106,10 +114,13 @@ class GroupScorer:
         """For `after_each` of `gather_trajectory_groups`.
 
         Raises:
+            BudgetError: the judge may cost no more.
             JudgeError: with `on_fault="raise"`, or when too many groups have failed.
         """
         try:
             scored = await score_group(group, self._judge)
+        except BudgetError:
+            raise  # no later group would fare better
         except JudgeError as error:
             self._count(failed=True)
             if self._on_fault == "raise":

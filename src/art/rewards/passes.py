@@ -19,8 +19,13 @@ from dataclasses import dataclass
 class Agreement:
     disagreement: float
     """Root mean square difference of the two scores of a trajectory, each taken relative to the mean of its pass."""
-    reliability: float
-    """0 to 1, of the mean of both passes. 1 where neither pass sees a difference."""
+    single_reliability: float
+    """0 to 1, of one pass. 1 where neither pass sees a difference."""
+
+    @property
+    def reliability(self) -> float:
+        """0 to 1, of the mean of both passes."""
+        return 2 * self.single_reliability / (1 + self.single_reliability)
 
 
 def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement:
@@ -32,9 +37,9 @@ def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement
     disagreement = math.sqrt(statistics.fmean((x - y) ** 2 for x, y in zip(a, b, strict=True)))
     spread = sum(x * x for x in a) + sum(y * y for y in b)
     if spread < 1e-12:
-        return Agreement(disagreement=disagreement, reliability=1.0)
-    single = max(0.0, 2 * sum(x * y for x, y in zip(a, b, strict=True)) / spread)
-    return Agreement(disagreement=disagreement, reliability=2 * single / (1 + single))
+        return Agreement(disagreement=disagreement, single_reliability=1.0)
+    shared = 2 * sum(x * y for x, y in zip(a, b, strict=True)) / spread
+    return Agreement(disagreement=disagreement, single_reliability=max(0.0, shared))
 
 
 def shrink(scores: Sequence[float], reliability: float) -> list[float]:

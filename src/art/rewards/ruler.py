@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from art.errors import ArtError, JudgeError
+from art.errors import JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
 from art.rewards.evidence import Evidence, evidence_of, evidence_of_messages
@@ -27,6 +27,7 @@ from art.rewards.outcomes import score_group
 from art.rewards.passes import compare_passes, shrink
 from art.rewards.rounds import grade_in_rounds
 from art.rewards.settings import JudgeSettings
+from art.rewards.together import run_together
 from art.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Ruler:
         """
         self.name = name
         self.settings = settings or JudgeSettings()
-        self._grader = Grader(judge_model, rubric, kind="relative", params=extra_litellm_params, settings=self.settings)
+        self.grader = Grader(judge_model, rubric, kind="relative", params=extra_litellm_params, settings=self.settings)
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         return await self.compare([evidence_of(trajectory) for trajectory in group])
@@ -98,11 +99,11 @@ class Ruler:
 
     async def _compare_distinct(self, evidence: list[Evidence]) -> Judgement:
         order = list(range(len(evidence)))
-        self._grader.rng(evidence).shuffle(order)
+        self.grader.rng(evidence).shuffle(order)
         if self.settings.passes == 1 or len(evidence) == 1:
             grading = await self._one_pass(evidence, order, 0)
-            return _judgement(grading, grading.verdicts, {})
-        gradings = await _both(self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1))
+            return grading.judgement(self.name)
+        gradings = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
         first, second = ([verdict.score for verdict in grading.verdicts] for grading in gradings)
         agreement = compare_passes(first, second)
         if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
@@ -118,27 +119,12 @@ class Ruler:
             for score, a, b in zip(scores, gradings[0].verdicts, gradings[1].verdicts, strict=True)
         ]
         further = {"disagreement": agreement.disagreement, "reliability": agreement.reliability}
-        return _judgement(add_gradings(gradings, verdicts), verdicts, further)
+        return add_gradings(gradings, verdicts).judgement(self.name, further)
 
     async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Grading:
-        return await self._grader.remembered(
-            evidence, ["pass", index], lambda: grade_in_rounds(self._grader, evidence, order)
+        return await self.grader.remembered(
+            evidence, ["pass", index], lambda: grade_in_rounds(self.grader, evidence, order)
         )
-
-
-async def _both(first: Any, second: Any) -> list[Grading]:
-    """Both results; the failure of one ends the other."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(first), tasks.create_task(second)]
-    except BaseExceptionGroup as group:
-        raise next((e for e in group.exceptions if isinstance(e, ArtError)), group.exceptions[0]) from None
-    return [task.result() for task in running]
-
-
-def _judgement(grading: Grading, verdicts: list[Verdict], further: Mapping[str, float]) -> Judgement:
-    metrics = {f"judge_{name}": value for name, value in {**grading.metrics, **further}.items()}
-    return Judgement(verdicts=verdicts, cost_usd=grading.cost_usd, metrics=metrics)
 
 
 async def ruler(
@@ -204,5 +190,5 @@ async def ruler_score_group(
         return None
     if debug:
         for trajectory in scored:
-            logger.warning("RULER: %s %s", trajectory.reward, trajectory.logs[-1])
+            logger.warning("RULER: %s %s", trajectory.reward, trajectory.logs[-1:])
     return scored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,11 @@ from typing import Literal
 from art.errors import BudgetError, ConfigError
 
 CACHE_PATH = Path(".art/cache/judge.sqlite")
+
+
+def params_at(base_url: str | None) -> dict[str, str]:
+    """The parameters that send a judge's requests to one address, with the key of `OPENAI_API_KEY` if there is one."""
+    return {} if base_url is None else {"base_url": base_url, "api_key": os.environ.get("OPENAI_API_KEY", "none")}
 
 
 @dataclass(slots=True)

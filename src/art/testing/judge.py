@@ -9,15 +9,20 @@ trajectory that gets out of the evidence gets the score that it asks for.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import random
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self, get_args
+
+from art.tasks.tic_tac_toe import FREE, POLICY, Board, parse_move
 
 Fault = Literal[
     "429", "500", "401", "slow",  # before it answers
@@ -53,6 +58,8 @@ class ScriptedJudge:
     """Of `slow`."""
     max_chars: int | None = None
     """Of a request's messages; more is refused as too long for the context."""
+    port: int = 0
+    """0 takes a free one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies, in the order of their arrival."""
     _server: ThreadingHTTPServer | None = None
@@ -90,7 +97,7 @@ class ScriptedJudge:
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: the caller sees every answer."""
 
-        self._server = _QuietServer(("127.0.0.1", 0), Handler)
+        self._server = _QuietServer(("127.0.0.1", self.port), Handler)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
@@ -199,5 +206,38 @@ def _written(rows: list[dict[str, Any]], fault: Fault | None) -> str:
     return f"Let me think about it.\n```json\n{text}\n```" if fault == "fenced" else text
 
 
+def grade_tic_tac_toe(trajectory: dict[str, Any]) -> float:
+    """What a game is worth, from its last board and move: a win 0.9, a draw 0.6, a loss 0.35, an illegal move 0.1."""
+    messages: list[dict[str, Any]] = [*trajectory.get("context", []), *trajectory["messages"]]
+    shown, answer = messages[-2:]
+    board = Board()
+    board.cells = [FREE if cell.isdigit() else cell for cell in shown["content"].replace("\n", "")]
+    cell = parse_move(answer["content"], board)
+    if cell is None:
+        return 0.1
+    board.place(cell, POLICY)
+    # A game that goes on after the policy's move was ended by the opponent's.
+    return {"win": 0.9, "draw": 0.6}.get(board.outcome() or "loss", 0.35)
+
+
 def _error(message: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": "scripted", "code": code, "param": None}}
+
+
+def main() -> None:
+    """`python -m art.testing.judge`: the judge of tic-tac-toe, until Ctrl-C."""
+    parser = argparse.ArgumentParser(description="A biased and noisy, but informative judge of tic-tac-toe.")
+    parser.add_argument("--port", type=int, default=8010)
+    parser.add_argument("--position-bias", type=float, default=0.15)
+    parser.add_argument("--noise", type=float, default=0.15)
+    args = parser.parse_args()
+    with (
+        ScriptedJudge(grade_tic_tac_toe, position_bias=args.position_bias, noise=args.noise, port=args.port) as judge,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        sys.stdout.write(f"judging at {judge.base_url}\n")
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ from art.trainer.types import StepResult, TrainingSample
 from art.trainer.update import Update, compute_gradient
 
 TOLERANCE = 1e-5
-FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral"]
+FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real `art-server`: its keys stand in no log, file or answer, and it ends as it should."""
+"""A real `art-server` as a team has one: loaded at the start, keys of projects, no key in any file, an orderly end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ SERVER_KEY = "server-" + secrets.token_hex(16)
 
 
 class Server:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base_model: Path) -> None:
         self.data_dir = path / "data"
         self.output = path / "output.txt"
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
         config = json.dumps({"drain_s": 30})
         command = [sys.executable, "-m", "art.cli.server", "--data-dir", str(self.data_dir), "--port", str(port)]
+        command += ["--model", str(base_model)]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--log-level", "debug", "--config-json", config],
@@ -46,11 +47,41 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("server"))
+def server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"), tiny_model)
     yield server
     server.process.kill()
     server.process.wait()
+
+
+def test_it_loads_its_model_and_serves_a_key_of_a_project(server: Server, tiny_model: Path, tmp_path: Path) -> None:
+    operator = {"authorization": f"Bearer {SERVER_KEY}"}
+    deadline = time.monotonic() + 150
+    while (answer := server.http.get("/ready", headers=operator)).status_code == 503:
+        assert set(answer.json()["obstacles"].values()) == {"starting"}
+        assert time.monotonic() < deadline, server.output.read_text()
+        time.sleep(0.1)
+    assert answer.json() == {"ready": True, "obstacles": {}}
+    store = KeyStore(server.data_dir / "keys.db")
+    _, text = store.create("agent", project="games", scopes=["infer", "train"])
+    store.close()
+    key = {"authorization": f"Bearer {text}"}
+    register = {"project": "games", "name": "agent", "base_model": str(tiny_model)}
+    elsewhere = server.http.post("/api/models", json=register | {"base_model": str(tmp_path)}, headers=key)
+    assert elsewhere.status_code == 403
+    done = server.http.post("/api/models", json=register, headers=key, timeout=100)
+    assert done.status_code == 200, done.text
+    chat = {"model": "agent", "messages": [{"role": "user", "content": "Well?"}], "max_completion_tokens": 4}
+    usage = server.http.post("/v1/chat/completions", json=chat, headers=key).json()["usage"]
+    assert len(server.http.get("/health", headers=operator).json()["base_models"]) == 1  # it shares what was loaded
+    metrics = server.http.get("/metrics", headers=operator).text
+    for line in (
+        f'art_tokens_total{{model="games/agent",kind="completion"}} {usage["completion_tokens"]}',
+        f'art_process_up{{process="engine of {tiny_model.name}"}} 1',
+        f'art_engine_running{{engine="{tiny_model.name}"}} 0',
+        'art_jobs{state="queued"} 0',
+    ):
+        assert line in metrics.splitlines()
 
 
 def test_no_key_in_logs_files_or_answers(server: Server) -> None:

@@ -1,0 +1,121 @@
+"""`art judge check FILE`: measure a judge before its scores become rewards.
+
+    art judge check .art/shop/models/agent-1/trajectories/val/12.jsonl --judge openai/o3 --label win
+
+FILE holds groups as `model.log` writes them. Each is judged three times per repeat, in two orders. The table says how
+much of a score is noise, what the order does to it, how often it agrees with labels, and what it costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from art.errors import ConfigError
+from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
+from art.rewards.check import JudgeReport, check_judge
+from art.storage.trajectories import read_groups
+from art.trajectory import Trajectory, TrajectoryGroup
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "judge", help="measure a judge: noise, order bias, agreement with labels, cost", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="ask a judge about groups of a file, several times each")
+    check.add_argument("file", type=Path, metavar="FILE", help="groups, one JSON object per line")
+    check.add_argument("--judge", required=True, metavar="MODEL", help="as litellm names it, e.g. openai/o3")
+    check.add_argument("--judge-url", metavar="URL", help="of an OpenAI-compatible server that answers for MODEL")
+    check.add_argument("--judge-rubric", type=Path, metavar="FILE", help="what is good, in prose")
+    check.add_argument(
+        "--label", metavar="NAME",
+        help="metric or metadata of the trajectories that tells which is better (default: the reward that the rollout "
+        "set)",
+    )  # fmt: skip
+    check.add_argument("--max-groups", type=int, default=50, help="judge this many at most (default: 50)")
+    check.add_argument("--repeats", type=int, default=1, help="of the three questions per group (default: 1)")
+    check.add_argument("--seed", type=int, default=0, help="of the orders (default: 0)")
+    check.add_argument("--json", type=Path, metavar="FILE", help="write the numbers for scripts")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.file.exists():
+        raise ConfigError(f"there is no file {args.file}; `model.log` writes trajectories/<split>/<step>.jsonl")
+    groups = list(read_groups(args.file))[: args.max_groups]
+    rubric = DEFAULT_RUBRIC if args.judge_rubric is None else args.judge_rubric.read_text()
+    judge = Ruler(
+        args.judge, rubric=rubric, extra_litellm_params=params_at(args.judge_url),
+        settings=JudgeSettings(cache_path=None),
+    )  # fmt: skip
+    console = Console()
+    columns = (TextColumn("judging"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("judging", total=len(groups) * args.repeats)
+        report = asyncio.run(
+            check_judge(
+                judge, groups, label=partial(labels_of, args.label), repeats=args.repeats, seed=args.seed,
+                on_trial=lambda: progress.advance(bar),
+            )
+        )  # fmt: skip
+    if args.json:
+        values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(report).items()}
+        args.json.write_text(json.dumps(values, indent=2) + "\n")
+    _show(console, args.judge, report)
+    return 0 if report.num_questions else 1
+
+
+def labels_of(name: str | None, group: TrajectoryGroup) -> list[float] | None:
+    """The labels of a group, `None` where a trajectory has none or all are equal."""
+    labels = [_label(trajectory, name) for trajectory in group]
+    known = [float(label) for label in labels if isinstance(label, (int, float)) and math.isfinite(label)]
+    return known if len(known) == len(group) and len(set(known)) > 1 else None
+
+
+def _label(trajectory: Trajectory, name: str | None) -> object:
+    if name is None:  # a group that was judged has its own reward in `independent_reward`
+        return trajectory.metrics.get("independent_reward", trajectory.reward)
+    return trajectory.metrics.get(name, trajectory.metadata.get(name))
+
+
+def _show(console: Console, judge: str, report: JudgeReport) -> None:
+    table = Table(title=f"{judge} on {report.num_groups} groups ({report.num_trajectories} trajectories)")
+    for heading in ("", "measured", "means"):
+        table.add_column(heading)
+    low, high = report.order_bias_interval
+    cost = "unknown price" if report.cost_usd is None else f"{report.cost_usd:.4f} USD"
+    rows = [
+        ("groups without scores", f"{len(report.faults)}", "the judge failed: these would be set aside"),
+        ("answers refused", f"{report.num_refused} of {report.num_questions}", "asked for again"),
+        ("spread in a group", _number(report.spread), "standard deviation of scores: what there is to learn from"),
+        ("noise of a score", _number(report.noise), "the same question asked twice"),
+        ("repeatability", _number(report.repeatability), "1: the second answer is the first; 0: no relation"),
+        ("order bias", f"{report.order_bias:+.3f} ({low:+.3f}, {high:+.3f})", "gain of the first over the last place"),
+        ("reliability, one pass", _number(report.order_reliability), "of what training is given with passes=1"),
+        ("reliability, two passes", _number(report.two_pass_reliability), "with passes=2"),
+        ("pairs in the right order", _number(report.pairwise_accuracy), "by the labels; 0.5 is chance"),
+        ("the same, two passes", _number(report.two_pass_accuracy), "with passes=2"),
+        ("rank correlation", _number(report.spearman), "Spearman, with the labels, within groups"),
+        ("time of a question", f"{report.seconds_median:.2f} s, at most {report.seconds_max:.2f} s", "median"),
+        ("cost of this check", cost, f"{report.num_questions} questions"),
+    ]  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for fault in sorted(set(report.faults))[:5]:
+        console.print(f"no scores: {fault}", highlight=False, soft_wrap=True)
+
+
+def _number(value: float) -> str:
+    return "not known" if math.isnan(value) else f"{value:.3f}"

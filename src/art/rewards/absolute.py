@@ -1,0 +1,93 @@
+"""A judge that grades each trajectory by itself, with or without a reference answer.
+
+Scores of different groups can be compared, which those of RULER cannot; a comparison within a group is sharper. With a
+reference the question becomes whether the answer agrees with it, which is easier to judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from art.errors import ConfigError, ContextLengthError, JudgeError
+from art.model import Model
+from art.rewards.evidence import Evidence, evidence_of
+from art.rewards.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.judge import Judgement
+from art.rewards.settings import JudgeSettings
+from art.rewards.together import run_together
+from art.trajectory import Trajectory, TrajectoryGroup
+
+ABSOLUTE_RUBRIC = """\
+- 1 means that the task is done completely and well, 0 that nothing useful came of it.
+- What was asked for counts most; then that the way to it was direct.
+- Part of the task done well is worth part of the score."""
+
+Reference = str | Callable[[Trajectory], str]
+
+
+class AbsoluteJudge:
+    """One question per trajectory. One instance can score many groups at once."""
+
+    def __init__(
+        self,
+        judge_model: str | Model[Any, Any],
+        *,
+        rubric: Rubric = ABSOLUTE_RUBRIC,
+        reference: Reference | None = None,
+        extra_litellm_params: Mapping[str, Any] | None = None,
+        settings: JudgeSettings | None = None,
+        name: str = "judge",
+    ) -> None:
+        """
+        Args:
+            rubric: what is good, in prose or as criteria.
+            reference: where the right answer is: a key of the metadata of the trajectory or of its group, or a function
+                of the trajectory.
+            name: of the score and the cost among the metrics.
+        """
+        self.name = name
+        self.settings = settings or JudgeSettings()
+        if self.settings.passes == 2:
+            raise ConfigError("passes=2 shows a group in two orders; an absolute judge sees one trajectory at a time")
+        self._reference = reference
+        self._grader = Grader(judge_model, rubric, kind="absolute", params=extra_litellm_params, settings=self.settings)
+
+    async def judge(self, group: TrajectoryGroup) -> Judgement:
+        asked = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
+        distinct = {(evidence.digest, reference): evidence for evidence, reference in asked}
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                gradings = await run_together(
+                    self._grade(evidence, reference) for (_, reference), evidence in distinct.items()
+                )
+        except TimeoutError:
+            raise JudgeError(
+                f"the judge gave no scores for a group of {len(group)} within {self.settings.deadline_s:g} s"
+            ) from None
+        verdicts = {key: grading.verdicts[0] for key, grading in zip(distinct, gradings, strict=True)}
+        total = add_gradings(gradings, [verdicts[evidence.digest, reference] for evidence, reference in asked])
+        return total.judgement(self.name)
+
+    async def _grade(self, evidence: Evidence, reference: str | None) -> Grading:
+        async def ask() -> Grading:
+            return await self._grader.grade([evidence], order=[0], reference=reference)
+
+        try:
+            return await self._grader.remembered([evidence], ["reference", reference], ask)
+        except ContextLengthError as error:
+            raise JudgeError(f"a trajectory is longer than the judge can read: {error}") from error
+
+    def _reference_of(self, trajectory: Trajectory, group: TrajectoryGroup) -> str | None:
+        if self._reference is None:
+            return None
+        if callable(self._reference):
+            return str(self._reference(trajectory))
+        found = trajectory.metadata.get(self._reference, group.metadata.get(self._reference))
+        if found is None:
+            raise ConfigError(
+                f"judge {self.name!r} compares with the reference in metadata[{self._reference!r}], which neither the "
+                "trajectory nor its group has; set it in the rollout"
+            )
+        return str(found)

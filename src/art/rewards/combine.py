@@ -1,0 +1,106 @@
+"""Plain functions as judges, and weighted sums of judges and functions.
+
+reward = combine(
+    {"quality": Ruler("openai/o3"), "short": lambda t: 1 / len(t.messages_and_choices)},
+    weights={"quality": 1.0, "short": 0.2},
+)
+group = await score_group(group, reward)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from art.errors import ArtError, ConfigError, JudgeError
+from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
+from art.rewards.together import run_together
+from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
+
+
+class FunctionJudge:
+    """A function of a trajectory, async or not."""
+
+    def __init__(self, function: RewardFunction, name: str | None = None) -> None:
+        given = name or str(getattr(function, "__name__", ""))
+        self.name: str = given if given.isidentifier() else "function"  # a lambda calls itself `<lambda>`
+        self._function = function
+
+    async def judge(self, group: TrajectoryGroup) -> Judgement:
+        return Judgement(verdicts=await run_together(self._verdict(trajectory) for trajectory in group))
+
+    async def _verdict(self, trajectory: Trajectory) -> Verdict:
+        try:
+            value = self._function(trajectory)
+            return Verdict(score=float(await value if inspect.isawaitable(value) else value))
+        except ArtError:
+            raise
+        except Exception as error:
+            raise JudgeError(f"reward function {self.name!r} failed: {type(error).__name__}: {error}") from error
+
+
+def as_judge(judge: Judge | RewardFunction) -> Judge:
+    """`judge` itself, or a function as one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(judge, Judge):
+        return judge
+    if callable(judge):
+        return FunctionJudge(judge)
+    raise ConfigError(f"expected a judge or a function of a trajectory, got {type(judge).__name__}")
+
+
+class WeightedSum:
+    """Several judges as one: the score is the sum of theirs, each times its weight."""
+
+    def __init__(self, judges: Mapping[str, Judge], weights: Mapping[str, float], name: str) -> None:
+        self.name = name
+        self._judges, self._weights = dict(judges), dict(weights)
+
+    async def judge(self, group: TrajectoryGroup) -> Judgement:
+        """Raises JudgeError if one of them gives no scores: a sum without it would be another reward."""
+        judgements = await run_together(judge.judge(group) for judge in self._judges.values())
+        by_name = dict(zip(self._judges, judgements, strict=True))
+        costs: dict[str, float] = {}
+        metrics: dict[str, MetricValue] = {}
+        for name, judgement in by_name.items():
+            for source, usd in judgement.costs_usd.items():
+                costs[source] = costs.get(source, 0.0) + usd
+            metrics |= {f"{name}/{key}": value for key, value in judgement.metrics.items()}
+        verdicts = [self._sum({name: j.verdicts[i] for name, j in by_name.items()}) for i in range(len(group))]
+        return Judgement(verdicts=verdicts, costs_usd=costs, metrics=metrics)
+
+    def _sum(self, verdicts: Mapping[str, Verdict]) -> Verdict:
+        parts = {name: verdict.score for name, verdict in verdicts.items()}
+        parts |= {f"{name}/{key}": value for name, verdict in verdicts.items() for key, value in verdict.parts.items()}
+        said = [f"{name}: {verdict.explanation}" for name, verdict in verdicts.items() if verdict.explanation]
+        return Verdict(
+            score=sum(self._weights[name] * verdict.score for name, verdict in verdicts.items()),
+            explanation="; ".join(said),
+            parts=parts,
+        )
+
+
+def combine(
+    judges: Mapping[str, Judge | RewardFunction],
+    weights: Mapping[str, float] | None = None,
+    *,
+    name: str = "combined",
+) -> WeightedSum:
+    """A weighted sum, itself a judge.
+
+    Args:
+        judges: by the names under which their scores are shown: `metrics["<name>/<judge>"]`.
+        weights: of each; 1 for all by default.
+
+    Raises:
+        ConfigError: no judge, or weights for others than these.
+    """
+    if not judges:
+        raise ConfigError("`combine` needs at least one judge or function")
+    weights = dict.fromkeys(judges, 1.0) if weights is None else weights
+    if set(weights) != set(judges):
+        raise ConfigError(f"there are judges {sorted(judges)} and weights for {sorted(weights)}; give each a weight")
+    return WeightedSum({key: as_judge(judge) for key, judge in judges.items()}, weights, name)

@@ -1,0 +1,21 @@
+"""Several questions at once, where one that fails makes the others useless."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from art.errors import ArtError
+
+T = TypeVar("T")
+
+
+async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results, in order. The first failure ends the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failed:
+        raise next((e for e in failed.exceptions if isinstance(e, ArtError)), failed.exceptions[0]) from None
+    return [task.result() for task in tasks]
