@@ -106,7 +106,7 @@ class SearchEmails(Task):
         num_steps=40,
         groups_per_step=8,
         rollouts_per_group=8,
-        warm_start_steps=2000,
+        warm_start_steps=900,
         tiny_vocab_size=512,
     )
 
