@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
 
+from art.backend_files import CheckpointMethods
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.dev import LossName, train_config
-from art.errors import ConfigError, NothingTrainableError, TrainingError, TrajectoryError
+from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError, TrajectoryError
 from art.messages import is_choice, parse_item
+from art.protocol.checkpoints import BEST_METRIC, MetricsRow
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -87,7 +89,7 @@ class TrainableBackendModel(BackendModel, Protocol):
     def model_settings(self) -> ModelSettings: ...
 
 
-class Backend:
+class Backend(CheckpointMethods):
     """An ART server that runs at a known address. `LocalBackend` and others find or start theirs themselves."""
 
     data_dir: Path | None = None
@@ -254,9 +256,22 @@ class Backend:
         client = await self._connection()
         return (await client.model_status(model.project, model.name)).step
 
-    async def _delete_checkpoint_files(self, model: BackendModel, steps_to_keep: Sequence[int]) -> list[int]:
+    async def _log_metrics(self, model: BackendModel, step: int, row: dict[str, float]) -> None:
+        """Tell the server, while there is one, what was logged at a step: it keeps the best checkpoint. That is no
+        reason to fail for a script, which has its own log."""
+        if self._client is None:
+            return
+        try:
+            metrics = MetricsRow(row_id=uuid.uuid4().hex, step=step, metrics=row)
+            await self._client.log_metrics(model.project, model.name, metrics)
+        except ArtError as error:
+            logger.warning("the server was not told of the metrics of step %d: %s", step, error)
+
+    async def _delete_checkpoint_files(
+        self, model: BackendModel, steps_to_keep: Sequence[int], best_metric: str = BEST_METRIC
+    ) -> list[int]:
         client = await self._connection()
-        request = DeleteCheckpointsRequest(keep_steps=sorted(set(steps_to_keep)))
+        request = DeleteCheckpointsRequest(keep_steps=sorted(set(steps_to_keep)), best_metric=best_metric)
         return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
 
 

@@ -211,6 +211,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             row |= count_groups(groups)
         row |= name_metrics(metrics or {}, split)
         await asyncio.to_thread(_write_log, self._paths(), groups, split, row, step)
+        if self.trainable and self._backend is not None:  # the server keeps the best checkpoint, and so has to know it
+            await self._backend._log_metrics(self, step, row)
 
 
 class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
@@ -350,7 +352,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             keep.add(max(means, key=lambda step: (means[step], step)))
         else:
             logger.info("%s was never logged: only the newest checkpoint is kept", best_checkpoint_metric)
-        deleted = await self.backend()._delete_checkpoint_files(self, sorted(keep))
+        deleted = await self.backend()._delete_checkpoint_files(self, sorted(keep), best_checkpoint_metric)
         logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ import uvicorn
 from art import errors
 from art.config import ServerConfig
 from art.engine import TokenChunk
-from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.protocol.checkpoints import CheckpointInfo
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.server.app import create_app
 from art.server.errors import STATUS, failure
 from gateway_support import LOOK_UP, Bench, make_tokenizer, open_bench, user
@@ -55,11 +63,18 @@ class Runtime:
         self._called("model_status", project, name)
         return self.model
 
-    async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        return [0, 3]
+    @property
+    def checkpoints(self) -> Any:
+        return self
 
-    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
-        self._called("delete_checkpoints", project, name, list(keep_steps))
+    async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
+        return [
+            CheckpointInfo(step=step, created_at=1.0, size_bytes=9, full=False, newest=step == 3, best=step == 1)
+            for step in (0, 3)
+        ]
+
+    async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
+        self._called("delete_checkpoints", project, name, request.keep_steps)
         return [0]
 
     async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
@@ -401,7 +416,7 @@ async def test_training_routes(local: Server) -> None:
     assert (await http.post("/api/models/games/agent/train_sft", json=sft)).status_code == 202
     assert (await http.get("/api/jobs/job-12345?wait_s=2.5")).json()["job_id"] == "job-12345"
     assert runtime.calls[-1] == ("job_status", "job-12345", 2.5)
-    assert (await http.get("/api/models/games/agent/checkpoints")).json() == {"steps": [0, 3]}
+    assert (await http.get("/api/models/games/agent/checkpoints")).json()["steps"] == [0, 3]
     response = await http.post("/api/models/games/agent/checkpoints/delete", json={"keep_steps": [3]})
     assert response.json() == {"deleted_steps": [0]}
     assert runtime.calls[-1] == ("delete_checkpoints", "games", "agent", [3])

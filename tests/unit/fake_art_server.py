@@ -94,7 +94,10 @@ class FakeArtServer:
                 )  # type: ignore[arg-type]
                 return self.json(self.jobs.setdefault(body["job_id"], job), status=202)
             case "checkpoints":
-                return httpx2.Response(200, json={"steps": list(range(model.step + 1))})
+                steps = list(range(model.step + 1))
+                return httpx2.Response(200, json={"steps": steps, "checkpoints": []})
+            case "metrics":
+                return httpx2.Response(200, json={"row_id": body["row_id"]})
             case "checkpoints/delete":
                 deleted = [step for step in range(model.step + 1) if step not in body["keep_steps"]]
                 return httpx2.Response(200, json={"deleted_steps": deleted})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -21,6 +21,7 @@ from art.errors import (
     PayloadTooLargeError,
     ProcessError,
 )
+from art.protocol.checkpoints import CheckpointInfo
 from art.protocol.jobs import JobEvent
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -90,11 +91,18 @@ class Runtime:
         self.note(project, name)
         return STATUS
 
-    async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        return [1, 3]
+    @property
+    def checkpoints(self) -> Any:
+        return self
 
-    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
-        self.note(*keep_steps)
+    async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
+        return [
+            CheckpointInfo(step=step, created_at=1.0, size_bytes=9, full=False, newest=step == 3, best=step == 1)
+            for step in (1, 3)
+        ]
+
+    async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
+        self.note(*request.keep_steps)
         return [0, 2]
 
     def job(self, kind: Any, job_id: str, state: Any) -> JobStatus:

@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import BaseModel
+
+from art.client.files import OnBytes, download
 from art.client.http import READ_TIMEOUT_S, HttpClient
 from art.client.jobs import finish_job, stream_events
 from art.protocol.answers import ModelCard, ModelList
+from art.protocol.checkpoints import (
+    BEST_METRIC,
+    CheckpointList,
+    ExportFormat,
+    ExportRequest,
+    FileList,
+    ForkRequest,
+    MetricsRow,
+    PullRequest,
+    PushRequest,
+    Recorded,
+)
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
@@ -62,7 +78,29 @@ class ArtClient(HttpClient):
         return await self.typed(ModelStatus, "GET", _model_path(project, name))
 
     async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        return [int(step) for step in (await self.json("GET", _model_path(project, name, "checkpoints")))["steps"]]
+        """Their steps, in order."""
+        return (await self.checkpoints(project, name)).steps
+
+    async def checkpoints(self, project: str, name: str, *, best_metric: str = BEST_METRIC) -> CheckpointList:
+        params = {"metric": best_metric}
+        return await self.typed(CheckpointList, "GET", _model_path(project, name, "checkpoints"), params=params)
+
+    async def download_checkpoint(
+        self,
+        project: str,
+        name: str,
+        step: int,
+        target: Path,
+        *,
+        format: ExportFormat | None = None,
+        on_bytes: OnBytes | None = None,
+    ) -> FileList:
+        """A checkpoint, or an export of it, as the folder `target`; see `download`."""
+        place = _model_path(project, name, f"checkpoints/{step}" + (f"/exports/{format}" if format else ""))
+        return await download(self, place, target, on_bytes)
+
+    async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:
+        await self.typed(Recorded, "POST", _model_path(project, name, "metrics"), body=row)
 
     async def delete_checkpoints(
         self, project: str, name: str, request: DeleteCheckpointsRequest
@@ -127,6 +165,25 @@ class ArtClient(HttpClient):
         """Like `train`, for supervised fine-tuning."""
         what = f"supervised fine-tuning of {project}/{name}"
         return await self.finish(lambda: self.submit_train_sft(project, name, request), what, show=show)
+
+    async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus:
+        """Submit a job on files and wait for its end, as `train`; the three below do likewise."""
+        return await self._file_job("fork", project, name, request)
+
+    async def export(self, project: str, name: str, request: ExportRequest) -> JobStatus:
+        return await self._file_job("export", project, name, request)
+
+    async def push(self, project: str, name: str, request: PushRequest) -> JobStatus:
+        return await self._file_job("push", project, name, request)
+
+    async def pull(self, project: str, name: str, request: PullRequest) -> JobStatus:
+        return await self._file_job("pull", project, name, request)
+
+    async def _file_job(self, kind: str, project: str, name: str, request: BaseModel) -> JobStatus:
+        path = _model_path(project, name, kind)
+        return await self.finish(
+            lambda: self.typed(JobStatus, "POST", path, body=request), f"the {kind} of {project}/{name}"
+        )
 
     async def finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool = False) -> JobStatus:
         """Submit a job, again if the server has lost it, and follow it to its end; as `train`."""

@@ -39,7 +39,7 @@ UNREACHABLE_DEADLINE_S = 300.0
 """How long a call goes on without any answer from the server."""
 _QUIET_RETRIES = 5
 """About two seconds, which a short hiccup may take without a warning."""
-_TRY_AGAIN = {502, 503, 504}
+_TRY_AGAIN = {408, 502, 503, 504}
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -150,7 +150,7 @@ class HttpClient:
                         raise
                     error = lost
                 lost_since = sent if lost_since is None else lost_since
-                await self._before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
+                await self.before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
                 attempt += 1
 
     @contextlib.asynccontextmanager
@@ -180,7 +180,7 @@ class HttpClient:
                 raise
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
-    async def _before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
+    async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
         if lost_s > self._unreachable_deadline_s:
             raise ProcessError(
                 f"{what}: the server at {self.base_url} gave no answer for {lost_s:.0f} s "

@@ -142,6 +142,9 @@ class ServerConfig(Config):
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Recorded exchanges and rollouts older than this are deleted, unless a younger exchange continues them; what was
     made of them can no longer be trained. `None` keeps all."""
+    llama_cpp: str | None = None
+    """A checkout of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, else what is
+    on the PATH."""
     vllm_python: str | None = None
     """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
     preflight: bool = True

@@ -64,10 +64,6 @@ class ModelList(Wire):
     data: list[ModelCard]
 
 
-class CheckpointList(Wire):
-    steps: list[int]
-
-
 class ChatChoice(Answer):
     index: int
     message: dict[str, Any]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-JobKind = Literal["train", "train_sft", "fork", "merge", "export", "push", "pull"]
+JobKind = Literal["train", "train_sft", "fork", "export", "push", "pull"]
 JobState = Literal["queued", "running", "cancelling", "succeeded", "failed", "cancelled"]
 
 NEXT_STATES: dict[JobState, frozenset[JobState]] = {

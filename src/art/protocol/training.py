@@ -111,7 +111,13 @@ class JobStatus(Wire):
 
 
 class DeleteCheckpointsRequest(Wire):
-    keep_steps: list[int]
+    """What to keep. The newest, the best and those in use are kept anyway."""
+
+    keep_steps: list[int] = []
+    keep_recent: int = Field(default=1, ge=1)
+    """So many of the newest."""
+    best_metric: str = "val/reward"
+    """The best is the one with the highest mean of it."""
 
 
 class DeleteCheckpointsResponse(Wire):

@@ -8,6 +8,7 @@ request --> open? --> engine --> answer
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -57,15 +58,21 @@ class GatedEngine:
     def __init__(self, engine: ProcessEngine, gate: Gate) -> None:
         self._engine = engine
         self._gate = gate
+        self.in_use: Counter[str | None] = Counter()
+        """Requests that run or wait, by adapter."""
 
     async def info(self) -> EngineInfo:
         return await self._engine.info()
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
-        await self._gate.opened()
-        async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        self.in_use[request.adapter] += 1
+        try:
+            await self._gate.opened()
+            async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self.in_use[request.adapter] -= 1
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         return await self._engine.load_adapter(name, path)

@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,11 @@ CREATE TABLE IF NOT EXISTS job_events (
     PRIMARY KEY (job_id, number)
 ) WITHOUT ROWID;
 """
-_LATER_COLUMNS = {"lane": "TEXT NOT NULL DEFAULT ''", "started_at": "REAL"}
+_LATER_COLUMNS = {
+    "lane": "TEXT NOT NULL DEFAULT ''",
+    "started_at": "REAL",
+    "needs": "TEXT NOT NULL DEFAULT '[]'",
+}
 """Of `jobs`, for databases that were made without them."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
@@ -52,7 +56,9 @@ class Job:
     """All that is needed to run the job, and to run it again. Of a training: `call`, the trainer's arguments, resolved
     samples among them; `metrics`, `ledger` and `findings` of the plan. Of others: the request."""
     from_step: int | None = None
-    """Checkpoint that a training starts from, fixed when it first runs."""
+    """Where the model stood when the job first began to run."""
+    needs: Sequence[str] = ()
+    """Paths of checkpoints that must stay until it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +116,11 @@ class JobStore:
             if (known := _known(db, job.job_id, fingerprint)) is not None:
                 return known
             _check_room(db, job.project, self._max_per_project)
-            values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload, job.lane)
+            needs = orjson.dumps(list(job.needs)).decode()
+            values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload, job.lane, needs)
+            columns = "job_id, kind, project, name, state, fingerprint, payload, lane, needs, status, created_at"
             db.execute(
-                "INSERT INTO jobs (job_id, kind, project, name, state, fingerprint, payload, lane, status, created_at) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO jobs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (*values, status.model_dump_json(), now),
             )
             _add_event(db, job.job_id, JobEvent(kind="state", at=now, state="queued"))
@@ -175,12 +182,19 @@ class JobStore:
         )
         return [JobStatus.model_validate_json(row[0]) for row in rows]
 
-    async def payloads(self, project: str, name: str) -> list[dict[str, Any]]:
-        """Of the unfinished jobs of a model."""
+    async def needed(self) -> list[str]:
+        """Paths of checkpoints that unfinished jobs need."""
+        rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")
+        return [path for (needs,) in rows for path in orjson.loads(needs)]
+
+    async def origins(self, project: str, name: str) -> list[str]:
+        """Where checkpoints that this model was given came from."""
         rows = await self._read(
-            f"SELECT payload FROM jobs WHERE state IN ({_UNFINISHED}) AND project = ? AND name = ?", (project, name)
+            "SELECT json_extract(status, '$.result.origin') FROM jobs "
+            "WHERE project = ? AND name = ? AND state = 'succeeded' AND kind IN ('fork', 'pull')",
+            (project, name),
         )
-        return await asyncio.to_thread(lambda: [_unpack(row[0]) for row in rows])
+        return [origin for (origin,) in rows if origin is not None]
 
     async def move(
         self, job_id: str, state: JobState, *, changes: Mapping[str, Any] | None = None, from_step: int | None = None

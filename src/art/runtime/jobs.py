@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -153,7 +153,13 @@ class JobRunner:
         return None if status is None else self._with_now(status)
 
     async def submit(
-        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: dict[str, Any], fingerprint: int
+        self,
+        job_id: str,
+        kind: JobKind,
+        model: tuple[str, str],
+        payload: dict[str, Any],
+        fingerprint: int,
+        needs: Sequence[str] = (),
     ) -> JobStatus:
         """Store and queue a job of a model (project and name); a known id returns its status and does nothing else.
 
@@ -162,7 +168,7 @@ class JobRunner:
         """
         entry = Entry(job_id, kind, *model, lane="")
         lane = self._works[kind].lane(entry)
-        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload)
+        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload, needs=needs)
         status = await self._store.add(job, fingerprint)
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(Entry(job_id, kind, *model, lane))

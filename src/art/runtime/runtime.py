@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.devices import find_devices
+from art.runtime.file_jobs import AdoptWork, FileWork
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.job_store import JobStore
@@ -40,6 +41,8 @@ from art.runtime.measurements import (
     measure_processes,
     measure_tokens,
 )
+from art.runtime.metric_store import MetricStore
+from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.preflight import Preflight, quick_checks
@@ -82,7 +85,23 @@ class Runtime:
         self._register_lock = asyncio.Lock()
         self._job_store = JobStore(self._database, max_per_project=config.limits.max_jobs_per_project)
         training = TrainingWork(self.data_dir, self._find, self._on_published)
-        self._jobs = JobRunner(self._job_store, {"train": training, "train_sft": training})
+        metrics = self._metrics = MetricStore(self._database)
+        adopting = AdoptWork(self.data_dir, self._find_registered, self._job_store.origins, self._on_published)
+        files = FileWork(self.data_dir)
+        self._jobs = JobRunner(
+            self._job_store,
+            {
+                "train": training,
+                "train_sft": training,
+                "fork": adopting,
+                "pull": adopting,
+                "export": files,
+                "push": files,
+            },
+        )
+        self.checkpoints = ModelCheckpoints(
+            self.data_dir, self._find, self._jobs, self._job_store, metrics, config.llama_cpp
+        )
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
         self._background: list[asyncio.Task[None]] = []
         self._retention_s = config.record_retention_s
@@ -103,6 +122,7 @@ class Runtime:
         await asyncio.to_thread(self._lock.acquire, LOCK_WAIT_S)
         await self._registry.start()
         await self._job_store.start()
+        await self._metrics.start()
         await self._recorder.start()
         for model in await self._registry.models():
             self._models[model.key] = model
@@ -211,22 +231,6 @@ class Runtime:
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return self._status(self._model(project, name))
 
-    async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        self._model(project, name)
-        return checkpoints.list_steps(self.data_dir.model(project, name).checkpoints)
-
-    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
-        """Delete all but `keep_steps` and the newest published step; the steps that are gone."""
-        model, host = self._find(project, name)
-        keep = {*keep_steps, model.step}
-        paths = self.data_dir.model(project, name)
-        gone = [step for step in checkpoints.list_steps(paths.checkpoints) if step not in keep and step <= model.step]
-        for step in gone:
-            await host.forget_adapter(model.adapter_id(step))
-            self._policies.clear()
-            await asyncio.to_thread(checkpoints.delete, paths.checkpoint(step))
-        return gone
-
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Look at what training this model needs; see `preflight.py` and `trial.py`."""
         model, host = self._find(project, name)
@@ -282,7 +286,9 @@ class Runtime:
             "findings": [*warnings, *plan.findings],
             "ledger": plan.ledger,
         }
-        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
+        status = await self._jobs.submit(
+            request.job_id, "train", (project, name), payload, fingerprint, needs=list(references.values())
+        )
         await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
         return status
 
@@ -394,6 +400,9 @@ class Runtime:
     def _find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
         model = self._model(project, name)
         return model, self._hosts.of(model)
+
+    def _find_registered(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost] | None:
+        return self._find(project, name) if f"{project}/{name}" in self._models else None
 
     def _on_published(self, model: RegisteredModel, step: int) -> None:
         self._models[model.key] = dataclasses.replace(self._models[model.key], step=step)

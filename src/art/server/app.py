@@ -17,6 +17,9 @@
     POST /api/models/{project}/{name}/train_sft           202 and a job
     GET  /api/models/{project}/{name}/checkpoints
     POST /api/models/{project}/{name}/checkpoints/delete
+    GET  /api/models/{project}/{name}/checkpoints/{step}[/exports/{format}]/files[/{file}]
+    POST /api/models/{project}/{name}/metrics
+    POST /api/models/{project}/{name}/fork, /export, /push, /pull         202 and a job
     GET  /api/jobs?project=&name=&unfinished=&limit=
     GET  /api/jobs/{job_id}?wait_s=
     GET  /api/jobs/{job_id}/events                        server-sent events, resumed by Last-Event-ID
@@ -46,7 +49,7 @@ from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route, RuntimeApi
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.openapi import build_openapi
-from art.server.routes import chat, dialects, jobs, models, operations, rollouts, training
+from art.server.routes import chat, checkpoints, dialects, jobs, models, operations, rollouts, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -59,6 +62,7 @@ ROUTES: list[Route] = [
     *models.ROUTES,
     *rollouts.ROUTES,
     *training.ROUTES,
+    *checkpoints.ROUTES,
     *jobs.ROUTES,
     *operations.ROUTES,
 ]

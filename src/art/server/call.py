@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -13,12 +14,29 @@ from art.errors import NotFoundError
 from art.gateway.chat import ChatStream
 from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest, Message
+from art.protocol.checkpoints import (
+    CheckpointInfo,
+    ExportRequest,
+    FileInfo,
+    FileList,
+    ForkRequest,
+    MetricsRow,
+    PullRequest,
+    PushRequest,
+)
 from art.protocol.jobs import JobEvent
 from art.protocol.keys import KeyScope
 from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
-from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.protocol.training import (
+    DeleteCheckpointsRequest,
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.server.asgi import Receive, Scope, Send, read_json
 from art.server.auth import Caller
 from art.server.errors import ErrorBody
@@ -58,8 +76,37 @@ class GatewayApi(Protocol):
     def rollouts(self) -> RolloutsApi: ...
 
 
+class CheckpointsApi(Protocol):
+    """Of the model that the first two arguments, project and name, say."""
+
+    async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]: ...
+
+    async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
+        """The steps that are gone."""
+        ...
+
+    async def files(self, project: str, name: str, step: int, form: str | None) -> FileList: ...
+
+    async def file(self, project: str, name: str, step: int, file: str, form: str | None) -> tuple[Path, FileInfo]:
+        """Where a file of that list lies."""
+        ...
+
+    async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None: ...
+
+    async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus: ...
+
+    async def export(self, project: str, name: str, request: ExportRequest) -> JobStatus: ...
+
+    async def push(self, project: str, name: str, request: PushRequest) -> JobStatus: ...
+
+    async def pull(self, project: str, name: str, request: PullRequest) -> JobStatus: ...
+
+
 class RuntimeApi(Protocol):
     """Every method may raise an `ArtError`, which becomes its HTTP status."""
+
+    @property
+    def checkpoints(self) -> CheckpointsApi: ...
 
     @property
     def gateway(self) -> GatewayApi: ...
@@ -77,14 +124,6 @@ class RuntimeApi(Protocol):
     async def register(self, request: RegisterRequest) -> ModelStatus: ...
 
     async def model_status(self, project: str, name: str) -> ModelStatus: ...
-
-    async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        """Steps, in order."""
-        ...
-
-    async def delete_checkpoints(self, project: str, name: str, keep_steps: Iterable[int]) -> list[int]:
-        """The steps that are gone."""
-        ...
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """What training the model needs, looked at; nothing is trained."""

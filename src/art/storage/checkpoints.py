@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art.errors import CorruptCheckpointError, NotFoundError
-from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, write_directory
+from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, write_directory, write_file
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -66,13 +66,13 @@ class Probe(_Record):
     base_logprobs: list[float]  # [T - 1] under the base model
 
 
-class _FileEntry(_Record):
+class FileEntry(_Record):
     size: int
     sha256: str
 
 
 class _Manifest(_Record):
-    files: dict[str, _FileEntry]
+    files: dict[str, FileEntry]
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -92,7 +92,7 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
         wrong |= files.keys() - {*ADAPTER_FILES, *COMMON_FILES}
     if wrong:
         raise ValueError(f"these files are missing in a checkpoint, or do not belong there: {sorted(wrong)}")
-    entries = {n: _FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for n, d in files.items()}
+    entries = {n: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for n, d in files.items()}
     manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
     remove_leftovers(path.parent)
     write_directory(path, {**files, MANIFEST: manifest})
@@ -125,7 +125,42 @@ def verify(path: Path) -> None:
     manifest = _parse(_Manifest, path, MANIFEST)
     if missing := _missing(manifest.files):
         raise CorruptCheckpointError(f"the manifest of checkpoint {path} does not list {', '.join(sorted(missing))}")
-    for name, entry in manifest.files.items():
+    verify_files(path)
+
+
+def list_files(path: Path) -> dict[str, FileEntry]:
+    """Name, size and hash of every file of the checkpoint or export `path`, by its manifest.
+
+    Raises:
+        NotFoundError: there is no such directory.
+        CorruptCheckpointError: it has no valid manifest.
+    """
+    return _parse(_Manifest, path, MANIFEST).files
+
+
+def created_at(path: Path) -> float:
+    """Unix time at which the checkpoint was completed."""
+    with storage_errors(_file(path, MANIFEST), "reading"):
+        return (path / MANIFEST).stat().st_mtime
+
+
+def write_manifest(directory: Path) -> None:
+    """Make the manifest of an export that lies in `directory`, of all files there. It is read file by file."""
+    entries = {}
+    for file in sorted(directory.iterdir()):
+        size, digest = _measure(directory, file.name)
+        entries[file.name] = FileEntry(size=size, sha256=digest)
+    write_file(directory / MANIFEST, _Manifest(files=entries).model_dump_json(indent=1).encode())
+
+
+def verify_files(path: Path) -> None:
+    """Read every file that the manifest of the checkpoint or export `path` lists, and compare.
+
+    Raises:
+        NotFoundError: there is no such directory.
+        CorruptCheckpointError: a file is missing, cut or altered; the message names it.
+    """
+    for name, entry in list_files(path).items():
         size, digest = _measure(path, name)
         if size != entry.size:
             raise CorruptCheckpointError(

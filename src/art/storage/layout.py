@@ -9,6 +9,7 @@
     state.json  history.jsonl
     trajectories/<split>/<step>.jsonl
     checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
+    exports/<step>-<format>/              for other programs, with a manifest too
 """
 
 from __future__ import annotations
@@ -58,6 +59,13 @@ class ModelPaths:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "exports"
+
+    def export(self, step: int, form: str) -> Path:
+        return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
 
     def trajectories(self, split: str, step: int) -> Path:
         return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"

@@ -30,7 +30,9 @@ async def open_store(path: Path, max_per_project: int | None = None) -> tuple[Da
 
 
 def job(job_id: str, project: str = "p") -> Job:
-    return Job(job_id=job_id, kind="train", project=project, name="m", lane="l", payload={"call": [1, 2]})
+    return Job(
+        job_id=job_id, kind="train", project=project, name="m", lane="l", payload={"call": [1, 2]}, needs=["/data/0003"]
+    )
 
 
 def test_the_table_is_whole() -> None:
@@ -94,7 +96,7 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     assert await store.events("job-1", 4) == []
     assert [found.job_id for found in await store.find()] == ["job-2", "job-1"]
     assert [found.job_id for found in await store.find(project="p", name="m")] == ["job-1"]
-    assert await store.payloads("p", "m") == [{"call": [1, 2]}]
+    assert await store.needed() == ["/data/0003"] * 2
     await store.finish("job-1", changes={"step": 4}, published_step=None)
     assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
     turns = await store.last_turns()

@@ -46,9 +46,10 @@ class TwoProjects(Spy):
         super().__init__()
         self.gateway = Spy()
         self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
+        self.checkpoints = Spy()
 
     def reset(self) -> None:
-        for spy in (self, self.gateway, self.gateway.rollouts):
+        for spy in (self, self.checkpoints, self.gateway, self.gateway.rollouts):
             spy.calls.clear()
 
     async def health(self) -> dict[str, Any]:

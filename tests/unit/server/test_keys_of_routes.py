@@ -15,6 +15,7 @@ from spies import SECRET, TwoProjects, named_projects
 from art.config import DistillConfig, TrainConfig
 from art.protocol.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.chat import ChatRequest
+from art.protocol.checkpoints import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.responses import ResponsesRequest
 from art.protocol.rollouts import RolloutUpdate
@@ -23,7 +24,15 @@ from art.server.app import ROUTES, create_app
 from art.server.call import Route
 from art.storage.keys import KeyStore
 
-OF_B = {"project": "b", "name": "agent", "job_id": "job-of-b", "rollout_id": "r1", "step": "0"}
+OF_B = {
+    "project": "b",
+    "name": "agent",
+    "job_id": "job-of-b",
+    "rollout_id": "r1",
+    "step": "0",
+    "format": "peft",
+    "file": "state.json",
+}
 """Path parameters that name something of project b. Of rollouts, which have no owner, two projects may use one id."""
 OF_A = OF_B | {"project": "a", "job_id": "job-of-a"}
 BODIES: dict[type[Any], list[dict[str, Any]]] = {
@@ -46,6 +55,17 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     TrainSFTRequest: [{"job_id": "job-of-b", "trajectories": []}],
     PreflightRequest: [{}],
     DeleteCheckpointsRequest: [{"keep_steps": []}],
+    ForkRequest: [
+        {"job_id": "job-of-a", "from_name": "agent", "from_project": "b"},
+        {"job_id": "job-of-a", "from_name": "agent"},
+    ],
+    PullRequest: [
+        {"job_id": "job-of-a", "source": {"bucket": "x"}, "from_name": "agent", "from_project": "b"},
+        {"job_id": "job-of-a", "source": {"bucket": "x"}},
+    ],
+    ExportRequest: [{"job_id": "job-of-a", "format": "peft"}],
+    PushRequest: [{"job_id": "job-of-a", "target": {"kind": "s3", "bucket": "x"}}],
+    MetricsRow: [{"row_id": "row-0001", "step": 1, "metrics": {}}],
     RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }
 """Bodies that name something of project b, where a body can. A new wire type needs an entry."""
@@ -72,7 +92,8 @@ class Setup:
         """Calls that did something, or read something of another project."""
         looked_up = [("model_status", ("a", "agent"), {})]
         gateway = self.runtime.gateway
-        return [c for c in [*self.runtime.calls, *gateway.calls, *gateway.rollouts.calls] if c not in looked_up]
+        own, files = self.runtime.calls, self.runtime.checkpoints.calls
+        return [c for c in [*own, *files, *gateway.calls, *gateway.rollouts.calls] if c not in looked_up]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +160,12 @@ async def test_a_key_of_another_project(setup: Setup, route: Route) -> None:
 def _named(body: Any) -> set[str]:
     """Projects that a body names."""
     teacher = (body.get("config") or {}).get("loss", {}).get("teacher", "")
-    return {body.get("project"), (body.get("model") or "").split("/")[0], teacher.split("/")[0]}
+    return {
+        body.get("project"),
+        body.get("from_project"),
+        (body.get("model") or "").split("/")[0],
+        teacher.split("/")[0],
+    }
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.scope is None], ids=lambda route: route.path)

@@ -22,7 +22,16 @@ BAD = [
     "..", ".", "...", "../../etc/passwd", "..\\..\\x", "a/../..", "~", "~root", "-rf", ".hidden", "a..b", "a b", "a\tb",
     "a\nb", "a\0b", "é", "a" * 129, "C:", "con:", "%2e%2e", "a%2fb", "\ufffd", "*", "$HOME", "`id`", "a;b", "a?b", "a#b",
 ]  # fmt: skip
-GOOD = {"project": "games", "name": "agent", "job_id": "job-12345", "rollout_id": "r1", "step": "3", "key_id": "k"}
+GOOD = {
+    "project": "games",
+    "name": "agent",
+    "job_id": "job-12345",
+    "rollout_id": "r1",
+    "step": "3",
+    "key_id": "k",
+    "format": "peft",
+    "file": "f",
+}
 PARAMETERS = [(route, name) for route in ROUTES for name in re.findall(r"{(\w+)}", route.path)]
 
 

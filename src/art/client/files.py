@@ -1,0 +1,129 @@
+"""Fetching a checkpoint or export: file by file, resumed where a connection broke, verified, and complete or absent.
+
+Files come into a hidden folder beside the target, which is renamed at the end. A program that is stopped half-way
+leaves that folder, and the next call goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from art.client.http import LostAnswerError
+from art.errors import ArtError, ConfigError, CorruptCheckpointError
+from art.protocol.checkpoints import FileInfo, FileList
+
+if TYPE_CHECKING:
+    from art.client.client import ArtClient
+
+OnBytes = Callable[[int, int], None]
+"""Called with (bytes here, of how many)."""
+MAX_CORRUPT = 2
+"""Times that a file may come with another hash than its list says."""
+PARTIAL_CONTENT = 206
+
+
+async def download(client: ArtClient, place: str, target: Path, on_bytes: OnBytes | None = None) -> FileList:
+    """Make the folder `target` of the files at `place`, a path of the API; one that is there and equal stays.
+
+    Raises:
+        ConfigError: `target` is there with other content.
+        CorruptCheckpointError: a file came damaged, again and again.
+        ArtError: what the server says.
+    """
+    listed = await client.typed(FileList, "GET", f"{place}/files")
+    for info in listed.files:
+        if Path(info.name).name != info.name or info.name in ("", ".", ".."):
+            raise ArtError(f"{client.base_url} lists a file {info.name!r}, which is no plain file name")
+    partial = await asyncio.to_thread(_prepare, target, listed.files)
+    if partial is None:
+        return listed
+    total, done = sum(info.size for info in listed.files), 0
+
+    def on_here(here: int) -> None:
+        if on_bytes is not None:
+            on_bytes(done + here, total)
+
+    for info in listed.files:
+        await _fetch(client, f"{place}/files/{info.name}", partial / info.name, info, on_here)
+        done += info.size
+    await asyncio.to_thread(partial.rename, target)
+    return listed
+
+
+def _prepare(target: Path, files: list[FileInfo]) -> Path | None:
+    """The folder to download into, with what an earlier call has left of the same; `None`: the target is there."""
+    if target.exists():
+        if all((target / info.name).is_file() and _digest(target / info.name) == info.sha256 for info in files):
+            return None
+        raise ConfigError(f"{target} exists and is not this checkpoint; give another path, or remove it", param="path")
+    partial = target.with_name(f".{target.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    names = {info.name for info in files}
+    for entry in partial.iterdir():
+        if entry.name not in names:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return partial
+
+
+async def _fetch(client: ArtClient, path: str, file: Path, info: FileInfo, on_here: Callable[[int], None]) -> None:
+    attempt, num_corrupt, lost_since = 0, 0, None
+    while True:
+        if (here := _size(file)) >= info.size:
+            if await asyncio.to_thread(_is_whole, file, info):
+                on_here(info.size)
+                return
+            here, num_corrupt = 0, num_corrupt + 1  # e.g. a part of another version of it
+            if num_corrupt > MAX_CORRUPT:
+                raise CorruptCheckpointError(f"{client.base_url}{path} came {num_corrupt} times with another sha256")
+        started = time.monotonic()
+        try:
+            await _receive(client, path, file, here, info, on_here)
+        except LostAnswerError as lost:
+            grown = _size(file) > here
+            lost_since = started if lost_since is None or grown else lost_since
+            attempt = 0 if grown else attempt + 1
+            await client.before_retry(lost, attempt, time.monotonic() - lost_since, f"GET {path}")
+
+
+async def _receive(
+    client: ArtClient, path: str, file: Path, here: int, info: FileInfo, on_here: Callable[[int], None]
+) -> None:
+    headers = {"Range": f"bytes={here}-", "If-Range": f'"{info.sha256}"'} if here > 0 else {}
+    async with client.stream(path, headers=headers) as response:
+        resumed = response.status_code == PARTIAL_CONTENT
+        here = here if resumed else 0
+        with _open(file, append=resumed) as writer:
+            async for piece in response.aiter_bytes():
+                writer.write(piece)
+                here += len(piece)
+                on_here(here)
+    if here < info.size:
+        raise LostAnswerError(f"the answer ended at byte {here} of {info.size}")
+
+
+def _size(file: Path) -> int:
+    """-1 where there is none: an empty file is one."""
+    return file.stat().st_size if file.exists() else -1
+
+
+def _open(file: Path, *, append: bool) -> BinaryIO:
+    return file.open("ab" if append else "wb")
+
+
+def _is_whole(file: Path, info: FileInfo) -> bool:
+    """Whether it has the hash of the list; what has not is deleted."""
+    whole = _digest(file) == info.sha256
+    if not whole:
+        file.unlink()
+    return whole
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as reader:
+        return hashlib.file_digest(reader, "sha256").hexdigest()

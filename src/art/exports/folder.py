@@ -1,0 +1,75 @@
+"""A folder that comes into being at once: filled under a temporary name, given a manifest, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from art.storage import checkpoints
+from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, temporary_name
+
+OnBytes = Callable[[int, int], None]
+"""Called with (bytes done, of how many)."""
+CHUNK_BYTES = 16 * 2**20
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, manifest: bool) -> Iterator[Path]:
+    """An empty folder to fill; behind the block it is `target`, in place of what was there.
+
+    Args:
+        manifest: of the files is written; without it the block must leave one.
+    """
+    temporary = temporary_name(target.with_name(f"{target.name}.new"))  # not that of a deletion
+    with storage_errors(target, "writing"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+    try:
+        with storage_errors(target, "writing"):
+            yield temporary
+        if manifest:
+            checkpoints.write_manifest(temporary)
+        for file in temporary.iterdir():
+            _sync(file)
+        if target.exists():
+            remove_directory(target)
+        with storage_errors(target, "writing"):
+            temporary.rename(target)
+            _sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def copy_files(source: Path, target: Path, names: list[str], on_bytes: OnBytes) -> None:
+    """Copy files, in pieces: they may be larger than memory."""
+    total, done = sum((source / name).stat().st_size for name in names), 0
+    for name in names:
+        with (source / name).open("rb") as reader, (target / name).open("wb") as writer:
+            while piece := reader.read(CHUNK_BYTES):
+                writer.write(piece)
+                done += len(piece)
+                on_bytes(done, total)
+
+
+def copy_checkpoint(source: Path, target: Path, on_bytes: OnBytes) -> None:
+    """A checkpoint as it is, under another name, verified.
+
+    Raises:
+        CorruptCheckpointError: the source is damaged; there is no copy.
+    """
+    with new_folder(target, manifest=False) as folder:
+        copy_files(source, folder, [*checkpoints.list_files(source), checkpoints.MANIFEST], on_bytes)
+        checkpoints.verify(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,115 @@
+"""The formats of an export.
+
+peft       the adapter: what `peft.PeftModel.from_pretrained` and vLLM's `--lora-modules` load
+merged     a whole Hugging Face model: for transformers, `vllm serve`, and whatever reads those
+gguf       the merged model for llama.cpp, through its own converter
+gguf-lora  the adapter for llama.cpp (`--lora`), likewise
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from art.errors import ConfigError, ProcessError
+from art.exports.folder import OnBytes, copy_files, new_folder
+from art.exports.merge import merge
+from art.storage import checkpoints
+
+LLAMA_CPP = "ART_LLAMA_CPP"
+"""The variable that names a checkout of llama.cpp."""
+
+
+def export(
+    checkpoint: Path, base_model: str, form: str, target: Path, llama_cpp: str | None, on_bytes: OnBytes
+) -> None:
+    """Make the folder `target` from a checkpoint, with a manifest.
+
+    Args:
+        base_model: of the checkpoint; a folder, or a hub id that is in the hub's cache.
+        llama_cpp: a checkout of llama.cpp; `None`: that of `ART_LLAMA_CPP`, or where its converters are on the PATH.
+
+    Raises:
+        ConfigError: this checkpoint has no such export, or what makes it is not there.
+        ProcessError: llama.cpp's converter failed.
+    """
+    if checkpoints.is_full(checkpoint) and form in ("peft", "gguf-lora"):
+        raise ConfigError(
+            f"{form!r} is an adapter, but this model was trained as a whole; export it as 'merged' or 'gguf'"
+        )
+    checkpoints.verify(checkpoint)
+    base = checkpoint if checkpoints.is_full(checkpoint) else base_folder(base_model)
+    with new_folder(target, manifest=True) as folder:
+        if form == "peft":
+            copy_files(checkpoint, folder, list(checkpoints.ADAPTER_FILES), on_bytes)
+        elif form == "merged":
+            merge(checkpoint, base, folder, on_bytes)
+        elif form == "gguf":
+            converter = find_converter("convert_hf_to_gguf.py", llama_cpp)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".merged-") as merged:
+                merge(checkpoint, base, Path(merged), on_bytes)
+                _convert(converter, [merged, "--outfile", str(folder / "model.gguf")])
+        elif form == "gguf-lora":
+            converter = find_converter("convert_lora_to_gguf.py", llama_cpp)
+            options = ["--base", str(base), "--outfile", str(folder / "adapter.gguf")]
+            _convert(converter, [str(checkpoint), *options])
+        else:
+            raise ConfigError(f"there is no export format {form!r}; there are peft, merged, gguf and gguf-lora")
+
+
+def base_folder(base_model: str) -> Path:
+    """Where the files of a base model lie; a hub id is downloaded if the cache does not have it whole.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    if Path(base_model).is_dir():
+        return Path(base_model)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+    try:
+        return Path(snapshot_download(base_model, allow_patterns=patterns))
+    except Exception as error:  # the hub's errors have no common class but this
+        raise ConfigError(f"cannot find the files of base model {base_model!r}: {error}") from error
+
+
+def find_converter(name: str, llama_cpp: str | None) -> Path:
+    """
+    Raises:
+        ConfigError: there is none.
+    """
+    for folder in (llama_cpp, os.environ.get(LLAMA_CPP)):
+        if folder:
+            if (Path(folder) / name).is_file():
+                return Path(folder) / name
+            raise ConfigError(f"{folder} has no {name}; expected a checkout of llama.cpp")
+    if found := shutil.which(name):
+        return Path(found)
+    raise ConfigError(
+        f"this needs {name} of llama.cpp, which the package gguf does not bring: clone "
+        "https://github.com/ggml-org/llama.cpp, install its requirements, and set `llama_cpp` in the server's "
+        f"configuration, or the variable {LLAMA_CPP}, to the folder"
+    )
+
+
+def _convert(converter: Path, arguments: Sequence[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(converter), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        last = "\n".join(f"{done.stdout}\n{done.stderr}".strip().splitlines()[-15:])
+        error = ProcessError(f"{converter.name} failed with status {done.returncode}; its last lines:\n{last}")
+        error.transient = False
+        raise error
+
+
+def describe(folder: Path) -> dict[str, object]:
+    """What a status says of an export."""
+    files = checkpoints.list_files(folder)
+    return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}

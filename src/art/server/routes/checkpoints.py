@@ -1,0 +1,124 @@
+"""Checkpoints of a model: listed, deleted, fetched file by file, and the jobs that copy, export and send them."""
+
+from __future__ import annotations
+
+from art.errors import InvalidRequestError
+from art.protocol.checkpoints import (
+    BEST_METRIC,
+    CheckpointList,
+    ExportRequest,
+    FileList,
+    ForkRequest,
+    MetricsRow,
+    PullRequest,
+    PushRequest,
+    Recorded,
+)
+from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, JobStatus
+from art.server.call import Call, Route
+from art.server.files import send_file
+from art.server.idempotency import job_request
+
+
+async def list_checkpoints(call: Call) -> CheckpointList:
+    """Checkpoints with their metrics; `metric` says by which one is the best."""
+    metric = call.query("metric") or BEST_METRIC
+    found = await call.runtime.checkpoints.list_all(*_model(call), metric)
+    return CheckpointList(steps=[info.step for info in found], checkpoints=found)
+
+
+async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
+    """Delete all checkpoints but those named, the newest, the best, and those in use."""
+    request = await call.body(DeleteCheckpointsRequest)
+    return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
+
+
+async def list_files(call: Call) -> FileList:
+    """The files of a checkpoint, or of its export in a format, with their hashes."""
+    return await call.runtime.checkpoints.files(*_model(call), _step(call), call.path.get("format"))
+
+
+async def get_file(call: Call) -> None:
+    """One file; `Range` and `If-Range` take up a download that broke off."""
+    path, info = await call.runtime.checkpoints.file(
+        *_model(call), _step(call), call.path["file"], call.path.get("format")
+    )
+    await send_file(call, path, info.size, info.sha256)
+
+
+async def log_metrics(call: Call) -> Recorded:
+    """Tell the server what was measured at a step, so that it knows the best checkpoint."""
+    row = await call.body(MetricsRow)
+    await call.runtime.checkpoints.log_metrics(*_model(call), row)
+    return Recorded(row_id=row.row_id)
+
+
+async def fork(call: Call) -> JobStatus:
+    """Queue a copy of another model's checkpoint, which becomes the newest of this one."""
+    request = await job_request(call, ForkRequest)
+    if request.from_project is not None:
+        call.caller.check_project(request.from_project)
+    return await call.runtime.checkpoints.fork(*_model(call), request)
+
+
+async def export(call: Call) -> JobStatus:
+    """Queue an export for other programs."""
+    return await call.runtime.checkpoints.export(*_model(call), await job_request(call, ExportRequest))
+
+
+async def push(call: Call) -> JobStatus:
+    """Queue sending a checkpoint or export to a hub or a store, with the server's own keys."""
+    return await call.runtime.checkpoints.push(*_model(call), await job_request(call, PushRequest))
+
+
+async def pull(call: Call) -> JobStatus:
+    """Queue fetching a checkpoint from a store, with the server's own keys."""
+    request = await job_request(call, PullRequest)
+    if request.from_project is not None:
+        call.caller.check_project(request.from_project)
+    return await call.runtime.checkpoints.pull(*_model(call), request)
+
+
+def _model(call: Call) -> tuple[str, str]:
+    return call.path["project"], call.path["name"]
+
+
+def _step(call: Call) -> int:
+    text = call.path["step"]
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise InvalidRequestError(f"`step` must be a whole number, got {text[:40]!r}", param="step")
+    return int(text)
+
+
+_MODEL = "/api/models/{project}/{name}"
+_STEP = f"{_MODEL}/checkpoints/{{step}}"
+_EXPORT = f"{_STEP}/exports/{{format}}"
+_BYTES = ("application/octet-stream",)
+ROUTES = [
+    Route(
+        "GET",
+        f"{_MODEL}/checkpoints",
+        list_checkpoints,
+        scope="infer",
+        response=CheckpointList,
+        query={"metric": str},
+    ),
+    Route(
+        "POST",
+        f"{_MODEL}/checkpoints/delete",
+        delete_checkpoints,
+        scope="train",
+        request=DeleteCheckpointsRequest,
+        response=DeleteCheckpointsResponse,
+    ),
+    Route("GET", f"{_STEP}/files", list_files, scope="train", response=FileList),
+    Route("GET", f"{_STEP}/files/{{file}}", get_file, scope="train", media=_BYTES),
+    Route("GET", f"{_EXPORT}/files", list_files, scope="train", response=FileList),
+    Route("GET", f"{_EXPORT}/files/{{file}}", get_file, scope="train", media=_BYTES),
+    Route("POST", f"{_MODEL}/metrics", log_metrics, scope="train", request=MetricsRow, response=Recorded),
+    Route("POST", f"{_MODEL}/fork", fork, scope="train", request=ForkRequest, response=JobStatus, status=202),
+    Route("POST", f"{_MODEL}/export", export, scope="train", request=ExportRequest, response=JobStatus, status=202),
+    # With the server's keys, to an address of the caller's choice.
+    Route("POST", f"{_MODEL}/push", push, scope="admin", request=PushRequest, response=JobStatus, status=202),
+    Route("POST", f"{_MODEL}/pull", pull, scope="admin", request=PullRequest, response=JobStatus, status=202),
+]

@@ -1,0 +1,370 @@
+"""Checkpoints of a server, through its API: listed, kept, fetched, forked, merged, sent to a store and a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+import torch
+from moto.server import ThreadedMotoServer
+
+import art
+from art.backend import Backend
+from art.client import ArtClient
+from art.config import ServerConfig
+from art.errors import ConfigError, ConflictError, NotFoundError, StorageError
+from art.runtime.runtime import Runtime
+from art.server.app import create_app
+from art.storage import checkpoints
+
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+PROMPT = [{"role": "user", "content": "say yes, no or maybe"}]
+
+
+class Cuts(httpx2.AsyncBaseTransport):
+    """Files break off in the middle, as often as `remaining` says."""
+
+    def __init__(self, app: Any) -> None:
+        self._inner = httpx2.ASGITransport(app)
+        self.remaining = 0
+        self.ranges: list[str | None] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self._inner.handle_async_request(request)
+        if "/files/" not in request.url.path:
+            return response
+        self.ranges.append(request.headers.get("range"))
+        body = await response.aread()
+        if self.remaining == 0 or len(body) < 2:
+            return response
+        self.remaining -= 1
+
+        async def half() -> AsyncIterator[bytes]:
+            yield body[: len(body) // 2]
+            raise httpx2.ReadError("cut")
+
+        return httpx2.Response(response.status_code, headers=response.headers, content=half())
+
+
+class InProcess(Backend):
+    """A backend of a runtime in this process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self.runtime = runtime
+        self.transport = Cuts(create_app(runtime, api_key="key"))
+        self._client = ArtClient("http://art.test", "key", transport=self.transport)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[InProcess]:
+    runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig(preflight=False))
+    await runtime.start()
+    yield InProcess(runtime)
+    await runtime.close()
+
+
+def named(name: str, tiny_model: Path, **options: Any) -> art.TrainableModel:
+    return art.TrainableModel(name=name, project="p", base_model=str(tiny_model), **options)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def model(backend: InProcess, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> art.TrainableModel:
+    """At step 3; step 1 was the best."""
+    model = named("agent", tiny_model, base_path=str(tmp_path_factory.mktemp("log")))
+    await model.register(backend)
+    answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "maybe"}])
+    for reward in (0.9, 0.2, 0.5):
+        result = await backend.train_sft(model, [answer], art.TrainSFTConfig(learning_rate=1e-2))
+        await model.log([art.Trajectory(messages_and_choices=PROMPT, reward=reward)], step=result.step)
+    return model
+
+
+@in_module_loop
+async def test_the_list_says_which_is_the_best(backend: InProcess, model: art.TrainableModel) -> None:
+    found = await backend.list_checkpoints(model)
+    assert [info.step for info in found] == [0, 1, 2, 3]
+    assert [(info.best, info.newest) for info in found] == [
+        (False, False),
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    assert found[1].metrics["val/reward"] == 0.9
+    assert "loss/train" in found[1].metrics
+    assert found[1].size_bytes > 10_000
+    assert [info.best for info in await backend.list_checkpoints(model, best_metric="loss/none")] == [False] * 4
+
+
+@in_module_loop
+async def test_retention_keeps_the_best_the_newest_and_what_is_in_use(
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path
+) -> None:
+    copy = named("kept", tiny_model, base_path=model.base_path)
+    source = backend.runtime.data_dir.model("p", "agent").checkpoints
+    shutil.copytree(source, backend.runtime.data_dir.model("p", "kept").checkpoints)
+    await copy.register(backend)
+    await backend._log_metrics(copy, 1, {"val/reward": 0.9})
+    host = backend.runtime._find("p", "kept")[1]
+    host.engine.in_use["p/kept@2"] += 1
+    try:
+        assert await backend._delete_checkpoint_files(copy, []) == [0]
+    finally:
+        host.engine.in_use["p/kept@2"] -= 1
+    assert await backend._delete_checkpoint_files(copy, []) == [2]
+    assert [info.step for info in await backend.list_checkpoints(copy)] == [1, 3]
+
+
+@in_module_loop
+async def test_a_download_that_is_cut_goes_on_where_it_was(
+    backend: InProcess, model: art.TrainableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda delay_s: sleep(0))
+    backend.transport.remaining = 5
+    path = await backend.download_checkpoint(model, tmp_path / "here", step=2)
+    original = backend.runtime.data_dir.model("p", "agent").checkpoint(2)
+    checkpoints.verify(path)
+    assert checkpoints.identify(path) == checkpoints.identify(original)
+    assert sum(wanted is not None for wanted in backend.transport.ranges) == 5
+    assert os.listdir(tmp_path) == ["here"]
+    assert await backend.download_checkpoint(model, path, step=2) == path, "what is there is not fetched again"
+    with pytest.raises(ConfigError, match="is not this checkpoint"):
+        await backend.download_checkpoint(model, path, step=3)
+
+
+@in_module_loop
+async def test_an_interrupted_download_leaves_nothing_that_looks_whole(
+    backend: InProcess, model: art.TrainableModel, tmp_path: Path
+) -> None:
+    partial = tmp_path / ".here.partial"
+    partial.mkdir()
+    (partial / "adapter_model.safetensors").write_bytes(b"of another version")
+    (partial / "junk").write_text("x")
+    path = await backend.download_checkpoint(model, tmp_path / "here")
+    checkpoints.verify(path)
+    assert not (path / "junk").exists()
+    with pytest.raises(NotFoundError):
+        await backend.download_checkpoint(model, tmp_path / "other", step=17)
+    assert not (tmp_path / "other").exists()
+
+
+@in_module_loop
+async def test_ranges_of_files(backend: InProcess, model: art.TrainableModel) -> None:
+    app = create_app(backend.runtime, api_key="key")
+    url = "/api/models/p/agent/checkpoints/3/files/state.json"
+    whole = (backend.runtime.data_dir.model("p", "agent").checkpoint(3) / "state.json").read_bytes()
+    headers = {"Authorization": "Bearer key"}
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
+
+        async def get(**further: str) -> httpx2.Response:
+            return await http.get(
+                url, headers=headers | {key.replace("_", "-"): value for key, value in further.items()}
+            )
+
+        full = await get()
+        assert (full.status_code, full.content) == (200, whole)
+        part = await get(Range="bytes=5-9", If_Range=full.headers["etag"])
+        assert (part.status_code, part.content) == (206, whole[5:10])
+        assert part.headers["content-range"] == f"bytes 5-9/{len(whole)}"
+        assert (await get(Range="bytes=5-", If_Range='"other"')).content == whole
+        for odd in ("bytes=-5", "bytes=9-5", "bytes=1-2,4-5", "lines=1-2", "bytes=x-"):
+            assert (await get(Range=odd)).content == whole, odd
+        assert (await get(Range=f"bytes={len(whole)}-")).status_code == 416
+        for name in ("..%2F..%2Fstate.json", "optimizer.pt", "%2e%2e"):
+            bad = await http.get(f"/api/models/p/agent/checkpoints/3/files/{name}", headers=headers)
+            assert bad.status_code in (400, 404), name
+
+
+@in_module_loop
+async def test_forks_before_and_after_registration(
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path
+) -> None:
+    early, late = named("early", tiny_model), named("late", tiny_model)
+    assert await backend.fork(early, model, not_after_step=2) == 2
+    await early.register(backend)
+    await late.register(backend)
+    assert await backend.fork(late, "agent") == 3
+    assert [await early.get_step(), await late.get_step()] == [2, 3]
+    answer = art.Trajectory(messages_and_choices=[*PROMPT, {"role": "assistant", "content": "maybe"}])
+    assert (await backend.train_sft(late, [answer])).step == 4
+    await backend._experimental_fork_checkpoint(late, "agent")
+    assert await late.get_step() == 4, "a script that is run again goes on"
+    with pytest.raises(ConflictError, match="at step 4 already"):
+        await backend.fork(late, early)
+    with pytest.raises(NotFoundError, match=r"its steps: 0, 1, 2, 3"):
+        await backend.fork(named("none", tiny_model), model, step=9)
+    other = named("other", tiny_model, settings=art.ModelSettings(lora=art.config.LoraConfig(rank=2)))
+    await other.register(backend)
+    with pytest.raises(ConfigError, match="LoRA settings"):
+        await backend.fork(other, model)
+    assert await other.get_step() == 0
+    assert [info.step for info in await backend.list_checkpoints(other)] == [0]
+
+
+def logprobs_of(folder: Path, adapter: Path | None = None) -> torch.Tensor:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder)
+    if adapter is not None:
+        loaded = PeftModel.from_pretrained(loaded, adapter)
+    tokens = torch.arange(1, 24).unsqueeze(0) % loaded.config.vocab_size
+    with torch.no_grad():
+        return loaded(tokens).logits.log_softmax(-1)
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_exports_compute_what_was_trained(
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path, tmp_path: Path
+) -> None:
+    made = await backend.export(model, "merged", path=tmp_path / "merged")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(made["files"])
+    await backend.export(model, "peft", step=3, path=tmp_path / "adapter")
+    merged, adapted = logprobs_of(tmp_path / "merged"), logprobs_of(tiny_model, tmp_path / "adapter")
+    assert float((merged - adapted).abs().max()) < 1e-4
+    assert float((merged - logprobs_of(tiny_model)).abs().max()) > 1e-2
+    with pytest.raises(NotFoundError):
+        await backend.download_checkpoint(model, tmp_path / "none", step=2, format="merged")
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_gguf_needs_llama_cpp(
+    backend: InProcess, model: art.TrainableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"convert_hf_to_gguf\.py of llama\.cpp.*clone"):
+        await backend.export(model, "gguf")
+    script = "import json, pathlib, sys\nargs = sys.argv[1:]\nassert pathlib.Path(args[0], {needs!r}).is_file()\n"
+    script += "pathlib.Path(args[args.index('--outfile') + 1]).write_text(json.dumps(args))\n"
+    for name, needs in (
+        ("convert_hf_to_gguf.py", "model.safetensors"),
+        ("convert_lora_to_gguf.py", "adapter_config.json"),
+    ):
+        (tmp_path / name).write_text(script.format(needs=needs))
+    monkeypatch.setenv("ART_LLAMA_CPP", str(tmp_path))
+    await backend.export(model, "gguf", path=tmp_path / "whole")
+    await backend.export(model, "gguf-lora", path=tmp_path / "lora")
+    assert "--base" in json.loads((tmp_path / "lora" / "adapter.gguf").read_text())
+    assert (tmp_path / "whole" / "model.gguf").is_file()
+    assert not [
+        entry for entry in backend.runtime.data_dir.model("p", "agent").exports.iterdir() if entry.name[0] == "."
+    ]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3-compatible store with the bucket `team`."""
+    import boto3
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "y",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    boto3.client("s3").create_bucket(Bucket="team")
+    yield "s3://team/runs"
+    server.stop()
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_there_and_back_through_a_store(
+    backend: InProcess, model: art.TrainableModel, tiny_model: Path, store: str
+) -> None:
+    for step in (2, 3):
+        url = await backend.push(model, store, step=step)
+    assert url == "s3://team/runs/p/models/agent/checkpoints/0003"
+    back = named("back", tiny_model)
+    assert await backend.pull(back, store, from_model="agent", not_after_step=2) == 2
+    await back.register(backend)
+    assert await back.get_step() == 2
+    data = backend.runtime.data_dir
+    assert checkpoints.identify(data.model("p", "back").checkpoint(2)) == checkpoints.identify(
+        data.model("p", "agent").checkpoint(2)
+    )
+    await backend._experimental_push_to_s3(model, s3_bucket="team", prefix="runs")
+    again = named("again", tiny_model)
+    await again.register(backend)
+    await backend._experimental_fork_checkpoint(again, "agent", from_s3_bucket="team", prefix="runs")
+    assert await again.get_step() == 3
+    with pytest.raises(NotFoundError, match=r"steps: 2, 3"):
+        await backend.pull(named("none", tiny_model), store, from_model="agent", step=1)
+    with pytest.raises(StorageError, match="cannot send"):
+        await backend.push(model, "s3://no-such-bucket/x")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of a hub as an upload needs."""
+
+    seen: list[tuple[str, bytes]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.seen.append((self.path, body))
+        answer: dict[str, Any] = {"url": "http://hub.test/me/agent", "name": "me/agent"}
+        if "preupload" in self.path:
+            files = [
+                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                for file in json.loads(body)["files"]
+            ]
+            answer = {"files": files}
+        elif "/commit/" in self.path:
+            answer = {"success": True, "commitOid": "abc", "commitUrl": "http://hub.test/me/agent/commit/abc"}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/agent", "sha": "abc", "siblings": [], "tags": []})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+@in_module_loop
+async def test_a_push_to_a_hub_is_one_commit(
+    backend: InProcess, model: art.TrainableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    try:
+        await backend.export(model, "peft")
+        assert (await backend.push(model, "hf://me/agent", format="peft")).endswith("@abc")
+    finally:
+        server.shutdown()
+        server.server_close()
+    commits = [body for path, body in Hub.seen if "/commit/" in path]
+    assert len(commits) == 1
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert name.encode() in commits[0]
+    assert b"optimizer" not in commits[0]
+    with contextlib.suppress(FileNotFoundError):
+        assert "hf_secret" not in (backend.runtime.data_dir.logs / "files.log").read_text()
