@@ -143,35 +143,40 @@ class VllmChild:
                 self._child.tick("starting vLLM")
             elif self._engine.asleep:
                 self._child.tick("asleep")  # its requests stand still, and are to
-            elif not self._calls:
-                self._child.tick("idle")
-                progress.forget()
             else:
-                with contextlib.suppress(ProcessError, TimeoutError):
-                    async with asyncio.timeout(WATCH_S):
-                        stats = await self._engine.stats()
-                    if progress.add(stats):
-                        self._child.tick("sampling")
+                is_idle = not self._calls
+                if is_idle:
+                    self._child.tick("idle")
+                if not is_idle or self._server is not None:  # of servers that run already nothing is told
+                    with contextlib.suppress(ProcessError, TimeoutError):
+                        async with asyncio.timeout(WATCH_S):
+                            stats = await self._engine.stats()
+                        if progress.add(stats) and not is_idle:
+                            self._child.tick("sampling")
+                if is_idle:
+                    progress.expect()
 
 
 class Progress:
     """Whether vLLM has computed anything since it was last asked."""
 
     def __init__(self) -> None:
-        self._done: float | None = None
+        self._done = 0.0
         self._last: float | None = None
         self._stats: dict[str, float] = {}
+        self._is_new = True
 
     def add(self, stats: dict[str, float]) -> bool:
         done = stats["generated_tokens"] + stats["prefill_tokens"]
-        moved, self._done, self._stats = done != self._done, done, stats
+        moved, is_new = done != self._done, self._is_new
+        self._done, self._stats, self._is_new = done, stats, False
         if moved:
             self._last = time.monotonic()
-        return moved
+        return moved or is_new
 
-    def forget(self) -> None:
+    def expect(self) -> None:
         """Nothing runs: what comes next counts as progress."""
-        self._done = None
+        self._is_new = True
 
     def describe(self, pid: int) -> dict[str, Any]:
         """For heartbeats: what vLLM's own processes take, and what they last did."""

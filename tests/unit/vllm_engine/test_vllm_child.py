@@ -22,6 +22,7 @@ from art.engine import GenerateRequest
 from art.engines.process import ProcessEngine
 from art.errors import ConfigError, InvalidRequestError, NotFoundError, ProcessError
 from art.protocol.rpc import RpcClient
+from art.runtime.vllm_child import Progress
 
 
 @asynccontextmanager
@@ -132,3 +133,17 @@ async def test_a_sleeping_server_is_not_taken_for_one_that_hangs(model: Path) ->
 
 def asleep(heartbeats: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [beat for beat in heartbeats if beat["doing"] == "asleep"]
+
+
+def test_progress_is_what_was_computed_since_the_last_look() -> None:
+    stats = {"generated_tokens": 0.0, "prefill_tokens": 0.0, "running": 1.0, "waiting": 0.0, "kv_cache_usage": 0.5}
+    progress = Progress()
+    assert progress.add(stats), "a first request has just come"
+    assert "progress_s" not in progress.describe(os.getpid())["vllm"]
+    assert progress.add(stats | {"prefill_tokens": 7.0})
+    told = progress.describe(os.getpid())["vllm"]
+    assert (told["running"], told["kv_cache_usage"], told["generated_tokens"]) == (1.0, 0.5, 0.0)
+    assert told["progress_s"] < 5
+    assert not progress.add(stats | {"prefill_tokens": 7.0}), "it stands still"
+    progress.expect()
+    assert progress.add(stats | {"prefill_tokens": 7.0})
