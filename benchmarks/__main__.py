@@ -30,7 +30,7 @@ from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 
 DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth")
-ONLY_NAMED = ("learning", "kill_storm", "serve_load")
+ONLY_NAMED = ("learning", "kill_storm", "remote_storm", "serve_load")
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
