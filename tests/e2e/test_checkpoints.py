@@ -319,7 +319,8 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.seen.append((self.path, body))
-        answer: dict[str, Any] = {"url": "http://hub.test/me/agent", "name": "me/agent"}
+        own = f"http://{self.headers['host']}/me/agent"
+        answer: dict[str, Any] = {"url": own, "name": "me/agent"}
         if "preupload" in self.path:
             files = [
                 {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
@@ -327,7 +328,7 @@ class Hub(BaseHTTPRequestHandler):
             ]
             answer = {"files": files}
         elif "/commit/" in self.path:
-            answer = {"success": True, "commitOid": "abc", "commitUrl": "http://hub.test/me/agent/commit/abc"}
+            answer = {"success": True, "commitOid": "abc", "commitUrl": f"{own}/commit/abc"}
         self._answer(answer)
 
     def do_GET(self) -> None:
