@@ -68,7 +68,8 @@ class Grading:
     """In the order of the evidence."""
     cost_usd: float | None = 0.0
     metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (of requests, one after another), `repairs`, `answers_refused`, `cached`."""
+    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (of requests, one after another), `repairs`,
+    `answers_refused`, `cached`."""
 
     def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
         """For a group of exactly this evidence.
