@@ -56,7 +56,7 @@ def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["no_such_task"], 1, "there are search_emails, tic_tac_toe, yes_no_maybe"),
+        (["no_such_task"], 1, "no task is named 'no_such_task'; there are"),
         (["yes_no_maybe", "--full-finetuning", "--lora-rank", "4"], 2, "--lora-rank: not allowed with argument --full"),
     ],
 )

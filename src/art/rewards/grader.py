@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from art.errors import ConfigError, JudgeAnswerError
 from art.model import Model
@@ -68,7 +68,8 @@ class Grading:
     """In the order of the evidence."""
     cost_usd: float | None = 0.0
     metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `repairs`, `answers_refused`, `cached`."""
+    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (of the requests, added up), `repairs`,
+    `answers_refused`, `cached`."""
 
     def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
         """For a group of exactly this evidence.
@@ -92,7 +93,7 @@ class Grader:
         model: str | Model[Any, Any],
         rubric: Rubric,
         *,
-        kind: str,
+        kind: Literal["relative", "absolute"],
         params: Mapping[str, Any] | None,
         settings: JudgeSettings,
     ) -> None:
@@ -192,6 +193,7 @@ def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: 
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
         "completion_tokens": sum(answer.completion_tokens for answer in answers),
         "requests": len(answers),
+        "seconds": sum(answer.seconds for answer in answers),
         "repairs": num_repairs,
         "answers_refused": num_refused,
         "cached": 0,
