@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 from art import dev, errors, utils
 from art.backend import Backend, LocalTrainResult, TrainResult
 from art.batches import trajectory_group_batches
+from art.capture.context import (
+    auto_trajectory,
+    capture,
+    capture_auto_trajectory,
+    capture_yielded_trajectory,
+    yield_trajectory,
+)
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.errors import ArtError
 from art.gather import gather_trajectories, gather_trajectory_groups
@@ -18,7 +25,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
-    from art import rewards
+    from art import langgraph, rewards
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -45,19 +52,25 @@ __all__ = [
     "TrainableModel",
     "Trajectory",
     "TrajectoryGroup",
+    "auto_trajectory",
+    "capture",
+    "capture_auto_trajectory",
+    "capture_yielded_trajectory",
     "dev",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "langgraph",
     "retry",
     "rewards",
     "trajectory_group_batches",
     "utils",
+    "yield_trajectory",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: kinds of backends, and rewards."""
+    """What not every program needs is imported at first use: kinds of backends, rewards, integrations."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
@@ -66,6 +79,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
-    if name == "rewards":
-        return importlib.import_module("art.rewards")
+    if name in ("rewards", "langgraph"):
+        return importlib.import_module(f"art.{name}")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar
 
 from art.backend import Backend, Registration, TrainResult
+from art.capture.context import async_hooks, sync_hooks
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.dev import InternalModelConfig, settings_from_internal_config
 from art.errors import ConfigError
@@ -31,10 +32,10 @@ from art.storage.metrics import as_groups, count_groups, name_metrics, summarize
 from art.storage.trajectories import append_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
-from art.utils.openai_client import load_openai, make_openai_client
+from art.utils.openai_client import BlockingClients, load_openai, make_blocking_openai_client, make_openai_client
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, OpenAI
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
     _openai: PerLoop[Any] = PrivateAttr(default_factory=lambda: PerLoop(_close_openai))
+    _blocking_openai: BlockingClients = PrivateAttr(default_factory=BlockingClients)
 
     @property
     def trainable(self) -> bool:
@@ -112,28 +114,47 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         self.inference_model_name = registration.status.inference_name
 
     async def close(self) -> None:
-        """Close the OpenAI client of this event loop."""
+        """Close the OpenAI client of this event loop, and the one of code that blocks."""
+        self._blocking_openai.close()
         await self._openai.close()
 
     def openai_client(self) -> AsyncOpenAI:
         """An `AsyncOpenAI` for this model: the same one for every call in an event loop.
 
-        Outside of a running loop each call gives a new client, which the caller closes.
+        Outside of a running loop each call gives a new client, which the caller closes. Inside of `art.capture` what is
+        said through it is recorded.
 
         Raises:
             ConfigError: the model is not registered, or has no address.
         """
+        base_url, api_key = self._address()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return make_openai_client(base_url, api_key, async_hooks(self))
+        # A copy shares these clients, and may have been renamed; a capture tells models apart by their names.
+        key = base_url, api_key, self.project, self.name
+        client = self._openai.get(lambda: make_openai_client(base_url, api_key, async_hooks(self)), key)
+        return cast("AsyncOpenAI", client)
+
+    def blocking_openai_client(self) -> OpenAI:
+        """The same for code that blocks, such as graphs of LangGraph that are run by `invoke`: one for all threads.
+
+        In the thread of an event loop it would hold up all other rollouts: run such code by `asyncio.to_thread`.
+        """
+        base_url, api_key = self._address()
+        key = base_url, api_key, self.project, self.name
+        return self._blocking_openai.get(lambda: make_blocking_openai_client(base_url, api_key, sync_hooks(self)), key)
+
+    def _address(self) -> tuple[str, str]:
+        """Base URL and key of its endpoint."""
         base_url, api_key = self.inference_base_url, self.inference_api_key
         if base_url is None or api_key is None:
             how = "call `await model.register(backend)` first" if self.trainable else (
                 "pass `inference_base_url` and `inference_api_key`"
             )  # fmt: skip
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return make_openai_client(base_url, api_key)
-        return cast("AsyncOpenAI", self._openai.get(lambda: make_openai_client(base_url, api_key), (base_url, api_key)))
+        return base_url, api_key
 
     def get_inference_name(self, step: int | None = None) -> str:
         """What to send as `model`.

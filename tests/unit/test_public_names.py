@@ -30,14 +30,20 @@ NAMES = {
     "TrainableModel",
     "Trajectory",
     "TrajectoryGroup",
+    "auto_trajectory",
+    "capture",
+    "capture_auto_trajectory",
+    "capture_yielded_trajectory",
     "dev",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "langgraph",
     "retry",
     "rewards",
     "trajectory_group_batches",
     "utils",
+    "yield_trajectory",
 }
 
 ELSEWHERE = {
@@ -53,6 +59,7 @@ ELSEWHERE = {
     ],
     "art.utils.litellm": ["convert_litellm_choice_to_openai"],
     "art.dev": ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainerArgs"],
+    "art.langgraph": ["init_chat_model", "wrap_rollout"],
     "art.local": ["LocalBackend"],
     "art.client": ["ArtClient"],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from collections.abc import Callable, Hashable, Mapping
+
+    from openai import AsyncOpenAI, OpenAI
+
+    EventHooks = Mapping[str, list[Callable[..., Any]]]
 
 TIMEOUT_S = 1200.0
 CONNECT_TIMEOUT_S = 5.0
@@ -25,10 +30,13 @@ def load_openai() -> None:
             importlib.import_module(name)
 
 
-def make_openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
+def make_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | None = None) -> AsyncOpenAI:
     """An `AsyncOpenAI` for many concurrent requests. To be used in one event loop only, and closed in it.
 
     With aiohttp installed it sends through that, which takes about half the CPU time per request.
+
+    Args:
+        event_hooks: of the HTTP client: what sees each request before it is sent, and each response before it is read.
     """
     import httpx2
     import openai
@@ -39,7 +47,8 @@ def make_openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
     http_client = (openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient)(
         timeout=openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        trust_env=urlsplit(base_url).hostname not in _LOOPBACK,  # a proxy cannot reach this machine's loopback
+        trust_env=_may_use_proxy(base_url),
+        event_hooks=event_hooks,
     )
     return openai.AsyncOpenAI(
         base_url=base_url,
@@ -48,3 +57,46 @@ def make_openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
         max_retries=MAX_RETRIES,
         http_client=http_client,
     )
+
+
+def make_blocking_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | None = None) -> OpenAI:
+    """The same for code that blocks. It may be used in several threads, and whoever makes it closes it."""
+    import httpx2
+    import openai
+
+    timeout = openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    http_client = openai.DefaultHttpxClient(
+        timeout=timeout,
+        limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+        trust_env=_may_use_proxy(base_url),
+        event_hooks=event_hooks,
+    )
+    return openai.OpenAI(
+        base_url=base_url, api_key=api_key, timeout=timeout, max_retries=MAX_RETRIES, http_client=http_client
+    )
+
+
+class BlockingClients:
+    """`OpenAI` clients by key, each made once for all threads. Copying the holder copies no client."""
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, OpenAI] = {}
+        self._lock = threading.Lock()
+
+    def get(self, make: Callable[[], OpenAI], key: Hashable) -> OpenAI:
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = make()
+            return self._held[key]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._held:
+                self._held.popitem()[1].close()
+
+    def __deepcopy__(self, memo: Any) -> BlockingClients:
+        return BlockingClients()
+
+
+def _may_use_proxy(base_url: str) -> bool:
+    return urlsplit(base_url).hostname not in _LOOPBACK  # a proxy cannot reach this machine's loopback

@@ -1,0 +1,53 @@
+"""From exchanges with an endpoint that keeps no record to conversations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from art.capture.http import Exchange
+from art.messages import to_message
+from art.trajectory import History
+
+_NOT_SENT_BACK = ("reasoning", "reasoning_content", "refusal", "annotations", "name")
+"""What clients leave out of an answer, or add to it, when they send it again."""
+
+
+def add_exchange(histories: list[History], exchange: Exchange) -> None:
+    """Append an exchange to the longest conversation that it continues, or begin one.
+
+    Further choices of the same request, and branches, are conversations of their own. What they repeat of another one
+    stands there as plain messages, so that no answer counts twice.
+    """
+    keys = [_key(message) for message in exchange.messages]
+    for choice in exchange.choices:
+        history = max(
+            (history for history in histories if _continues(history, keys, exchange.tools)),
+            key=lambda history: len(history.messages_and_choices),
+            default=None,
+        )
+        if history is None:
+            history = History(tools=exchange.tools)
+            histories.append(history)
+        history.messages_and_choices += exchange.messages[len(history.messages_and_choices) :]
+        history.messages_and_choices.append(choice)
+
+
+def _continues(history: History, keys: list[str], tools: list[dict[str, Any]] | None) -> bool:
+    known = [_key(item) for item in history.messages_and_choices]
+    return (history.tools or None) == (tools or None) and known == keys[: len(known)]
+
+
+def _key(item: Any) -> str:
+    """The same for an answer and for what clients make of it: without empty fields, arguments of calls as objects."""
+    message = {key: value for key, value in to_message(item).items() if value and key not in _NOT_SENT_BACK}
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_call(call["function"]) | {"id": call.get("id")} for call in calls]
+    return json.dumps(message, sort_keys=True, default=str)
+
+
+def _call(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"name": function["name"], "arguments": json.loads(function["arguments"])}
+    except ValueError:
+        return {"name": function["name"], "arguments": function["arguments"]}

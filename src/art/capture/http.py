@@ -1,0 +1,139 @@
+"""Reading answers of chat completions on their way to a client: whole ones, and streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from art.messages import load_choice
+
+if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request for a chat completion, and its answers."""
+
+    messages: list[Any]
+    """As they were sent, in OpenAI's format."""
+    tools: list[Any] | None
+    choices: list[Choice]
+
+
+class AsyncCopy(httpx2.AsyncByteStream):
+    """A body that is kept as it passes, and read once it is over, or the client has closed it."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, read: Callable[[bytes], None]) -> None:
+        self._stream = stream
+        self._read: Callable[[bytes], None] | None = read
+        self._kept: list[bytes] = []
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            self._kept.append(piece)
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        if self._read is not None:
+            self._read(b"".join(self._kept))
+            self._read = None
+
+
+class Copy(httpx2.SyncByteStream):
+    """The same for a client that blocks."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, read: Callable[[bytes], None]) -> None:
+        self._stream = stream
+        self._read: Callable[[bytes], None] | None = read
+        self._kept: list[bytes] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            self._kept.append(piece)
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+        if self._read is not None:
+            self._read(b"".join(self._kept))
+            self._read = None
+
+
+def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange | str:
+    """The exchange of a request's body and an answer's body as it was sent, compressed or not.
+
+    Returns:
+        The reason, where it is no exchange: the agent, who gets the same bytes, is not to fail for the record's sake.
+    """
+    try:
+        request = json.loads(asked)
+        answer = httpx2.Response(200, headers=headers, content=raw)
+        if "text/event-stream" in headers.get("content-type", ""):
+            choices = _read_stream(answer.text)
+        else:
+            choices = answer.json()["choices"]
+        return Exchange(request["messages"], request.get("tools"), [load_choice(choice) for choice in choices])
+    except Exception as error:
+        return f"an answer is not captured: {type(error).__name__}: {error}"
+
+
+def _read_stream(text: str) -> list[dict[str, Any]]:
+    """The choices that the chunks of a stream make up."""
+    choices: dict[int, dict[str, Any]] = {}
+    for line in text.splitlines():
+        payload = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or payload == "[DONE]":
+            continue
+        for part in json.loads(payload).get("choices", ()):
+            choice = choices.setdefault(part["index"], {"index": part["index"], "message": {"role": "assistant"}})
+            _merge(choice["message"], part.get("delta") or {})
+            _merge(choice, {key: value for key, value in part.items() if key not in ("delta", "index")})
+    unfinished = [index for index, choice in choices.items() if not choice.get("finish_reason")]
+    if unfinished or not choices:
+        raise ValueError("the stream was closed before its end")
+    for choice in choices.values():
+        for call in choice["message"].get("tool_calls", ()):
+            call.pop("index", None)
+    return [choices[index] for index in sorted(choices)]
+
+
+_NAMES = ("role", "type", "id", "finish_reason")
+"""Said once, or the same each time; other texts come in pieces."""
+
+
+def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add a piece: texts and lists are appended, items with an `index` are merged with the one of that index."""
+    for key, value in part.items():
+        known = whole.get(key)
+        if value is None:
+            whole.setdefault(key, None)
+        elif isinstance(value, list):
+            whole[key] = _merge_items(known or [], value)
+        elif isinstance(value, Mapping):
+            whole[key] = dict(known or {})
+            _merge(whole[key], value)
+        elif isinstance(value, str) and isinstance(known, str) and key not in _NAMES:
+            whole[key] = known + value
+        elif value != "" or not known:
+            whole[key] = value
+
+
+def _merge_items(known: list[Any], new: list[Any]) -> list[Any]:
+    items = list(known)
+    for item in new:
+        index = item.get("index") if isinstance(item, Mapping) else None
+        same = next((other for other in items if index is not None and other.get("index") == index), None)
+        if same is not None:
+            _merge(same, item)
+        elif index is None:
+            items.append(item)
+        else:
+            items.append({})
+            _merge(items[-1], item)
+    return items
