@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import operator
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import art
 from art.errors import ConfigError
 from art.langgraph import init_chat_model, wrap_rollout
 from art.messages import is_choice
+from art.tasks.search_emails import SearchEmails, open_desk
 from gateway_support import make_tokenizer
 from served_app import ServedApp, serve_app
 
@@ -251,6 +254,36 @@ async def test_the_trajectory_of_the_capture_can_be_returned(served: ServedApp) 
 
     trajectory = await wrap_rollout(served.policy, rollout)()
     assert (texts(trajectory), trajectory.reward) == (["hi", "hello"], 0.5)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples/langgraph"
+
+
+async def test_the_agent_of_the_example(served: ServedApp) -> None:
+    spec = importlib.util.spec_from_file_location("agent", EXAMPLE / "agent.py")
+    assert spec is not None
+    assert spec.loader is not None
+    agent = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(agent)
+    (scenario,) = SearchEmails().scenarios("train", seed=0, count=1)
+    wanted = open_desk(scenario.inputs["mailbox"], scenario.seed).wanted
+    assert wanted is not None
+
+    def use(name: str, **arguments: Any) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+    good = [
+        use("search_emails", keywords=[wanted.topic, wanted.attribute]), use("read_email", message_id=wanted.id),
+        use("return_final_answer", answer=wanted.value),
+    ]  # fmt: skip
+    served.app.bench.answers(*good, use("read_email", message_id="first"), "it is late")
+    best = await agent.rollout(served.policy, scenario)
+    assert best.reward == pytest.approx(1.2)
+    assert [message["role"] for message in best.messages()] == ["system", "user", *2 * ["assistant", "tool"], "assistant"]
+    assert sum(map(is_choice, best.messages_and_choices)) == 3
+    worst = await agent.rollout(served.policy, scenario)
+    assert (worst.reward, worst.metrics["correct"]) == (-0.25, 0.0)
+    assert best.tools == worst.tools
 
 
 WITHOUT = """
