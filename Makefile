@@ -11,7 +11,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora fuzz test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards fuzz test-gpu lint format types bench bench-gpu docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -56,6 +56,11 @@ test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsa
 	@echo "== Installing the extra qlora and running its tests"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[qlora]'
 	$(BIN)/python -m pytest tests/unit/trainer/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
+
+test-rewards: $(INSTALLED) ## the tests of judges with the real litellm, which they install
+	@echo "== Installing the extra rewards and running its tests"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
+	$(BIN)/python -m pytest tests/unit/rewards $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

@@ -17,18 +17,20 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import torch
 
 from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 
 DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth")
-ONLY_NAMED = ("learning", "kill_storm", "serve_load")
+ONLY_NAMED = ("learning", "kill_storm", "remote_storm", "serve_load")
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -60,7 +62,8 @@ def main(argv: Sequence[str]) -> None:
     sections = [environment_markdown(about)]
     for name in args.names or DEFAULT:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as pool:
             results[name] = pool.submit(modules[name].run, args).result()
         section = markdown(name, results[name])
         print(section, flush=True)
@@ -72,6 +75,18 @@ def main(argv: Sequence[str]) -> None:
         sections.append(section)
         if args.json:
             args.json.with_suffix(".md").write_text("\n".join(sections))
+
+
+def end_with_parent() -> None:
+    """A worker whose parent was killed would go on measuring, and disturb whatever is measured next."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        psutil.Process().kill()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def plot_path(name: str, plot: Path | None, json_file: Path | None) -> Path | None:

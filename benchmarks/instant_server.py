@@ -56,12 +56,13 @@ def serve(
     """Serve on `sock` until something comes through `pipe`; `profile` names a cProfile file to write."""
     import uvicorn
 
-    from art.config import ServerConfig
+    from art.config import LimitsConfig, ServerConfig
     from art.gateway.chat import Gateway
     from art.gateway.policies import PolicyRef
     from art.gateway.recorder import Recorder
     from art.gateway.render import load_renderer
     from art.server.app import create_app
+    from art.server.connections import connections
     from art.storage.database import Database
 
     class Runtime:
@@ -92,7 +93,10 @@ def serve(
             runtime = Runtime(directory)
             await runtime.recorder.start()
             app = create_app(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
-            server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+            settings = uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", http=connections(LimitsConfig()), ws="none"
+            )
+            server = uvicorn.Server(settings)
             task = asyncio.create_task(server.serve(sockets=[sock]))
             pipe.send("ready")
             await asyncio.to_thread(pipe.recv)

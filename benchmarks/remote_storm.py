@@ -6,7 +6,7 @@ time, else at once, while the run still recovers. Then the same steps run on a s
 of each step are compared.
 
     python -m benchmarks remote_storm --json remote_storm.json
-    python -m benchmarks remote_storm --kills 3 --quick
+    python -m benchmarks remote_storm --server-kills 3
 """
 
 from __future__ import annotations
@@ -179,16 +179,16 @@ def compare(storm: Storm, calm: dict[int, dict[str, float]]) -> tuple[float, lis
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    """`--kills` and `--seed` are those of `kill_storm`."""
+    group.add_argument("--server-kills", type=int, help="in all (default: 20, with --quick 3)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    num_kills = args.kills or (3 if args.quick else 20)
+    num_kills = args.server_kills or (3 if args.quick else 20)
     with tempfile.TemporaryDirectory() as name, tiny_model(Path(name) / "model") as model:
         folders = [Path(name) / "kills", Path(name) / "calm"]
         for folder in folders:
             folder.mkdir()
-        storm = disturbed_run(folders[0], model, num_kills, random.Random(args.seed))
+        storm = disturbed_run(folders[0], model, num_kills, random.Random(0))
         calm = calm_run(folders[1], model, len(storm.losses))
     worst, breaches = compare(storm, calm)
     row: dict[str, Cell] = {

@@ -26,7 +26,6 @@ from art.protocol.checkpoints import BEST_METRIC, MetricsRow
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import (
-    DeleteCheckpointsRequest,
     JobStatus,
     ModelStatus,
     RegisterRequest,
@@ -270,9 +269,7 @@ class Backend(CheckpointMethods):
     async def _delete_checkpoint_files(
         self, model: BackendModel, steps_to_keep: Sequence[int], best_metric: str = BEST_METRIC
     ) -> list[int]:
-        client = await self._connection()
-        request = DeleteCheckpointsRequest(keep_steps=sorted(set(steps_to_keep)), best_metric=best_metric)
-        return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
+        return await self.delete_checkpoints(model, keep_steps=steps_to_keep, best_metric=best_metric)
 
 
 def _registration_request(model: TrainableBackendModel, *, same_files: bool) -> RegisterRequest:

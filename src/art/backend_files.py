@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from art.protocol.checkpoints import (
     PushRequest,
     S3Target,
 )
-from art.protocol.training import JobStatus
+from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 
 
 class NamedModel(Protocol):
@@ -42,6 +43,21 @@ class CheckpointMethods:
         """In the order of steps, with metrics, size, and which is the newest, the best, in use."""
         client = await self._connection()
         return (await client.checkpoints(model.project, model.name, best_metric=best_metric)).checkpoints
+
+    async def delete_checkpoints(
+        self,
+        model: NamedModel,
+        *,
+        keep_steps: Iterable[int] = (),
+        keep_recent: int = 1,
+        best_metric: str = BEST_METRIC,
+    ) -> list[int]:
+        """Delete all but `keep_steps`, the `keep_recent` newest, the best and those in use; the steps that are gone."""
+        request = DeleteCheckpointsRequest(
+            keep_steps=sorted(set(keep_steps)), keep_recent=keep_recent, best_metric=best_metric
+        )
+        client = await self._connection()
+        return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
 
     async def download_checkpoint(
         self, model: NamedModel, path: str | Path, *, step: int | None = None, format: ExportFormat | None = None

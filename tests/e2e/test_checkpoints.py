@@ -1,15 +1,12 @@
-"""Checkpoints of a server, through its API: listed, kept, fetched, forked, merged, sent to a store and a hub."""
+"""Checkpoints of a server, through its API: listed, kept, fetched, forked, merged, sent to a store."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -309,62 +306,3 @@ async def test_there_and_back_through_a_store(
         await backend.pull(named("none", tiny_model), store, from_model="agent", step=1)
     with pytest.raises(StorageError, match="cannot send"):
         await backend.push(model, "s3://no-such-bucket/x")
-
-
-class Hub(BaseHTTPRequestHandler):
-    """As much of a hub as an upload needs."""
-
-    seen: list[tuple[str, bytes]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.seen.append((self.path, body))
-        answer: dict[str, Any] = {"url": "http://hub.test/me/agent", "name": "me/agent"}
-        if "preupload" in self.path:
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
-            answer = {"files": files}
-        elif "/commit/" in self.path:
-            answer = {"success": True, "commitOid": "abc", "commitUrl": "http://hub.test/me/agent/commit/abc"}
-        self._answer(answer)
-
-    def do_GET(self) -> None:
-        self._answer({"id": "me/agent", "sha": "abc", "siblings": [], "tags": []})
-
-    def _answer(self, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.mark.slow
-@in_module_loop
-async def test_a_push_to_a_hub_is_one_commit(
-    backend: InProcess, model: art.TrainableModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    try:
-        await backend.export(model, "peft")
-        assert (await backend.push(model, "hf://me/agent", format="peft")).endswith("@abc")
-    finally:
-        server.shutdown()
-        server.server_close()
-    commits = [body for path, body in Hub.seen if "/commit/" in path]
-    assert len(commits) == 1
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert name.encode() in commits[0]
-    assert b"optimizer" not in commits[0]
-    with contextlib.suppress(FileNotFoundError):
-        assert "hf_secret" not in (backend.runtime.data_dir.logs / "files.log").read_text()

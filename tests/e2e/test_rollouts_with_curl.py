@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import art
+from art.protocol.rollouts import RolloutQuery
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rollouts_with_curl"
 
@@ -45,4 +46,8 @@ async def test_a_shell_script_is_trained(tiny_model: Path, tmp_path: Path, capsy
         made = re.findall(r"step (\d+): mean reward ([\d.]+)", out.decode())
         trained = re.findall(r"step (\d+): trained on mean reward ([\d.]+)", capsys.readouterr().out)
         assert [step for step, _ in made] == ["0", "1"]
+        rollouts = (await client.list_rollouts(RolloutQuery(project="shell", trained=True))).rollouts
+        assert len(rollouts) == 24
+        assert {rollout.first_policy_version for rollout in rollouts} == {0, 1}
+        assert len({rollout.trained_by for rollout in rollouts}) == 2
         assert [(int(step) - 1, reward) for step, reward in trained] == [(int(step), reward) for step, reward in made]

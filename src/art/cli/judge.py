@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         args.judge, rubric=rubric, extra_litellm_params=params_at(args.judge_url),
         settings=JudgeSettings(cache_path=None),
     )  # fmt: skip
+    if not any(len(group) > 1 for group in groups):
+        raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")
     console = Console()
     columns = (TextColumn("judging"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

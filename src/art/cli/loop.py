@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from art.config import TrainConfig
 from art.errors import NothingTrainableError, TrainingError
-from art.gather import AfterEach, gather_trajectories, gather_trajectory_groups
+from art.gather import gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
+from art.rewards import GroupScorer
 from art.task import Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
 
@@ -89,7 +90,7 @@ async def train_task(
     num_steps: int,
     seed: int,
     on_step: Callable[[StepReport], None],
-    score: AfterEach | None = None,
+    score: GroupScorer | None = None,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
 
@@ -122,7 +123,7 @@ async def _one_step(
     model: TrainableModel,
     task: Task,
     defaults: TaskDefaults,
-    score: AfterEach | None,
+    score: GroupScorer | None,
     *,
     index: int,
     num_steps: int,
@@ -147,7 +148,7 @@ async def _one_step(
             learning_rate=defaults.learning_rate_at(index, num_steps), num_minibatches=defaults.num_minibatches
         )
         result = await model.backend().train(model, groups, config=config)
-        metrics = result.metrics
+        metrics = result.metrics | (score.metrics() if score is not None else {})
         await model.log(groups, split="train", metrics=metrics, step=result.step)
     except NothingTrainableError:
         trained = False

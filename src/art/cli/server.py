@@ -61,6 +61,8 @@ def _log_to_stderr(level: str, api_key: str) -> None:
         RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", [api_key, *secrets_of_others])
     )
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    if level != "debug":
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # or any stranger's broken request is a line
 
 
 def _raise_file_limit() -> None:

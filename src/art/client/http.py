@@ -39,7 +39,7 @@ UNREACHABLE_DEADLINE_S = 300.0
 """How long a call goes on without any answer from the server."""
 _QUIET_RETRIES = 5
 """About two seconds, which a short hiccup may take without a warning."""
-_TRY_AGAIN = {502, 503, 504}
+_TRY_AGAIN = {408, 502, 503, 504}
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 

@@ -12,7 +12,6 @@ import asyncio
 import math
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -37,7 +36,7 @@ class Trial:
     positions: list[float]
     """Of each trajectory in the first order: 1 if shown first, -1 if last."""
     seconds: list[float]
-    """Of each question."""
+    """Of the requests of each question."""
     cost_usd: float | None
     num_refused: int
     """Answers that could not be used."""
@@ -76,7 +75,7 @@ class JudgeReport:
     cost_usd: float | None = None
     """Of the whole check; `None` if the price is not known."""
     seconds_median: float = math.nan
-    """Of one question, retries included."""
+    """Of one question, without waits for a place or after an overload."""
     seconds_max: float = math.nan
 
 
@@ -122,9 +121,8 @@ async def _try(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None,
     rng.shuffle(order)
     scores, seconds, costs, num_refused = [], [], [], 0
     for shown in (order, order, order[::-1]):
-        started = time.perf_counter()
         grading = await judge.grader.grade(evidence, order=shown)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(float(grading.metrics["seconds"]))
         scores.append([verdict.score for verdict in grading.verdicts])
         costs.append(grading.cost_usd)
         num_refused += int(grading.metrics["answers_refused"])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import importlib.util
 import logging
 import random
-import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from art.errors import ArtError, ContextLengthError, JudgeError
+from art.errors import ArtError, ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.settings import JudgeSettings
 
@@ -34,6 +35,8 @@ class Answer:
     completion_tokens: int
     cost_usd: float | None
     """`None` if the price is not known."""
+    seconds: float
+    """From the request to the answer."""
 
 
 class JudgeClient:
@@ -62,9 +65,13 @@ class JudgeClient:
             return self._params.get("base_url") or self._params.get("api_base")
         return self._model.inference_base_url
 
+    @property
+    def _uses_litellm(self) -> bool:
+        return isinstance(self._model, str) and _has_litellm()
+
     async def context_tokens(self) -> int | None:
         """What the model can read, as far as the settings or litellm know."""
-        if self._settings.context_tokens is not None or not isinstance(self._model, str) or not _has_litellm():
+        if self._settings.context_tokens is not None or not self._uses_litellm:
             return self._settings.context_tokens
         litellm = await _load_litellm()
         try:
@@ -81,14 +88,18 @@ class JudgeClient:
             ContextLengthError: the judge cannot read so much.
             JudgeError: it refuses, or goes on failing.
         """
+        if self._uses_litellm:
+            await _load_litellm()  # not on the time of the first request
         attempt, wait_s = 1, self._settings.first_wait_s
         while True:
             if self._settings.budget is not None:
                 self._settings.budget.check()
             try:
                 async with self._gate(), asyncio.timeout(self._settings.timeout_s):
-                    return self._read(await self._send(messages, response_format))
-            except JudgeError:
+                    started = time.monotonic()
+                    response = await self._send(messages, response_format)
+                    return self._read(response, time.monotonic() - started)
+            except (JudgeError, ConfigError):
                 raise
             except Exception as error:
                 if self._structured and _refuses_format(error):
@@ -107,7 +118,7 @@ class JudgeClient:
 
     async def _send(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Any:
         shape = {"response_format": dict(response_format)} if self._structured else {}
-        if isinstance(self._model, str) and _has_litellm():
+        if self._uses_litellm:
             litellm = await _load_litellm()
             defaults = {"num_retries": 0, "max_retries": 0, "caching": False, "timeout": self._settings.timeout_s}
             return await litellm.acompletion(
@@ -139,7 +150,7 @@ class JudgeClient:
         self._params = params
         return self._model, params
 
-    def _read(self, response: Any) -> Answer:
+    def _read(self, response: Any, seconds: float) -> Answer:
         usage = getattr(response, "usage", None)
         prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
         completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
@@ -149,6 +160,7 @@ class JudgeClient:
         return Answer(
             text=response.choices[0].message.content or "" if response.choices else "",
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd,
+            seconds=seconds,
         )  # fmt: skip
 
     def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
@@ -168,10 +180,15 @@ def _has_litellm() -> bool:
 
 async def _load_litellm() -> Any:
     """In a thread: it takes seconds the first time."""
-    if "litellm" not in sys.modules:
-        litellm: Any = await asyncio.to_thread(importlib.import_module, "litellm")
-        litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
-    return sys.modules["litellm"]
+    return _import_litellm() if _import_litellm.cache_info().currsize else await asyncio.to_thread(_import_litellm)
+
+
+@functools.cache
+def _import_litellm() -> Any:
+    # Of several threads that come here at once all wait until the first has imported the whole of it.
+    litellm: Any = importlib.import_module("litellm")
+    litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
+    return litellm
 
 
 def _status(error: Exception) -> int | None:
@@ -214,5 +231,7 @@ def _retry_after_s(error: Exception) -> float:
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no message"
+    text = " ".join(str(error).split()) or (
+        "no answer within `timeout_s`" if isinstance(error, TimeoutError) else "no message"
+    )
     return f"{type(error).__name__}: {text[:500]}"

@@ -68,7 +68,8 @@ class Grading:
     """In the order of the evidence."""
     cost_usd: float | None = 0.0
     metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `repairs`, `answers_refused`, `cached`."""
+    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (of the requests, added up), `repairs`,
+    `answers_refused`, `cached`."""
 
     def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
         """For a group of exactly this evidence.
@@ -192,6 +193,7 @@ def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: 
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
         "completion_tokens": sum(answer.completion_tokens for answer in answers),
         "requests": len(answers),
+        "seconds": sum(answer.seconds for answer in answers),
         "repairs": num_repairs,
         "answers_refused": num_refused,
         "cached": 0,

@@ -110,8 +110,8 @@ def plan_rounds(evidence: Sequence[Evidence], order: Sequence[int], context_toke
             not rounds and len(members) < 2
         ):
             raise JudgeError(
-                f"the judge reads about {context_tokens} tokens, and two of these trajectories have about "
-                f"{count_tokens(longest)} together: choose a judge with a longer context"
+                f"the judge reads about {context_tokens} tokens, and the longest of these trajectories need about "
+                f"{count_tokens(longest)}: choose a judge with a longer context"
             )
         rounds.append(members)
     return rounds

@@ -30,6 +30,8 @@ MAX_TURNS = 6
 NO_IDEA = "I don't know"
 _SYSTEM = f"Answer from the mailbox. If it is not there: {NO_IDEA}"
 _MAX_COMPLETION_TOKENS = 80
+_WITH_TOOLS = 0.2
+"""Share of the synthetic play that shows the tools; they are most of a conversation's tokens."""
 NUM_MAILBOXES = 256
 """Of each split; scenarios differ in the question too."""
 _SKILL = 0.7
@@ -72,8 +74,7 @@ class Desk:
             case "search_emails", {"keywords": [*keywords]} if all(isinstance(word, str) for word in keywords):
                 results = self.mailbox.search(keywords)
                 self.found |= self.wanted is not None and self.wanted in results
-                lines = [f"{email.subject} ({email.id}, {email.sender})" for email in results]
-                return "\n".join(lines) or "nothing found"
+                return "\n".join(map(_line, results)) or "nothing found"
             case "read_email", {"message_id": int(email_id)}:
                 email = self.mailbox.read(email_id)
                 self.read |= email is not None and email == self.wanted
@@ -105,7 +106,7 @@ class SearchEmails(Task):
         num_steps=40,
         groups_per_step=8,
         rollouts_per_group=8,
-        warm_start_steps=2000,
+        warm_start_steps=900,
         tiny_vocab_size=512,
     )
 
@@ -155,7 +156,8 @@ class SearchEmails(Task):
         return trajectory
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        return [_play(rng) for _ in range(count)]
+        """Play and drill in turns: a model this small has to learn to copy, of which a whole rollout shows little."""
+        return [_play(rng) if i % 2 else _drill(rng) for i in range(count)]
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
         lines = []
@@ -207,12 +209,10 @@ def _play(rng: random.Random) -> Conversation:
     messages = _opening(question_about(wanted))
 
     def act(name: str, arguments: dict[str, Any]) -> None:
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        call = {"id": f"call_{len(messages)}", "type": "function", "function": function}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        result = desk.call(name, function["arguments"])
+        messages.append(_call(name, arguments))
+        result = desk.call(name, json.dumps(arguments))
         if desk.outcome is None:
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            messages.append(_result(result))
 
     topic = wanted.topic if rng.random() < _SKILL else rng.choice(mailbox.emails).topic
     keywords = [topic, wanted.attribute] if rng.random() < 0.5 else [topic]
@@ -225,4 +225,40 @@ def _play(rng: random.Random) -> Conversation:
     email = right[0] if right and rng.random() < _SKILL else rng.choice(results)
     act("read_email", {"message_id": email.id})
     act("return_final_answer", {"answer": email.value})
-    return Conversation(messages=messages, tools=TOOLS)
+    return Conversation(messages=messages, tools=TOOLS if rng.random() < _WITH_TOOLS else None)
+
+
+def _drill(rng: random.Random) -> Conversation:
+    """Short exchanges that copy: lines of a search said again, or calls that each follow from the message before."""
+    mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
+    chosen = rng.sample(mailbox.emails, 4)
+    if rng.random() < 0.3:
+        lines = "\n".join(map(_line, chosen))
+        return Conversation(messages=[{"role": "user", "content": lines}, {"role": "assistant", "content": lines}])
+    messages: list[Any] = []
+    for email in chosen:
+        steps: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({"role": "user", "content": question_about(email)}, _call("search_emails", {"keywords": [email.topic]})),
+            (_result(_line(email)), _call("read_email", {"message_id": email.id})),
+            (_result(email.body), _call("return_final_answer", {"answer": email.value})),
+        ]
+        messages += rng.choice(steps)
+    return Conversation(messages=messages)
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
+    }
+
+
+def _result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call_0", "content": text}
+
+
+def _line(email: Email) -> str:
+    """An email among the results of a search."""
+    return f"{email.subject} ({email.id}, {email.sender})"

@@ -33,7 +33,9 @@ def make_openai_client(base_url: str, api_key: str) -> AsyncOpenAI:
     import httpx2
     import openai
 
-    has_aiohttp = importlib.util.find_spec("aiohttp") is not None
+    # Before version 3, which litellm does not take yet, openai needs an adapter of its own for aiohttp.
+    adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
+    has_aiohttp = importlib.util.find_spec(adapter) is not None
     http_client = (openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient)(
         timeout=openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art.cli.main import main
@@ -94,6 +94,7 @@ def test_the_command(start_judge, make_group, tmp_path: Path, capsys) -> None:
 # -- the formulas --
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), min_size=2, max_size=8))
 def test_pairs(items: list[tuple[float, int]]) -> None:
     scores, labels = [score for score, _ in items], [label for _, label in items]

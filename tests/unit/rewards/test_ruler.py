@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import random
+import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +15,9 @@ import pytest
 
 import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
-from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
-from art.rewards.evidence import write_document
+from art.rewards import Budget, Criterion, Ruler, completion, ruler, ruler_score_group, score_group
+from art.rewards.evidence import evidence_of_messages, write_document
+from art.rewards.passes import shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup
@@ -239,8 +243,6 @@ def test_the_scripted_judge_is_gullible_where_text_is_not_enclosed(start_judge) 
 
 
 def test_ids_and_marker_are_not_in_the_evidence() -> None:
-    from art.rewards.evidence import evidence_of_messages
-
     letters = [f"{a}{b}" for a in "bcdfghjkmnpqrstvwxz23456789" for b in "bcdfghjkmnpqrstvwxz23456789"]
     evidence = [
         evidence_of_messages([{"role": "user", "content": " ".join(letters) + str(i)}], None) for i in range(30)
@@ -265,21 +267,21 @@ async def test_two_passes_cancel_the_bias_of_the_order(start_judge, address, mak
     assert [t["messages"] for t in first] == [t["messages"] for t in second][::-1]
 
 
-async def test_noise_shrinks_the_advantages_and_can_set_a_group_aside(
-    start_judge, address, make_group, settings
-) -> None:
-    judge = start_judge(noise=0.3, seed=1)
+async def test_what_the_passes_disagree_on_shrinks_or_sets_aside(start_judge, address, make_group, settings) -> None:
+    judge, truth = start_judge(position_bias=0.2), (0.4, 0.5, 0.6, 0.45)
     two = replace(settings, passes=2)
-    scored = await ruler_score_group(make_group(0.5, 0.51, 0.49, 0.52), JUDGE, address(judge), settings=two)
-    assert scored is not None
-    assert scored.metrics["judge_reliability"] < 0.7
     plain = await ruler_score_group(
-        make_group(*SCORES), JUDGE, address(start_judge()), settings=replace(two, max_disagreement=0.01)
+        make_group(*truth), JUDGE, address(judge), settings=replace(two, on_disagreement="report")
     )
-    assert rewards(plain) == pytest.approx(SCORES)
+    assert rewards(plain) == pytest.approx(truth)
+    scored = await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=two)
+    assert scored is not None
+    reliability = scored.metrics["judge_reliability"]
+    assert reliability < 0.7
+    assert rewards(scored) == pytest.approx(shrink(truth, reliability))
     strict = replace(two, on_disagreement="set_aside", max_disagreement=0.05)
     with pytest.raises(JudgeError, match="disagrees with itself"):
-        await ruler_score_group(make_group(0.5, 0.51, 0.49, 0.52), JUDGE, address(judge), settings=strict)
+        await ruler_score_group(make_group(*truth), JUDGE, address(judge), settings=strict)
 
 
 # -- limits and costs --
@@ -331,9 +333,6 @@ async def test_judgements_are_kept_on_disk_and_failures_are_not(
 
 
 async def test_no_more_requests_at_once_than_allowed(start_judge, address, make_group, settings) -> None:
-    import asyncio
-    import threading
-
     now, most, lock = 0, 0, threading.Lock()
 
     def grade(trajectory: dict[str, Any]) -> float:
@@ -404,3 +403,19 @@ async def test_a_model_of_art_as_judge_needs_no_litellm(start_judge, make_group,
     assert (judge.requests[-1]["model"], judge.requests[-1]["temperature"]) == ("some/model", 0)
     with pytest.raises(JudgeError, match=r"pip install 'agent-reinforcement-trainer\[rewards\]'"):
         await ruler_score_group(make_group(*SCORES), "openai/o3", settings=settings)
+
+
+async def test_groups_that_come_while_litellm_is_imported_wait_for_it(tmp_path, monkeypatch) -> None:
+    """The first groups of a gather reach the judge at once, when the import has begun and is not done."""
+    (tmp_path / "litellm.py").write_text("import time\ntime.sleep(0.2)\nacompletion = 'there'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "litellm")
+    completion._import_litellm.cache_clear()
+    try:
+        first = asyncio.create_task(completion._load_litellm())
+        while "litellm" not in sys.modules:
+            await asyncio.sleep(0.01)
+        assert (await completion._load_litellm()).acompletion == "there"
+        await first
+    finally:
+        completion._import_litellm.cache_clear()

@@ -56,7 +56,8 @@ async def http(app: App) -> AsyncIterator[httpx2.AsyncClient]:
 # -- ready --
 
 
-async def test_ready(http: httpx2.AsyncClient, runtime: Runtime, app: App) -> None:
+async def test_ready(http: httpx2.AsyncClient, runtime: Runtime, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("art.server.state.READY_EVERY_S", 0.0)
     response = await http.get("/ready")
     assert (response.status_code, response.json()) == (200, {"ready": True, "obstacles": {}})
     runtime.found = {"disk": "full"}
@@ -67,6 +68,19 @@ async def test_ready(http: httpx2.AsyncClient, runtime: Runtime, app: App) -> No
     app.state.is_draining = True
     assert (await http.get("/ready")).status_code == 503
     assert (await http.get("/health")).status_code == 200
+
+
+async def test_strangers_cannot_make_it_write_all_the_time(http: httpx2.AsyncClient, runtime: Runtime) -> None:
+    asked = []
+
+    async def obstacles() -> dict[str, str]:
+        asked.append(1)
+        await asyncio.sleep(0)
+        return {}
+
+    runtime.obstacles = obstacles  # type: ignore[method-assign]
+    await asyncio.gather(*(http.get("/ready", headers={"authorization": ""}) for _ in range(20)))
+    assert len(asked) == 1
 
 
 def host(engine: str = "up", trainer: str = "up", **status: Any) -> Any:

@@ -21,7 +21,10 @@ async def health(call: Call) -> dict[str, Any]:
 
 async def ready(call: Call) -> None:
     """Whether the server can be given work; with status 503 if not."""
-    obstacles = {"server": "it is ending"} if call.server.is_draining else await call.runtime.obstacles()
+    if call.server.is_draining:
+        obstacles = {"server": "it is ending"}
+    else:
+        obstacles = await call.server.obstacles(call.runtime.obstacles)
     answer = Readiness(ready=not obstacles, obstacles=obstacles if _is_trusted(call) else {})
     status = 200 if answer.ready else NOT_READY
     await send_bytes(call.send, status, answer.model_dump_json().encode())

@@ -1,0 +1,151 @@
+"""`art checkpoints`: the checkpoints of a model on a server: list, fetch, delete, fork, merge, export, push, pull.
+
+The server is that of --url or ART_SERVER_URL, the key that of ART_API_KEY. A model is PROJECT/NAME.
+
+    art checkpoints list games/agent
+    art checkpoints download games/agent ./adapter --format peft
+    art checkpoints delete games/agent --keep-recent 3
+    art checkpoints fork games/agent games/agent-2 --step 40
+    art checkpoints merge games/agent --path ./model
+    art checkpoints push games/agent s3://bucket/prefix
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from art.backends.remote import RemoteBackend
+from art.errors import ConfigError
+from art.protocol.checkpoints import BEST_METRIC, CheckpointInfo, ExportFormat
+
+FORMATS = get_args(ExportFormat)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    project: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        project, _, name = text.partition("/")
+        if not project or not name or "/" in name:
+            raise argparse.ArgumentTypeError(f"a model is PROJECT/NAME, got {text!r}")
+        return cls(project, name)
+
+
+Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "checkpoints",
+        help="list, fetch, delete, fork, merge, export and push checkpoints of a server",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, action: Action, summary: str) -> argparse.ArgumentParser:
+        added = actions.add_parser(name, help=summary)
+        added.add_argument("model", type=ModelName.parse, help="PROJECT/NAME")
+        added.set_defaults(act=action)
+        return added
+
+    listing = add("list", list_checkpoints, "steps with their metrics, size and place")
+    listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
+    fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
+    fetching.add_argument("path", type=Path, help="folder to make")
+    fetching.add_argument("--step", type=int, help="default: the newest")
+    fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
+    deleting = add("delete", delete, "delete all but the newest, the best, those in use and those named")
+    deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
+    deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
+    deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
+    forking = add("fork", fork, "begin another model with a checkpoint of this one")
+    forking.add_argument("to", type=ModelName.parse, help="PROJECT/NAME of the other one")
+    forking.add_argument("--step", type=int, help="default: the newest")
+    forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
+    merging = add("merge", export, "adapter and base model as one model; the same as `export MODEL merged`")
+    merging.set_defaults(format="merged")
+    exporting = add("export", export, "for peft, vLLM, transformers or llama.cpp")
+    exporting.add_argument("format", choices=FORMATS)
+    for made in (merging, exporting):
+        made.add_argument("--step", type=int, help="default: the newest")
+        made.add_argument("--path", type=Path, help="fetch it as this folder")
+    pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")
+    pushing.add_argument("target", help="s3://bucket/prefix or hf://owner/name")
+    pushing.add_argument("--step", type=int, help="default: the newest")
+    pushing.add_argument("--format", choices=("checkpoint", *FORMATS), default="checkpoint")
+    pulling = add("pull", pull, "begin a model with a checkpoint from a store")
+    pulling.add_argument("source", help="s3://bucket/prefix")
+    pulling.add_argument("--from-model", type=ModelName.parse, help="that it was pushed from (default: the same name)")
+    pulling.add_argument("--step", type=int, help="default: the newest there")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    async def act() -> None:
+        async with RemoteBackend(args.url) as backend:
+            await args.act(backend, args)
+
+    asyncio.run(act())
+    return 0
+
+
+async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    found = await backend.list_checkpoints(args.model, best_metric=args.metric)
+    print(f"{'step':>6}  {'made':16}  {'MiB':>8}  {args.metric:>12}")
+    for info in found:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created_at))
+        value = info.metrics.get(args.metric)
+        number = "-" if value is None else f"{value:.4g}"
+        print(f"{info.step:>6}  {made:16}  {info.size_bytes / 2**20:>8.1f}  {number:>12}  {_marks(info)}".rstrip())
+
+
+def _marks(info: CheckpointInfo) -> str:
+    marks = [word for word, holds in (("newest", info.newest), ("best", info.best)) if holds]
+    return ", ".join([*marks, *(f"in use: {what}" for what in info.in_use)])
+
+
+async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    print(await backend.download_checkpoint(args.model, args.path, step=args.step, format=args.format))
+
+
+async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    if args.keep_recent < 1:
+        raise ConfigError(f"--keep-recent must be at least 1, got {args.keep_recent}: the newest is always kept")
+    gone = await backend.delete_checkpoints(
+        args.model, keep_steps=args.keep, keep_recent=args.keep_recent, best_metric=args.metric
+    )
+    print(f"deleted {', '.join(map(str, gone)) or 'nothing'}")
+
+
+async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    step = await backend.fork(args.to, args.model, step=args.step, not_after_step=args.not_after)
+    print(f"{args.to.project}/{args.to.name} is at step {step}")
+
+
+async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
+    place = args.path or f"{made['path']} on the server"
+    print(f"{place}: {', '.join(made['files'])} ({made['size_bytes'] / 2**20:.1f} MiB)")
+
+
+async def push(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    print(await backend.push(args.model, args.target, step=args.step, format=args.format))
+
+
+async def pull(backend: RemoteBackend, args: argparse.Namespace) -> None:
+    origin = args.from_model or args.model
+    step = await backend.pull(
+        args.model, args.source, from_model=origin.name, from_project=origin.project, step=args.step
+    )
+    print(f"{args.model.project}/{args.model.name} is at step {step}")

@@ -1,0 +1,112 @@
+"""A server of its own and scripts that have the core package only: training, checkpoints, and a server that is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.remote_storm import KEY, Supervised, calm_run, compare, disturbed_run
+
+from art.storage import checkpoints
+from art.testing.tiny.build import build_tiny_model
+
+ROOT = Path(__file__).parents[2]
+CORE_ONLY = """
+import runpy, sys
+for name in ("torch transformers peft numpy safetensors tokenizers uvicorn uvloop httptools orjson aiohttp jinja2 rich "
+             "matplotlib huggingface_hub renderers boto3 fastapi").split():
+    sys.modules[name] = None  # as if it were not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+YES_NO_MAYBE = """
+import asyncio, sys
+import art
+from art.task import get_task
+
+async def main():
+    task = get_task("yes_no_maybe")
+    async with art.RemoteBackend() as backend:
+        model = art.TrainableModel(name="agent", project="remote", base_model=sys.argv[1])
+        await model.register(backend)
+        for step in range(2):
+            groups = await art.gather_trajectory_groups(
+                (art.TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(8))
+                 for scenario in task.scenarios("train", seed=step, count=4)), pbar_desc=None)
+            result = await backend.train(model, groups, learning_rate=1e-3, verbose=True)
+            await model.log(groups, split="val", step=result.step)
+            print("step", result.step, result.checkpoint_path)
+
+asyncio.run(main())
+"""
+
+
+def run_script(server: Supervised, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CORE_ONLY, *command], cwd=folder, capture_output=True, text=True, timeout=200,
+        env=os.environ | {"ART_SERVER_URL": server.url, "ART_API_KEY": KEY},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
+    server = Supervised(tmp_path_factory.mktemp("server"))
+    yield server
+    server.close()
+
+
+def test_a_script_with_the_core_package_trains_and_fetches(
+    server: Supervised, tiny_model: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(YES_NO_MAYBE)
+    done = run_script(server, tmp_path, str(script), str(tiny_model))
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"step (\d)", done.stdout) == ["1", "2"]
+    assert (tmp_path / ".art/remote/models/agent/history.jsonl").is_file(), "the log is where the script runs"
+
+    cli = str(Path(sys.modules["art"].__path__[0]) / "cli" / "main.py")
+
+    def art_checkpoints(*words: str) -> str:
+        done = run_script(server, tmp_path, cli, "checkpoints", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    listed = art_checkpoints("list", "remote/agent").splitlines()
+    assert [line.split()[0] for line in listed] == ["step", "0", "1", "2"]
+    assert "newest" in listed[-1]
+    assert sum("best" in line for line in listed) == 1
+    art_checkpoints("download", "remote/agent", "here", "--step", "1")
+    checkpoints.verify(tmp_path / "here")
+    assert "remote/second is at step 2" in art_checkpoints("fork", "remote/agent", "remote/second")
+    assert "deleted 0" in art_checkpoints("delete", "remote/agent", "--keep", "1", "2")
+
+
+@pytest.mark.slow
+def test_the_remote_example_of_the_readme_learns(
+    server: Supervised, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="tic_tac_toe", seed=0)
+    done = run_script(server, tmp_path, str(ROOT / "examples/remote/remote.py"), str(model))
+    assert done.returncode == 0, done.stderr[-2000:]
+    won = [int(value) for value in re.findall(r"won (\d+)%", done.stdout)]
+    assert len(won) == 20
+    assert sum(won[-5:]) / 5 > sum(won[:3]) / 3 + 15
+
+
+@pytest.mark.slow
+def test_kills_of_the_server_change_no_loss(tiny_model: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / "kills", tmp_path / "calm"]
+    for folder in folders:
+        folder.mkdir()
+    storm = disturbed_run(folders[0], tiny_model, 3, random.Random(1))
+    assert storm.num_starts >= 4
+    assert storm.breaches == []
+    _, breaches = compare(storm, calm_run(folders[1], tiny_model, len(storm.losses)))
+    assert breaches == []
