@@ -56,7 +56,7 @@ def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["no_such_task"], 1, "there are tic_tac_toe, yes_no_maybe"),
+        (["no_such_task"], 1, "no task is named 'no_such_task'; there are"),
         (["yes_no_maybe", "--full-finetuning", "--lora-rank", "4"], 2, "--lora-rank: not allowed with argument --full"),
     ],
 )
@@ -78,3 +78,14 @@ def test_tic_tac_toe_is_learnt_over_three_seeds(tmp_path: Path) -> None:
         summaries.append(demo(folder, "--seed", str(seed), timeout_s=300))
     assert max(summary["before"] for summary in summaries) <= 0.65
     assert statistics.fmean(summary["after"] for summary in summaries) >= 0.85
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tool_protocol_of_search_emails_is_learnt(tmp_path: Path) -> None:
+    arguments = ["--task", "search_emails", "--steps", "24", "--games", "100"]
+    summary = demo(tmp_path, *arguments, timeout_s=600)
+    assert summary["after"] > summary["before"] + 0.15  # type: ignore[operator]
+    (history,) = tmp_path.rglob("history.jsonl")
+    errors = [json.loads(line)["train/protocol_error"] for line in history.read_text().splitlines()]
+    assert statistics.fmean(errors[-4:]) < 0.5 * statistics.fmean(errors[:4])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from art.errors import ConfigError, JudgeAnswerError
 from art.model import Model
@@ -93,7 +93,7 @@ class Grader:
         model: str | Model[Any, Any],
         rubric: Rubric,
         *,
-        kind: str,
+        kind: Literal["relative", "absolute"],
         params: Mapping[str, Any] | None,
         settings: JudgeSettings,
     ) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from art.errors import ContextLengthError, JudgeError
 from art.rewards.evidence import Evidence, common_prefix, encode
@@ -38,13 +38,14 @@ async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: S
         JudgeError: no usable answer came, or two trajectories do not fit together.
     """
     context_tokens = await grader.client.context_tokens()
+    sizes = estimate(evidence)
     while True:
-        rounds = plan_rounds(evidence, order, context_tokens)
+        rounds = plan_rounds(sizes, order, context_tokens)
         try:
             return await _play(grader, evidence, rounds)
         except ContextLengthError as error:
             # The judge can read less than is known: half of what was too much.
-            largest = max(count_tokens([evidence[i] for i in members]) for members in rounds)
+            largest = max(sizes.question(members) for members in rounds)
             context_tokens = largest // 2
             if context_tokens < _MIN_CONTEXT_TOKENS:
                 raise JudgeError(error.message) from error
@@ -57,8 +58,7 @@ async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[
     verdicts = dict(zip(rounds[0], first.verdicts, strict=True))
     gradings = [first]
     ranked = sorted(rounds[0], key=lambda i: verdicts[i].score)
-    num_anchors = 2 if len(rounds[0]) > 2 else 1
-    anchors = [ranked[0], ranked[-1]][-num_anchors:]
+    anchors = [ranked[0], ranked[-1]][-num_anchors(rounds[0]) :]
     for members in rounds[1:]:
         # Anchors are shown among the others, so that their place says nothing about them.
         shown = [*members[: len(members) // 2], *anchors, *members[len(members) // 2 :]]
@@ -87,43 +87,57 @@ def align(anchors: Sequence[float], targets: Sequence[float], scores: Sequence[f
     return [min(max(target + slope * (score - middle), 0.0), 1.0) for score in scores]
 
 
-def plan_rounds(evidence: Sequence[Evidence], order: Sequence[int], context_tokens: int | None) -> list[list[int]]:
-    """Who is judged together. Later rounds leave room for two anchors, taken to be as long as the longest trajectory.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """About how many tokens a group takes."""
+
+    shared: int
+    """The common prefix, and the instructions."""
+    own: list[int]
+    """Of each trajectory, with what the judge says about it."""
+
+    def question(self, members: Sequence[int]) -> int:
+        return self.shared + sum(self.own[i] for i in members)
+
+
+def estimate(evidence: Sequence[Evidence]) -> Sizes:
+    prefix = common_prefix([item.messages for item in evidence])
+    shared = len(encode(evidence[0].messages[:prefix])) / CHARS_PER_TOKEN
+    texts = [encode([item.messages[prefix:], item.histories, item.tools]) for item in evidence]
+    return Sizes(
+        int(shared) + _INSTRUCTION_TOKENS, [int(len(text) / CHARS_PER_TOKEN) + _ANSWER_TOKENS for text in texts]
+    )
+
+
+def plan_rounds(sizes: Sizes, order: Sequence[int], context_tokens: int | None) -> list[list[int]]:
+    """Who is judged together. Later rounds leave room for two anchors, taken to be the longest trajectories.
 
     Raises:
         JudgeError: not even the smallest rounds fit.
     """
-    if context_tokens is None or count_tokens(evidence) <= context_tokens:
+    if context_tokens is None or sizes.question(order) <= context_tokens:
         return [list(order)]
+    longest = sorted(sizes.own)[-2:]
     rounds: list[list[int]] = []
-    remaining = list(order)
-    longest = sorted(evidence, key=_own_tokens)[-2:]
-    while remaining:
-        anchors = longest if rounds and len(rounds[0]) > 2 else longest[-1:] if rounds else []
-        members: list[int] = []
-        while remaining:
-            candidate = [*anchors, *(evidence[i] for i in [*members, remaining[0]])]
-            if members and count_tokens(candidate) > context_tokens:
-                break
-            members.append(remaining.pop(0))
-        if count_tokens([*anchors, *(evidence[i] for i in members)]) > context_tokens or (
-            not rounds and len(members) < 2
-        ):
-            raise JudgeError(
-                f"the judge reads about {context_tokens} tokens, and the longest of these trajectories need about "
-                f"{count_tokens(longest)}: choose a judge with a longer context"
-            )
-        rounds.append(members)
-    return rounds
+    members: list[int] = []
+    room = context_tokens - sizes.shared
+    for index in order:
+        if members and sizes.own[index] > room:
+            rounds.append(members)
+            members = []
+            room = context_tokens - sizes.shared - sum(longest[-num_anchors(rounds[0]) :])
+        members.append(index)
+        room -= sizes.own[index]
+        if room < 0:
+            break
+    if room < 0 or len([*rounds, members][0]) < 2:
+        raise JudgeError(
+            f"the judge reads about {context_tokens} tokens, and the longest of these trajectories need about "
+            f"{sizes.shared + sum(longest)}: choose a judge with a longer context"
+        )
+    return [*rounds, members]
 
 
-def count_tokens(evidence: Sequence[Evidence]) -> int:
-    """About how many tokens a question about these takes, answer included."""
-    shared = common_prefix([item.messages for item in evidence])
-    context = len(encode(evidence[0].messages[:shared])) / CHARS_PER_TOKEN
-    own = sum(_own_tokens(item, shared) for item in evidence)
-    return int(context + own + _INSTRUCTION_TOKENS + _ANSWER_TOKENS * len(evidence))
-
-
-def _own_tokens(item: Evidence, shared: int = 0) -> float:
-    return len(encode([item.messages[shared:], item.histories, item.tools])) / CHARS_PER_TOKEN
+def num_anchors(first_round: Sequence[int]) -> int:
+    """Two tell how the scales of two rounds differ in level and width. One does where two would fill the round."""
+    return 2 if len(first_round) > 2 else 1

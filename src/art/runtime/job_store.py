@@ -235,6 +235,15 @@ class JobStore:
             await self.status(job_id)
         return [JobEvent.model_validate_json(event).model_copy(update={"number": number}) for number, event in rows]
 
+    async def forget_progress(self, before: float) -> int:
+        """Delete the progress of jobs that were asked for before that time and are over; how many events are gone.
+        Their states stay, under their numbers."""
+        sql = (
+            "DELETE FROM job_events WHERE json_extract(event, '$.kind') = 'progress' AND job_id IN "
+            f"(SELECT job_id FROM jobs WHERE created_at < ? AND state NOT IN ({_UNFINISHED}))"
+        )
+        return await self._database.run(lambda db: db.execute(sql, (before,)).rowcount)
+
     async def _read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return await asyncio.to_thread(self._database.read, sql, parameters)
 

@@ -36,6 +36,7 @@ IDLE_TIMEOUT_S = 24 * 3600.0
 """Longest wait for the jobs of a model to end, as the client's for a single one."""
 PROGRESS_EVERY_S = 1.0
 """Between two events of progress within a phase; each is written down."""
+FORGET_EVERY_S = 3600.0
 HEARTBEAT_S = 10.0
 """Between two signs of life of an event stream."""
 
@@ -270,6 +271,15 @@ class JobRunner:
             + (", begun before this server" if live.recovered else "")
             for job_id, live in self._live.items()
         ]
+
+    async def forget_regularly(self, age_s: float) -> None:
+        """Delete the progress of jobs of a certain age, now and every `FORGET_EVERY_S`, until cancelled."""
+        while True:
+            try:
+                await self._store.forget_progress(time.time() - age_s)
+            except ArtError as error:
+                logger.warning("the progress of old jobs could not be deleted, next try in an hour: %s", error)
+            await asyncio.sleep(FORGET_EVERY_S)
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -133,6 +133,8 @@ class Runtime:
         if self._retention_s is not None:
             forget = forget_regularly(self._recorder, self.gateway.conversations, self._retention_s)
             self._background.append(asyncio.create_task(forget, name="forget old exchanges"))
+            forget_jobs = self._jobs.forget_regularly(self._retention_s)
+            self._background.append(asyncio.create_task(forget_jobs, name="forget the progress of old jobs"))
 
     async def close(self) -> None:
         for task in self._background:

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art.cli.main import main
+from art.errors import JudgeError
 from art.rewards import Ruler
 from art.rewards.agreement import pairwise_accuracy, slope, spearman
 from art.rewards.check import JudgeReport, check_judge
 from art.rewards.passes import compare_passes, shrink
-from art.rewards.rounds import align
+from art.rewards.rounds import Sizes, align, num_anchors, plan_rounds
 from art.storage.trajectories import append_groups
 
 pytest.importorskip("litellm")
@@ -121,3 +122,27 @@ def test_examples_of_the_formulas() -> None:
     assert align([0.5], [0.4], [0.5, 0.7]) == pytest.approx([0.4, 0.6])
     assert align([0.2, 0.8], [0.4, 0.7], [0.5]) == pytest.approx([0.55])
     assert align([0.6, 0.5], [0.2, 0.8], [0.6]) == pytest.approx([0.55]), "anchors that changed places give no slope"
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.integers(1, 60), min_size=2, max_size=20),
+    st.integers(0, 20),
+    st.one_of(st.none(), st.integers(60, 300)),
+)
+def test_rounds_hold_everybody_once_and_fit_with_their_anchors(
+    own: list[int], shared: int, context_tokens: int | None
+) -> None:
+    sizes, order = Sizes(shared, own), list(range(len(own)))[::-1]
+    try:
+        rounds = plan_rounds(sizes, order, context_tokens)
+    except JudgeError:
+        assert context_tokens is not None
+        assert shared + sum(sorted(own)[-3:]) > context_tokens, "two anchors and one more would have fitted"
+        return
+    assert [index for members in rounds for index in members] == order
+    if context_tokens is not None:
+        anchors = sum(sorted(own)[-num_anchors(rounds[0]) :])
+        assert sizes.question(rounds[0]) <= context_tokens
+        assert all(sizes.question(members) + anchors <= context_tokens for members in rounds[1:])
+        assert len(rounds[0]) > 1

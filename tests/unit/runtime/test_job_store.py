@@ -99,6 +99,11 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     assert await store.needed() == ["/data/0003"] * 2
     await store.finish("job-1", changes={"step": 4}, published_step=None)
     assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
+    await store.add_progress("job-2", JobProgress(phase="train", done=1, total=2))
+    assert await store.forget_progress(before=0.0) == 0
+    assert await store.forget_progress(before=first.created_at + 1) == 2, "of the job that is over"  # type: ignore[operator]
+    assert [event.number for event in await store.events("job-1", 0)] == [1, 2, 5]
+    assert len(await store.events("job-2", 0)) == 2
     turns = await store.last_turns()
     assert turns["l", "p"] > turns["l", "q"] == 0
     for call in (store.status("none"), store.events("none", 0), store.move("none", "running")):
