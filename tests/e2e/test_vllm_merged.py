@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, VllmConfig
+from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, TrainerConfig, VllmConfig
 from art.engine import GenerateRequest, TokenChunk
 from art.engines.vllm.command import installed_vllm_python
 from art.errors import HandshakeError, NotFoundError
@@ -152,7 +152,7 @@ async def test_the_published_step_is_there_after_a_death(runtime: Runtime) -> No
 
 async def test_full_fine_tuning(runtime: Runtime, base: Path) -> None:
     """Beside the other model of this base, in a server of its own."""
-    settings = ModelSettings(lora=None, engine=MERGED)
+    settings = ModelSettings(lora=None, engine=MERGED, trainer=TrainerConfig(device="cpu"))
     await runtime.register(RegisterRequest(project="p", name="full", base_model=str(base), settings=settings))
     status = await train(runtime, "full", "full-1", learning_rate=1e-4)
     assert (status.state, status.step) == ("succeeded", 1), status.error
