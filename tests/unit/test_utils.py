@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ import art
 from art.utils import DatasetBatch, format_message, get_model_step, iterate_dataset, limit_concurrency
 from art.utils.litellm import convert_litellm_choice_to_openai
 from art.utils.loops import PerLoop
+from art.utils.openai_client import make_openai_client
 
 # --- retry ---
 
@@ -259,3 +262,16 @@ def test_litellm_choices() -> None:
     assert choice.message.reasoning_content == "r"  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="assistant message"):
         convert_litellm_choice_to_openai(litellm_choice(message={"role": "user", "content": "x"}))
+
+
+@pytest.mark.parametrize(("version", "adapter"), [("2.54.0", "httpx_aiohttp"), ("3.54.0", "aiohttp")])
+async def test_the_client_goes_without_aiohttp_where_openai_has_no_adapter(
+    version: str, adapter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litellm still asks for openai 2, and brings aiohttp without the adapter that openai 2 needs for it."""
+    monkeypatch.setattr(openai, "__version__", version)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == adapter else found(name))
+    client = make_openai_client("http://127.0.0.1:1/v1", "key")
+    assert type(client._client).__name__ == type(openai.DefaultAsyncHttpxClient()).__name__
+    await client.close()
