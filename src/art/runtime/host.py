@@ -186,7 +186,8 @@ class BaseModelHost:
     async def _exchange(self, adapter_id: str, wanted: _Loaded) -> dict[str, float]:
         """Put one policy in the place of another, which comes back if the new one is not what was trained.
 
-        Requests that run end with the policy that they began with; those that come meanwhile wait."""
+        Requests that run end with the policy that they began with; those that come meanwhile wait.
+        """
         await asyncio.to_thread(checkpoints.verify, wanted.checkpoint)
         await self._raw_engine.prepare_weights(adapter_id, wanted.checkpoint)
         with self._gate.closed():
@@ -207,6 +208,7 @@ class BaseModelHost:
             f"publishing {adapter_id}",
         )
         self._loaded[adapter_id] = wanted
+        self._loaded.move_to_end(adapter_id)
         return metrics
 
     def _make_room(self, limit: int, adapter_id: str, *, is_full: bool) -> None:
