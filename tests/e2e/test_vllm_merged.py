@@ -154,7 +154,7 @@ async def test_full_fine_tuning(runtime: Runtime, base: Path) -> None:
     """Beside the other model of this base, in a server of its own."""
     settings = ModelSettings(lora=None, engine=MERGED, trainer=TrainerConfig(device="cpu"))
     await runtime.register(RegisterRequest(project="p", name="full", base_model=str(base), settings=settings))
-    status = await train(runtime, "full", "full-1", learning_rate=1e-4)
+    status = await train(runtime, "full", "merged-full-1", learning_rate=1e-4)
     assert (status.state, status.step) == ("succeeded", 1), status.error
     assert status.metrics["publish/probe_gap"] < 1e-4
     assert status.metrics["publish/adapter_norm"] == pytest.approx(status.metrics["loss/adapter_norm"], rel=1e-4)
