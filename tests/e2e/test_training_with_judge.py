@@ -30,5 +30,5 @@ def test_tic_tac_toe_is_learnt_from_a_biased_judge(seed: int, tmp_path: Path) ->
             ],
             cwd=tmp_path, env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}, check=True,
         )  # fmt: skip
-        assert len(judge.requests) >= 16 * 40
+        assert len(judge.requests) > 16 * 40 / 2, "groups that were seen before come from the cache"
     assert json.loads(summary.read_text())["evaluation"] >= MIN_WIN_RATE

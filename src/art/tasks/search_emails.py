@@ -6,7 +6,7 @@
     assistant  read_email(message_id=12)                 tool  opal: the budget is 47.
     assistant  return_final_answer(answer="47")          reward 1.2
 
-A tiny model after its warm start does that in about four rollouts of ten, after 16 steps in seven or eight.
+A tiny model does that in two to four rollouts of ten after its warm start, and in four to seven after 12 to 16 steps.
 
 A right answer is worth 1, "I don't know" 0, a wrong one or none -0.25, and an answer that is no proper tool call ends
 the rollout at -0.5. Having found the email in a search adds 0.1, having read it another 0.1.

@@ -37,6 +37,8 @@ _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)|.* die
 _HINTS = {
     "module 'triton": "vLLM computes mixtures of experts by Triton while adapters are enabled, and there is no working "
     "Triton here; its CPU package comes without",
+    "is not supported by MLA": "on a CPU vLLM computes multi-head latent attention in the width of DeepSeek-V3 only: "
+    "512 + 64",
 }
 """What is meant by causes that only vLLM's developers understand, by a part of their text."""
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
