@@ -403,7 +403,7 @@ class Runtime:
         if wanted not in (None, step):
             raise NotFoundError(
                 f'{model.key}@{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
-                f'{step}. Ask for {model.key!r}, or register the model with `weights="lora"`',
+                f'{step}. Ask for {model.key!r}; older steps beside it need `weights="lora"` or the embedded engine',
                 param="model",
             )
         return step

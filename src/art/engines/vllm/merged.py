@@ -52,6 +52,6 @@ class MergedVllmEngine(VllmEngine):
         wanted = "the base model" if adapter is None else repr(adapter)
         raise NotFoundError(
             f'{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now {there}. For older '
-            'steps beside it, or the base model, use `weights="lora"`',
+            'steps beside it, or the base model, use `weights="lora"` or the embedded engine',
             param="model",
         )
