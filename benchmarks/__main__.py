@@ -17,17 +17,16 @@ import json
 import multiprocessing
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-import psutil
 import torch
 
 from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
+from benchmarks.worker import end_with_parent
 
 DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth")
 ONLY_NAMED = ("learning", "kill_storm", "remote_storm", "serve_load")
@@ -75,18 +74,6 @@ def main(argv: Sequence[str]) -> None:
         sections.append(section)
         if args.json:
             args.json.with_suffix(".md").write_text("\n".join(sections))
-
-
-def end_with_parent() -> None:
-    """A worker whose parent was killed would go on measuring, and disturb whatever is measured next."""
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
-        parent.join()
-        psutil.Process().kill()
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def plot_path(name: str, plot: Path | None, json_file: Path | None) -> Path | None:

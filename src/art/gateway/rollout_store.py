@@ -131,6 +131,11 @@ class RolloutStore:
         ids = orjson.dumps(list(exchange_ids)).decode()
         await self._database.run(lambda db: db.execute(_TRAINED, (job_id, next_change(db), ids)))
 
+    @staticmethod
+    def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
+        """The job came to nothing: its rollouts can be trained by another."""
+        db.execute("UPDATE rollouts SET trained_by = NULL, change = ? WHERE trained_by = ?", (next_change(db), job_id))
+
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:
         announced = update.model.partition("/")[0] if update.model is not None else None
         named = {name for name in (project, update.project, announced) if name is not None}

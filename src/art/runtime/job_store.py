@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +76,19 @@ class JobStore:
     """Every method is one transaction. It shares the database with the registry: a step is published and its job ended
     at once."""
 
-    def __init__(self, database: Database, *, max_per_project: int | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_per_project: int | None = None,
+        on_dropped: Callable[[sqlite3.Connection, str], None] | None = None,
+    ) -> None:
         """
         Args:
             max_per_project: jobs of one project that may be unfinished at once; `None`: any number.
+            on_dropped: told of a job that failed or was cancelled, in the transaction that records it.
         """
+        self._on_dropped = on_dropped
         self._max_per_project = max_per_project
         self._database = database
 
@@ -145,7 +153,7 @@ class JobStore:
         def recover(db: sqlite3.Connection) -> list[Entry]:
             begun = db.execute("SELECT job_id, state FROM jobs WHERE state IN ('running', 'cancelling')").fetchall()
             for job_id, state in begun:
-                _move(db, job_id, "queued" if state == "running" else "cancelled")
+                self._move(db, job_id, "queued" if state == "running" else "cancelled")
             rows = db.execute(
                 "SELECT job_id, kind, project, name, lane FROM jobs WHERE state = 'queued' ORDER BY created_at, rowid"
             )
@@ -205,13 +213,13 @@ class JobStore:
             ConflictError: this state cannot follow the one that it has.
             NotFoundError: there is no such job.
         """
-        return await self._database.run(lambda db: _move(db, job_id, state, changes, from_step))
+        return await self._database.run(lambda db: self._move(db, job_id, state, changes, from_step))
 
     async def finish(self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None) -> JobStatus:
         """Succeeded: where it published a step, the model moves to it in the same transaction."""
 
         def finish(db: sqlite3.Connection) -> JobStatus:
-            status = _move(db, job_id, "succeeded", changes)
+            status = self._move(db, job_id, "succeeded", changes)
             if published_step is not None:
                 set_step(db, status.project, status.name, published_step)
             return status
@@ -243,6 +251,19 @@ class JobStore:
             f"(SELECT job_id FROM jobs WHERE created_at < ? AND state NOT IN ({_UNFINISHED}))"
         )
         return await self._database.run(lambda db: db.execute(sql, (before,)).rowcount)
+
+    def _move(
+        self,
+        db: sqlite3.Connection,
+        job_id: str,
+        state: JobState,
+        changes: Mapping[str, Any] | None = None,
+        from_step: int | None = None,
+    ) -> JobStatus:
+        status = _move(db, job_id, state, changes, from_step)
+        if state in ("failed", "cancelled") and self._on_dropped is not None:
+            self._on_dropped(db, job_id)
+        return status
 
     async def _read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return await asyncio.to_thread(self._database.read, sql, parameters)

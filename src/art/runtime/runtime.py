@@ -24,6 +24,7 @@ from art.gateway.chat import Gateway
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.gateway.retention import forget_regularly
+from art.gateway.rollout_store import RolloutStore
 from art.protocol.jobs import JobEvent
 from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -83,7 +84,11 @@ class Runtime:
         self._preflight = Preflight() if config.preflight else None
         self._policies: dict[str, PolicyRef] = {}
         self._register_lock = asyncio.Lock()
-        self._job_store = JobStore(self._database, max_per_project=config.limits.max_jobs_per_project)
+        self._job_store = JobStore(
+            self._database,
+            max_per_project=config.limits.max_jobs_per_project,
+            on_dropped=RolloutStore.unmark_trained,
+        )
         training = TrainingWork(self.data_dir, self._find, self._on_published)
         metrics = self._metrics = MetricStore(self._database)
         adopting = AdoptWork(self.data_dir, self._find_registered, self._job_store.origins, self._on_published)
@@ -262,7 +267,8 @@ class Runtime:
         model, host = self._find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
-            await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+            if known.state not in ("failed", "cancelled"):  # the server died before it could do so
+                await self.gateway.rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
             return known
         warnings = await self._ensure_ready(model, host)
 

@@ -147,6 +147,8 @@ async def test_trained_rollouts_are_marked_once(bench: Bench) -> None:
     assert [r.rollout_id for r in (await rollouts.page(RolloutQuery(trained=True))).rollouts] == ["done"]
     assert (await rollouts.get("done", None)).trained_by == "job-1"
     assert (await rollouts.get("running", None)).trained_by is None
+    await bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
+    assert (await rollouts.get("done", None)).trained_by is None
 
 
 async def test_old_records_are_forgotten_but_not_what_is_continued(bench: Bench) -> None:

@@ -124,7 +124,7 @@ def test_examples_of_the_formulas() -> None:
     assert align([0.6, 0.5], [0.2, 0.8], [0.6]) == pytest.approx([0.55]), "anchors that changed places give no slope"
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(1, 60), min_size=2, max_size=20),
     st.integers(0, 20),
@@ -138,7 +138,8 @@ def test_rounds_hold_everybody_once_and_fit_with_their_anchors(
         rounds = plan_rounds(sizes, order, context_tokens)
     except JudgeError:
         assert context_tokens is not None
-        assert shared + sum(sorted(own)[-3:]) > context_tokens, "two anchors and one more would have fitted"
+        needed = shared + sum(sorted(own)[-2:]) + max(own)
+        assert needed > context_tokens, "the longest would have fitted beside anchors as long as they can be"
         return
     assert [index for members in rounds for index in members] == order
     if context_tokens is not None:

@@ -141,3 +141,22 @@ async def test_a_project_has_a_limit_of_jobs(tmp_path: Path) -> None:
     await store.move("job-1", "failed")
     assert (await store.add(job("job-3"), 1)).state == "queued"
     database.close()
+
+
+async def test_jobs_that_come_to_nothing_are_told_of() -> None:
+    dropped: list[str] = []
+    database = Database(Path(":memory:"))
+    await Registry(database).start()
+    store = JobStore(database, on_dropped=lambda db, job_id: dropped.append(job_id))
+    await store.start()
+    for name in ("done", "failed", "cancelled", "stopped"):
+        await store.add(job(name), 1)
+        if name != "cancelled":
+            await store.move(name, "running")
+    await store.finish("done", changes={}, published_step=None)
+    await store.move("failed", "failed")
+    await store.move("cancelled", "cancelled")
+    await store.move("stopped", "cancelling")
+    await store.recover()
+    assert dropped == ["failed", "cancelled", "stopped"]
+    database.close()
