@@ -228,7 +228,7 @@ async def test_yielded_trajectories() -> None:
         art.yield_trajectory(art.Trajectory())
 
 
-def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> Exchange | str:
+def read(chunks: list[dict[str, Any]] | dict[str, Any], *, compressed: bool = False) -> Exchange:
     headers = {"content-type": "application/json"}
     if isinstance(chunks, dict):
         raw = json.dumps(chunks).encode()
@@ -264,7 +264,6 @@ def test_streams_of_several_choices_and_parallel_calls() -> None:
         ],
         compressed=True,
     )
-    assert isinstance(found, Exchange), found
     first, second = found.choices
     assert [(c.id, c.function.name, c.function.arguments) for c in first.message.tool_calls or []] == [  # type: ignore[union-attr]
         ("a", "f", "{}"), ("b", "g", "{}"),
@@ -281,13 +280,30 @@ def test_log_probs_of_streams_are_appended() -> None:
         return chunk
 
     found = read([token("a"), token("b", finish_reason="stop")])
-    assert isinstance(found, Exchange), found
     assert [entry.token for entry in found.choices[0].logprobs.content] == ["a", "b"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": [{}]}, [piece(content="cut off")], []])
-def test_what_is_no_answer_is_a_reason(answer: Any) -> None:
-    assert str(read(answer)).startswith("an answer is not captured: ")
+def test_what_is_no_answer_is_refused(answer: Any) -> None:
+    with pytest.raises((ValueError, LookupError)):
+        read(answer)
+
+
+def test_calls_that_are_no_function_or_no_json_continue_a_conversation() -> None:
+    calls: list[dict[str, Any]] = [
+        {"id": "a", "type": "custom", "custom": {"name": "shell", "input": "ls"}},
+        {"id": "b", "type": "function", "function": {"name": "f", "arguments": "{"}},
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}},
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    answer = load_choice({"index": 0, "finish_reason": "tool_calls", "message": message})
+    spaced = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    histories: list[art.History] = []
+    add_exchange(histories, Exchange([user("q")], None, [answer]))
+    again = {"role": "assistant", "tool_calls": [*calls[:2], spaced]}
+    add_exchange(histories, Exchange([user("q"), again, user("r")], None, [answer]))
+    (history,) = histories
+    assert [is_choice(item) for item in history.messages_and_choices] == [False, True, False, True]
 
 
 def test_branches_and_changed_answers_are_conversations_of_their_own() -> None:

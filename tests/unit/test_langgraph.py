@@ -279,7 +279,12 @@ async def test_the_agent_of_the_example(served: ServedApp) -> None:
     served.app.bench.answers(*good, use("read_email", message_id="first"), "it is late")
     best = await agent.rollout(served.policy, scenario)
     assert best.reward == pytest.approx(1.2)
-    assert [message["role"] for message in best.messages()] == ["system", "user", *2 * ["assistant", "tool"], "assistant"]
+    assert [message["role"] for message in best.messages()] == [
+        "system",
+        "user",
+        *2 * ["assistant", "tool"],
+        "assistant",
+    ]
     assert sum(map(is_choice, best.messages_and_choices)) == 3
     worst = await agent.rollout(served.policy, scenario)
     assert (worst.reward, worst.metrics["correct"]) == (-0.25, 0.0)

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, overload
 import httpx2
 
 from art.capture.conversations import add_exchange
-from art.capture.http import AsyncCopy, Copy, Exchange, read_exchange
+from art.capture.http import AsyncCopy, Copy, read_exchange
 from art.errors import ConfigError, NotFoundError
 from art.trajectory import History, Trajectory
 
@@ -102,15 +102,16 @@ class Captured:
             if history is not main
         ]
 
-    def _add(self, exchange: Exchange | str) -> None:
-        """Take in an answer, or the reason why it could not be read."""
+    def _read(self, asked: bytes, headers: httpx2.Headers, raw: bytes) -> None:
+        """Take in an answer. One that cannot be read is no reason for the agent, who gets the same bytes, to fail."""
         if self._is_over:
             return
-        if isinstance(exchange, str):
-            self.trajectory.log(exchange)
-            return
-        add_exchange(self._histories, exchange)
-        self._show(self._histories)
+        try:
+            add_exchange(self._histories, read_exchange(asked, headers, raw))
+        except Exception as error:
+            self.trajectory.log(f"an answer is not captured: {type(error).__name__}: {error}")
+        else:
+            self._show(self._histories)
 
     def _takes(self, model: CapturedModel) -> bool:
         if self._is_over:
@@ -242,4 +243,4 @@ def _reader(model: CapturedModel, response: httpx2.Response) -> Callable[[bytes]
     if not response.request.url.path.endswith("/chat/completions"):
         return None
     asked = response.request.content
-    return lambda raw: captured._add(read_exchange(asked, response.headers, raw))
+    return lambda raw: captured._read(asked, response.headers, raw)

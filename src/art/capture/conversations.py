@@ -42,12 +42,13 @@ def _key(item: Any) -> str:
     """The same for an answer and for what clients make of it: without empty fields, arguments of calls as objects."""
     message = {key: value for key, value in to_message(item).items() if value and key not in _NOT_SENT_BACK}
     if calls := message.get("tool_calls"):
-        message["tool_calls"] = [_call(call["function"]) | {"id": call.get("id")} for call in calls]
+        message["tool_calls"] = [_call(call) for call in calls]
     return json.dumps(message, sort_keys=True, default=str)
 
 
-def _call(function: dict[str, Any]) -> dict[str, Any]:
+def _call(call: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"name": function["name"], "arguments": json.loads(function["arguments"])}
-    except ValueError:
-        return {"name": function["name"], "arguments": function["arguments"]}
+        arguments = json.loads(call["function"]["arguments"])
+    except (LookupError, ValueError):  # a tool of another kind, or arguments that are no JSON: compared as they are
+        return call
+    return {"id": call.get("id"), "name": call["function"].get("name"), "arguments": arguments}

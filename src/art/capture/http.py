@@ -65,22 +65,19 @@ class Copy(httpx2.SyncByteStream):
             self._read = None
 
 
-def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange | str:
+def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange:
     """The exchange of a request's body and an answer's body as it was sent, compressed or not.
 
-    Returns:
-        The reason, where it is no exchange: the agent, who gets the same bytes, is not to fail for the record's sake.
+    Raises:
+        ValueError, LookupError, TypeError: they are no chat completion, or the stream was closed before its end.
     """
-    try:
-        request = json.loads(asked)
-        answer = httpx2.Response(200, headers=headers, content=raw)
-        if "text/event-stream" in headers.get("content-type", ""):
-            choices = _read_stream(answer.text)
-        else:
-            choices = answer.json()["choices"]
-        return Exchange(request["messages"], request.get("tools"), [load_choice(choice) for choice in choices])
-    except Exception as error:
-        return f"an answer is not captured: {type(error).__name__}: {error}"
+    request = json.loads(asked)
+    answer = httpx2.Response(200, headers=headers, content=raw)
+    if "text/event-stream" in headers.get("content-type", ""):
+        choices = _read_stream(answer.text)
+    else:
+        choices = answer.json()["choices"]
+    return Exchange(request["messages"], request.get("tools"), [load_choice(choice) for choice in choices])
 
 
 def _read_stream(text: str) -> list[dict[str, Any]]:
