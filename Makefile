@@ -49,7 +49,8 @@ fuzz: $(INSTALLED) ## 10,000 requests that nobody would write, to a real server 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines with it
 	@echo "== Running the tests of engines with the real vLLM"
 	ART_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) \
-		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/vllm_engine tests/e2e/test_vllm.py $(ARGS)
+		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/vllm_engine tests/e2e/test_vllm.py \
+		tests/e2e/test_vllm_merged.py $(ARGS)
 
 test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
 	@echo "== Installing the extra qlora and running its tests"

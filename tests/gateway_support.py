@@ -148,6 +148,9 @@ class Resolver:
     def resolve_ready(self, model: str) -> PolicyRef | None:
         return self.policy if model in ("games/agent", "agent") else None
 
+    def is_ready(self, policy: PolicyRef) -> bool:
+        return policy is self.policy
+
     async def resolve(self, model: str) -> PolicyRef:
         if (policy := self.resolve_ready(model)) is not None:
             return policy

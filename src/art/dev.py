@@ -30,6 +30,7 @@ from art.config import (
     RenderConfig,
     SftConfig,
     TrainerConfig,
+    VllmConfig,
 )
 from art.config import TrainConfig as TrainingConfig
 from art.errors import ConfigError
@@ -87,6 +88,8 @@ class InternalModelConfig(TypedDict, total=False):
     peft_args: PeftArgs
     trainer_args: TrainerArgs
     chat_template_kwargs: dict[str, bool | int | float | str]
+    rollout_weights_mode: Literal["lora", "merged"]
+    """`merged` is `VllmConfig(weights="merged")`; the embedded engine, which is the default, has no such choice."""
 
 
 _HINTS = {
@@ -133,6 +136,7 @@ _HONOURED: dict[str, dict[str, _Target]] = {
         "max_model_len": (("engine",), "max_context", int),
         "max_num_seqs": (("engine",), "max_running", int),
     },
+    "": {"rollout_weights_mode": (("engine",), "weights", str)},
     "peft_args": {
         "r": (("lora",), "rank", int),
         "lora_alpha": (("lora",), "alpha", float),
@@ -207,8 +211,14 @@ def _set(found: dict[str, dict[str, Any]], target: _Target, value: Any, name: st
 
 
 def _build(found: Mapping[str, dict[str, Any] | None]) -> ModelSettings:
+    models: dict[str, Any] = dict(_MODELS)
+    engine = found["engine"] or {}
+    if "weights" in engine:  # of vLLM only, which has no word for weights that are not quantised
+        models["engine"] = VllmConfig
+        if engine.get("quantization") == "none":
+            del engine["quantization"]
     try:
-        parts = {part: None if values is None else _MODELS[part](**values) for part, values in found.items()}
+        parts = {part: None if values is None else models[part](**values) for part, values in found.items()}
         return ModelSettings.model_validate(parts)
     except ValidationError as error:
         raise ConfigError(f"_internal_config holds a value out of range: {error}") from error

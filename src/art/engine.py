@@ -71,6 +71,9 @@ class EngineInfo:
     draws_by_index: bool = True
     """Whether a resumed request draws the same tokens; without, the same seed gives the same tokens only from the
     beginning of a completion."""
+    one_policy: bool = False
+    """Whether it holds one policy at a time, in place of the base model: `load_adapter` waits until no request runs,
+    and what was loaded before is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from rich.progress import Progress
 
 from art.cli import train
 from art.cli.main import StderrHandler
-from art.errors import ConfigError
+from art.config import VllmConfig
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,9 +28,11 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
     assert stderr.getvalue() == "plain\n"
 
 
-def test_full_finetuning_with_vllm_is_refused_before_anything_starts() -> None:
+@pytest.mark.parametrize(("option", "weights"), [("--full-finetuning", "merged"), ("--lora-rank=8", "lora")])
+def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", "--full-finetuning"])
-    with pytest.raises(ConfigError, match="--full-finetuning needs --engine torch"):
-        args.run(args)
+    settings = train._settings(parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option]))
+    assert isinstance(settings.engine, VllmConfig)
+    assert settings.engine.weights == weights
+    assert (settings.lora is None) is (weights == "merged")

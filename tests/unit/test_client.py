@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig
+from art.config import ModelSettings, TrainConfig, VllmConfig
 from art.dev import settings_from_internal_config
 from art.errors import (
     ArtError,
@@ -458,6 +458,8 @@ def test_internal_config_nothing_and_direct() -> None:
     full = {"init_args": {"full_finetuning": True}, "peft_args": {"use_gradient_checkpointing": True}}
     settings = settings_from_internal_config(full)
     assert (settings.lora, settings.trainer.gradient_checkpointing) == (None, True)
+    merged = {"rollout_weights_mode": "merged", "init_args": {"load_in_4bit": False, "max_seq_length": 512}}
+    assert settings_from_internal_config(merged).engine == VllmConfig(weights="merged", max_context=512)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +468,8 @@ def test_internal_config_nothing_and_direct() -> None:
         ({"engine_args": {"kv_cache_dtype": "fp8"}}, "engine_args.kv_cache_dtype"),
         ({"peft_args": {"lora_dropout": 0.1}}, "peft_args.lora_dropout"),
         ({"trainer_args": {"max_grad_norm": 0.1}}, "trainer_args.max_grad_norm"),
-        ({"rollout_weights_mode": "merged"}, "rollout_weights_mode"),
+        ({"rollout_weights_mode": "mixed"}, "'lora' or 'merged'"),
+        ({"rollout_weights_mode": "merged", "init_args": {"load_in_4bit": True}}, "quantization"),
         ({"chat_template": "x"}, "chat_template"),
         ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
         ({"peft_args": {"r": 0}}, "rank"),

@@ -7,6 +7,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -15,7 +16,6 @@ from art.cli.event_loop import run_coroutine
 from art.cli.loop import StepReport, evaluate, train_task
 from art.cli.tiny_model import build_with_progress
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
-from art.errors import ConfigError
 from art.model import TrainableModel
 from art.rewards import DEFAULT_RUBRIC, Budget, GroupScorer, JudgeSettings, Ruler, params_at
 from art.task import Task, TaskDefaults, get_task
@@ -67,8 +67,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     task = get_task(args.task)
-    if args.engine == "vllm" and args.full_finetuning:
-        raise ConfigError("--full-finetuning needs --engine torch: vLLM is given LoRA adapters only")
     console = Console()
     data_dir: Path = args.data_dir.resolve()
     if args.base_model is None:
@@ -94,6 +92,14 @@ def _defaults(task: Task, args: argparse.Namespace) -> TaskDefaults:
     return replace(task.defaults, **{key: value for key, value in changes.items() if value is not None})
 
 
+def _settings(args: argparse.Namespace) -> ModelSettings:
+    lora = None if args.full_finetuning else LoraConfig(rank=args.lora_rank)
+    if args.engine != "vllm":
+        return ModelSettings(lora=lora, engine=EngineConfig(max_context=args.max_context))
+    weights: Literal["lora", "merged"] = "merged" if args.full_finetuning else "lora"
+    return ModelSettings(lora=lora, engine=VllmConfig(max_context=args.max_context, weights=weights))
+
+
 def _scorer(args: argparse.Namespace, data_dir: Path) -> GroupScorer | None:
     if args.judge is None:
         return None
@@ -110,9 +116,7 @@ def _scorer(args: argparse.Namespace, data_dir: Path) -> GroupScorer | None:
 async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> None:
     started = time.perf_counter()
     defaults = _defaults(task, args)
-    lora = None if args.full_finetuning else LoraConfig(rank=args.lora_rank)
-    kind = VllmConfig if args.engine == "vllm" else EngineConfig
-    settings = ModelSettings(lora=lora, engine=kind(max_context=args.max_context))
+    settings = _settings(args)
     async with LocalBackend(path=data_dir) as backend:
         model = TrainableModel(
             name=args.name or f"{task.name}-seed{args.seed}",

@@ -74,6 +74,9 @@ class VllmConfig(EngineSettings):
     VLLM_API_KEY, and checkpoints must be reachable for them under the same path."""
     max_loras: int = Field(default=4, ge=1)
     """Adapters, which are steps of models, in one batch; requests for more of them wait."""
+    weights: Literal["lora", "merged"] = "lora"
+    """How a step gets into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights in place of
+    those that are there, between requests; full fine-tuning needs that. The server then holds one step of one model."""
     sleep: Literal["auto", "always", "never"] = "auto"
     """Whether the engine gives its memory to the trainer while that works; requests wait meanwhile. `auto`: where the
     two share a GPU. `always` needs a shared device, which may be the CPU: vLLM only stands still there."""
@@ -92,6 +95,11 @@ class VllmConfig(EngineSettings):
         if self.urls and (self.flags or self.device_indices):
             raise ValueError(
                 "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where those start"
+            )
+        if self.urls and self.weights == "merged":
+            raise ValueError(
+                '`weights` is "merged", which needs a server that ART starts; those of `urls` are given adapters. '
+                "Leave one of the two out"
             )
         if self.urls and self.sleep == "always":
             raise ValueError('`sleep` is "always", but servers of `urls` are not put to sleep; leave one of them out')

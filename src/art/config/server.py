@@ -36,9 +36,10 @@ class ModelSettings(Config):
         engine, trainer = self.engine, self.trainer
         if self.lora is not None:
             return self
-        if isinstance(engine, VllmConfig):
+        if isinstance(engine, VllmConfig) and engine.weights != "merged":
             raise ValueError(
-                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) use the embedded engine"
+                "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) set "
+                '`VllmConfig(weights="merged")`, or use the embedded engine'
             )
         if trainer.shard_base or trainer.quantization != "none":
             raise ValueError(
@@ -152,3 +153,12 @@ class ServerConfig(Config):
     of them is sure to fail; `art doctor` looks closer."""
     handshake_tolerance: float | None = None
     """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        if self.models and isinstance(self.settings.engine, VllmConfig) and self.settings.engine.weights == "merged":
+            raise ValueError(
+                '`settings.engine.weights` is "merged", with which each model has an engine of its own, so `models` '
+                "cannot be loaded before they are registered; leave one of the two out"
+            )
+        return self

@@ -55,6 +55,10 @@ class ProcessEngine:
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         return AdapterInfo(**await self._call("load_adapter", name=name, path=str(path)))
 
+    async def prepare_weights(self, name: str, path: Path) -> None:
+        """Do what can be done before `load_adapter` while requests run; only where that waits until none does."""
+        await self._call("prepare_weights", name=name, path=str(path))
+
     async def unload_adapter(self, name: str) -> None:
         await self._call("unload_adapter", name=name)
 

@@ -221,6 +221,9 @@ class Gateway:
     async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
         """One choice: from the engine into the record."""
         request, renderer = turn.request, turn.renderer
+        policy = turn.policy
+        while not self._resolver.is_ready(policy):  # another took its place while this request waited
+            policy = await self._resolve(request.model, turn.rollout_id)
         parse_tools = bool(turn.tools) and request.tool_choice != "none"
         completion = Completion(
             renderer.tokenizer,
@@ -231,7 +234,7 @@ class Gateway:
         )
         generate = GenerateRequest(
             request_id=exchange_id,
-            adapter=turn.policy.adapter,
+            adapter=policy.adapter,
             prompt_token_ids=turn.prompt_token_ids,
             max_tokens=turn.max_tokens,
             stop_token_ids=renderer.stop_token_ids,
@@ -241,7 +244,7 @@ class Gateway:
             num_top_logprobs=request.top_logprobs or 0,
         )
         # With stop strings the tokens are wanted as they come, to end as soon as one is there.
-        chunks = turn.policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
+        chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
         over = False
         async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
             async for chunk in chunks:
@@ -254,7 +257,7 @@ class Gateway:
             raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
         self._count(turn, index, completion)
         message, finish_reason = completion.finish(exchange_id)
-        await self._record(turn, generate, completion, message, finish_reason)
+        await self._record(turn, policy, generate, completion, message, finish_reason)
         if writer is not None:
             writer.write(completion.take(), completion.take_reports())
             writer.finish(finish_reason, completion.stop_string)
@@ -277,14 +280,20 @@ class Gateway:
             self.tokens[model, "cached"] += completion.num_cached_tokens
 
     async def _record(
-        self, turn: _Turn, generate: GenerateRequest, completion: Completion, message: Message, finish: FinishReason
+        self,
+        turn: _Turn,
+        policy: PolicyRef,
+        generate: GenerateRequest,
+        completion: Completion,
+        message: Message,
+        finish: FinishReason,
     ) -> None:
         exchange = Exchange(
             id=generate.request_id,
             rollout_id=turn.rollout_id,
-            project=turn.policy.project,
-            name=turn.policy.name,
-            policy_version=turn.policy.policy_version,
+            project=policy.project,
+            name=policy.name,
+            policy_version=policy.policy_version,
             parent_id=None if turn.parent is None else turn.parent.id,
             branch_reason=turn.branch_reason,
             prompt_token_ids=turn.prompt_token_ids,

@@ -35,6 +35,10 @@ class ModelResolver(Protocol):
         """The policy if it can be sampled from right now."""
         ...
 
+    def is_ready(self, policy: PolicyRef) -> bool:
+        """Whether that policy can be sampled from right now."""
+        ...
+
     async def resolve(self, model: str) -> PolicyRef:
         """The policy, after waiting for whatever it needs: a publish to end, an adapter to load.
 

@@ -1,4 +1,4 @@
-"""Where requests wait while an engine must not be asked, because it sleeps.
+"""Where requests wait while an engine must not be asked, because it sleeps or its weights are exchanged.
 
 request --> open? --> engine --> answer
               |
@@ -31,6 +31,11 @@ class Gate:
         self._timeout_s = timeout_s
         self._open = asyncio.Event()
         self._open.set()
+        self._num_closers = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
 
     async def opened(self) -> None:
         """Returns when it is open, at once if it is.
@@ -44,12 +49,15 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Let nobody in during the body; who is inside stays there. One at a time."""
+        """Let nobody in during the body; who is inside stays there. It opens with the end of the last such body."""
+        self._num_closers += 1
         self._open.clear()
         try:
             yield
         finally:
-            self._open.set()
+            self._num_closers -= 1
+            if self._num_closers == 0:
+                self._open.set()
 
 
 class GatedEngine:
@@ -60,6 +68,19 @@ class GatedEngine:
         self._gate = gate
         self.in_use: Counter[str | None] = Counter()
         """Requests that run or wait, by adapter."""
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def emptied(self, timeout_s: float) -> None:
+        """Returns when nothing is computed behind the gate.
+
+        Raises:
+            ProcessError: that took longer than `timeout_s`.
+        """
+        while self._num_inside:
+            async with waiting("requests of the policy before to end", timeout_s):
+                await self._empty.wait()
 
     async def info(self) -> EngineInfo:
         return await self._engine.info()
@@ -68,9 +89,10 @@ class GatedEngine:
         self.in_use[request.adapter] += 1
         try:
             await self._gate.opened()
-            async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            with self._inside():
+                async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
         finally:
             self.in_use[request.adapter] -= 1
 
@@ -82,7 +104,19 @@ class GatedEngine:
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         await self._gate.opened()
-        return await self._engine.score(token_ids, adapter)
+        with self._inside():
+            return await self._engine.score(token_ids, adapter)
 
     async def stats(self) -> dict[str, float]:
         return await self._engine.stats()
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._empty.set()

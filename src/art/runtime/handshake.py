@@ -7,6 +7,9 @@ The first is what makes the proof sharp. A step at a learning rate of 1e-6 moves
 bound for all machines could tell from noise; float32 kernels agree to about 2e-6, so weights of the step before, with a
 layer missing, or without any effect are seen. In bfloat16 the noise hides steps that small; there the norm, and the
 manifest's hashes before it, have to do.
+
+An engine that holds one policy has no base model beside it, so its noise is not known: the policy has to agree to
+`FLOOR_NATS` then. There are no neighbours that it could change.
 """
 
 from __future__ import annotations
@@ -37,14 +40,18 @@ NUM_COPIES = 2
 class Scores:
     """What the engine gives for the probe's tokens: lists of [T - 1] log-probs."""
 
-    base_alone: list[float]
+    base_alone: list[float] | None
+    """`None` of an engine that holds one policy; `base` is empty then."""
     policy: list[list[float]]
     """Scored in one batch with `base`."""
     base: list[list[float]]
 
 
-async def score_probe(engine: Engine, adapter_id: str, probe: Probe) -> Scores:
+async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_policy: bool) -> Scores:
     """Base requests that share a batch with requests for an adapter are where engines have been wrong in silence."""
+    if one_policy:
+        policy = await asyncio.gather(*(engine.score(probe.token_ids, adapter_id) for _ in range(NUM_COPIES)))
+        return Scores(base_alone=None, policy=policy, base=[])
     base_alone = await engine.score(probe.token_ids, None)
     names = [adapter_id, None] * NUM_COPIES
     scores = await asyncio.gather(*(engine.score(probe.token_ids, name) for name in names))
@@ -59,7 +66,8 @@ def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float |
     """
     limit = tolerance if tolerance is not None else _of(TOLERANCE_NATS, dtype)
     effect = largest_gap(probe.base_logprobs, probe.logprobs)
-    base_gap = largest_gap(scores.base_alone, probe.base_logprobs)
+    base_alone = scores.base_alone if scores.base_alone is not None else probe.base_logprobs
+    base_gap = largest_gap(base_alone, probe.base_logprobs)
     if not base_gap <= limit:  # NaN fails too
         return (
             f"the engine's log-probs of the base model differ from the trainer's by up to {base_gap:.4g} nats, at most "
@@ -71,15 +79,17 @@ def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float |
             f"the engine's log-probs of the probe differ from the trainer's by up to {gap:.4g} nats, at most "
             f"{limit:.4g} is allowed (training has moved them by {effect:.4g})"
         )
-    noise = rms_gap(scores.base_alone, probe.base_logprobs)
+    noise = rms_gap(base_alone, probe.base_logprobs)
     bound = tolerance if tolerance is not None else max(_of(FLOOR_NATS, dtype), NOISE_FACTOR * noise)
     rms = _worst([rms_gap(served, probe.logprobs) for served in scores.policy])
     if not rms <= bound:
+        known = scores.base_alone is not None
+        measure = f"while those of the base model agree to {noise:.4g}" if known else f"at most {bound:.4g} is allowed"
         return (
             f"the engine's log-probs of the probe differ from the trainer's by {rms:.4g} nats (root mean square), "
-            f"while those of the base model agree to {noise:.4g} (training has moved them by up to {effect:.4g})"
+            f"{measure} (training has moved them by up to {effect:.4g})"
         )
-    shift = _worst([rms_gap(served, probe.base_logprobs) for served in scores.base])
+    shift = _worst([rms_gap(served, probe.base_logprobs) for served in scores.base] or [0.0])
     if not shift <= bound:
         return (
             f"requests for the base model change by {shift:.4g} nats (root mean square) when they share a batch with "

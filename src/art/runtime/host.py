@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -108,8 +108,12 @@ class BaseModelHost:
         self._trainer_lock = asyncio.Lock()
         self._load_timeout_s = config.child_start_timeout_s * ATTEMPTS
         self._job_timeout_s = config.job_timeout_s
-        if self.placement.sleeps:
-            self._load_timeout_s += self._job_timeout_s  # nothing is loaded into an engine that sleeps
+        self.one_policy = isinstance(settings.engine, VllmConfig) and settings.engine.weights == "merged"
+        """Whether each load takes the place of the one before."""
+        self._work_dir = data_dir.merged(self.name)
+        if self.placement.sleeps or self.one_policy:
+            # Nothing is loaded into an engine that sleeps, nor exchanged while requests run.
+            self._load_timeout_s += self._job_timeout_s
 
     def start(self) -> None:
         """Start both processes in the background."""
@@ -137,34 +141,75 @@ class BaseModelHost:
 
     def is_loaded(self, adapter_id: str) -> bool:
         """Whether requests may name it right now; counts as a use."""
-        if adapter_id not in self._loaded:
+        if adapter_id not in self._loaded or (self.one_policy and not self._gate.is_open):
             return False
         self._loaded.move_to_end(adapter_id)
         return True
+
+    async def ensure(self, adapter_id: str, checkpoint: Path) -> str:
+        """Have `adapter_id` loaded, and return it. With `one_policy` that is done only if nothing is loaded, else what
+        is there is returned: requests must not take it from each other.
+
+        Raises: as `publish`.
+        """
+        if not self.one_policy:
+            await self.load(adapter_id, checkpoint)
+            return adapter_id
+        async with self._loading(adapter_id):
+            if not self._loaded:
+                await self._exchange(adapter_id, await asyncio.to_thread(_read, checkpoint))
+            return next(iter(self._loaded))
 
     async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
         """Publish `checkpoint` as `adapter_id` unless the engine has just that; the metrics of the publish, or none.
 
         Raises: as `publish`.
         """
-        async with acquired(
-            self._load_lock,
-            f"its turn to load {adapter_id} into the {self.engine_process.spec.name}",
-            self._load_timeout_s,
-        ):
-            identity = await asyncio.to_thread(checkpoints.identify, checkpoint)
-            wanted = _Loaded(checkpoint, identity, checkpoints.is_full(checkpoint))
-            if self.is_loaded(adapter_id) and self._loaded[adapter_id] == wanted:
+        async with self._loading(adapter_id):
+            wanted = await asyncio.to_thread(_read, checkpoint)
+            if self._loaded.get(adapter_id) == wanted:
+                self._loaded.move_to_end(adapter_id)
                 return {}
+            if self.one_policy:
+                return await self._exchange(adapter_id, wanted)
             if wanted.is_full:  # before it is loaded: there may be no memory for a further one
                 self._make_room(MAX_LOADED_FULL, adapter_id, is_full=True)
-            metrics = await _insist(
-                lambda: publish(self._raw_engine, adapter_id, checkpoint, self._tolerance), f"publishing {adapter_id}"
-            )
+            metrics = await self._publish(adapter_id, wanted)
             if not wanted.is_full:
                 self._make_room(MAX_LOADED_ADAPTERS, adapter_id, is_full=False)
-            self._loaded[adapter_id] = wanted
             return metrics
+
+    def _loading(self, adapter_id: str) -> AbstractAsyncContextManager[None]:
+        turn = f"its turn to load {adapter_id} into the {self.engine_process.spec.name}"
+        return acquired(self._load_lock, turn, self._load_timeout_s)
+
+    async def _exchange(self, adapter_id: str, wanted: _Loaded) -> dict[str, float]:
+        """Put one policy in the place of another, which comes back if the new one is not what was trained.
+
+        Requests that run end with the policy that they began with; those that come meanwhile wait.
+        """
+        await asyncio.to_thread(checkpoints.verify, wanted.checkpoint)
+        await self._raw_engine.prepare_weights(adapter_id, wanted.checkpoint)
+        with self._gate.closed():
+            await self.engine.emptied(self._job_timeout_s)
+            before, self._loaded = self._loaded, OrderedDict()
+            try:
+                metrics = await self._publish(adapter_id, wanted)
+            except Exception:
+                for name, loaded in before.items():
+                    logger.exception("%s failed: %s comes back", adapter_id, name)
+                    await self._publish(name, loaded)
+                raise
+            return metrics
+
+    async def _publish(self, adapter_id: str, wanted: _Loaded) -> dict[str, float]:
+        metrics = await _insist(
+            lambda: publish(self._raw_engine, adapter_id, wanted.checkpoint, self._tolerance),
+            f"publishing {adapter_id}",
+        )
+        self._loaded[adapter_id] = wanted
+        self._loaded.move_to_end(adapter_id)
+        return metrics
 
     def _make_room(self, limit: int, adapter_id: str, *, is_full: bool) -> None:
         """Let the least recently used ones of a kind go, until there are at most `limit` with `adapter_id`."""
@@ -292,8 +337,12 @@ class BaseModelHost:
     async def _start_engine(self, client: RpcClient) -> None:
         config = self.settings.engine.model_copy(update={"num_threads": self._num_threads["engine"]})
         start: dict[str, Any] = {"model": self.base_model, "config": config.model_dump()}
-        if isinstance(config, VllmConfig) and self.settings.lora is not None:  # the settings allow no other case
-            start |= {"lora_rank": self.settings.lora.rank, "python": self.vllm_python, "sleeps": self.placement.sleeps}
+        if isinstance(config, VllmConfig):
+            # The settings allow no engine with adapters for full fine-tuning.
+            rank = None if self.one_policy or self.settings.lora is None else self.settings.lora.rank
+            start |= {"lora_rank": rank, "python": self.vllm_python, "sleeps": self.placement.sleeps}
+            if self.one_policy:
+                start["work_dir"] = str(self._work_dir.absolute())
         await client.call("start", **start)
 
         async def connected() -> RpcClient:
@@ -328,6 +377,10 @@ class BaseModelHost:
 def short_name(base_model: str) -> str:
     """`org/model` and `/some/where/model` are both `model`."""
     return base_model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _read(checkpoint: Path) -> _Loaded:
+    return _Loaded(checkpoint, checkpoints.identify(checkpoint), checkpoints.is_full(checkpoint))
 
 
 async def _insist(call: Callable[[], Awaitable[T]], what: str) -> T:

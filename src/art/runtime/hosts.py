@@ -80,7 +80,10 @@ class Hosts:
 
 
 def host_key(model: RegisteredModel) -> str:
-    return _key(model.base_model, model.settings)
+    key, engine = _key(model.base_model, model.settings), model.settings.engine
+    if isinstance(engine, VllmConfig) and engine.weights == "merged":
+        key += f"|{model.key}"  # its engine holds one policy
+    return key
 
 
 def _key(base_model: str, settings: ModelSettings) -> str:

@@ -34,13 +34,13 @@ async def publish(
     await asyncio.to_thread(checkpoints.verify, checkpoint)
     info = await engine.load_adapter(adapter_id, checkpoint)
     probe = checkpoints.read_probe(checkpoint)
-    dtype = (await engine.info()).dtype
-    scores = await score_probe(engine, adapter_id, probe)
+    about = await engine.info()
+    scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
     gap = worst_gap(scores.policy, probe.logprobs)
     effect = largest_gap(probe.base_logprobs, probe.logprobs)
     trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm", info.norm)
-    problem = find_problem(scores, probe, dtype=dtype, tolerance=tolerance)
-    if problem is None and norm_differs(info.norm, trained_norm, dtype):
+    problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
+    if problem is None and norm_differs(info.norm, trained_norm, about.dtype):
         # Catches what a probe cannot show: weights whose effect on it is below the noise.
         problem = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
     if problem is not None:
@@ -50,9 +50,12 @@ async def publish(
             "stays in place"
         )
     logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
+    base_gap = {}
+    if scores.base_alone is not None:
+        base_gap["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
     return {
         "publish/probe_gap": gap,
-        "publish/base_gap": largest_gap(scores.base_alone, probe.base_logprobs),
+        **base_gap,
         "publish/probe_effect": effect,
         "publish/adapter_norm": info.norm,
         "time/publish_s": time.perf_counter() - started,

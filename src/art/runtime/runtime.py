@@ -223,7 +223,7 @@ class Runtime:
         if not (first := self._checkpoint(model, 0)).exists() and model.step == 0:
             host.start()
             await host.init_checkpoint(first, model.settings.lora)
-        await host.load(model.adapter_id(model.step), self._checkpoint(model, model.step))
+        await host.ensure(model.adapter_id(model.step), self._checkpoint(model, model.step))
         await self._registry.save_model(model)
 
     def _replace(self, model: RegisteredModel) -> None:
@@ -357,10 +357,15 @@ class Runtime:
 
     # -- resolving a request's model, for the gateway ----------------------------------------------------------------
 
+    def is_ready(self, policy: PolicyRef) -> bool:
+        """Whether it can be sampled from right now."""
+        _, host = self._find(policy.project, policy.name)
+        return policy.adapter is None or host.is_loaded(policy.adapter)
+
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy behind a model name if it can be sampled from right now."""
         policy = self._policies.get(model)
-        return policy if policy is not None and self._is_loaded(policy) else None
+        return policy if policy is not None and self.is_ready(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
         """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
@@ -378,8 +383,11 @@ class Runtime:
                 f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
                 param="model",
             )
+        if host.one_policy:
+            step = await self._only_step(registered, host, wanted.step)
         adapter_id = registered.adapter_id(step)
-        await host.load(adapter_id, checkpoint)
+        if not host.one_policy:
+            await host.load(adapter_id, checkpoint)
         policy = PolicyRef(
             engine=host.engine,
             renderer=await host.renderer(),
@@ -393,11 +401,20 @@ class Runtime:
             self._policies[model] = policy
         return policy
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    async def _only_step(self, model: RegisteredModel, host: BaseModelHost, wanted: int | None) -> int:
+        """The step that the engine holds. That may be the one that a job has published and not recorded yet: what is
+        sampled now is of that step."""
+        newest = self._checkpoint(model, model.step)
+        step = int((await host.ensure(model.adapter_id(model.step), newest)).rpartition("@")[2])
+        if wanted not in (None, step):
+            raise NotFoundError(
+                f'{model.key}@{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
+                f'{step}. Ask for {model.key!r}; older steps beside it need `weights="lora"` or the embedded engine',
+                param="model",
+            )
+        return step
 
-    def _is_loaded(self, policy: PolicyRef) -> bool:
-        _, host = self._find(policy.project, policy.name)
-        return policy.adapter is None or host.is_loaded(policy.adapter)
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _model(self, project: str, name: str) -> RegisteredModel:
         model = self._models.get(f"{project}/{name}")

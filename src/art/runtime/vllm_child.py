@@ -2,11 +2,12 @@
 
 It starts the server and ends with it, so that the supervision of `runtime/process.py` counts for both; or it talks to
 servers that run already. It also takes the HTTP and the JSON of vLLM off the ART server's own event loop. Methods are
-those of `engine_child`, and two more:
+those of `engine_child`, and three more:
 
-    start   {model, config, lora_rank, python, sleeps}   -> EngineInfo
-    sleep   {}                                           -> null, once its memory is free
-    wake    {}                                           -> null, once it has it again
+    start            {model, config, lora_rank, python, sleeps, work_dir}   -> EngineInfo
+    prepare_weights  {name, path}                -> null; with `weights="merged"`, before a `load_adapter` of the same
+    sleep            {}                          -> null, once its memory is free
+    wake             {}                          -> null, once it has it again
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from typing import Any
 from art.config import VllmConfig
 from art.engine import GenerateRequest
 from art.engines.vllm.engine import VllmEngine
+from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.start import start_engine
 from art.errors import ArtError, InvalidRequestError, ProcessError
 from art.runtime.child import Child, child_from_argv, rss_bytes
+from art.runtime.merged_weights import MergedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class VllmChild:
         self._child = child
         self._engine: VllmEngine | None = None
         self._server: VllmServer | None = None
+        self._merged: MergedWeights | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,7 +95,13 @@ class VllmChild:
             self._child.socket.fail(call_id, error)
 
     async def _start(
-        self, model: str, config: dict[str, Any], lora_rank: int, python: str | None, sleeps: bool = False
+        self,
+        model: str,
+        config: dict[str, Any],
+        lora_rank: int | None,
+        python: str | None,
+        sleeps: bool = False,
+        work_dir: str | None = None,
     ) -> dict[str, Any]:
         settings = VllmConfig.model_validate(config)
         self._engine, self._server = await start_engine(
@@ -100,7 +110,10 @@ class VllmChild:
         if self._server is not None:
             task = asyncio.get_running_loop().create_task(self._end_with(self._server))
             self._tasks.add(task)
-        return asdict(await self._engine.info())
+        info = await self._engine.info()
+        if work_dir is not None:
+            self._merged = MergedWeights(model, info.dtype, Path(work_dir))
+        return asdict(info)
 
     async def _end_with(self, server: VllmServer) -> None:
         death = await server.death()
@@ -114,10 +127,19 @@ class VllmChild:
             async for chunk in chunks:
                 self._child.socket.reply(call_id, chunk, last=chunk.finish_reason is not None)
 
-    @staticmethod
-    def _methods(engine: VllmEngine) -> dict[str, Callable[..., Awaitable[Any]]]:
+    def _methods(self, engine: VllmEngine) -> dict[str, Callable[..., Awaitable[Any]]]:
         async def load_adapter(name: str, path: str) -> dict[str, Any]:
-            return asdict(await engine.load_adapter(name, Path(path)))
+            if self._merged is None or not isinstance(engine, MergedVllmEngine):
+                return asdict(await engine.load_adapter(name, Path(path)))
+            weights = await asyncio.to_thread(self._merged.prepare, name, Path(path))
+            await engine.replace_weights(name, weights.folder)
+            await asyncio.to_thread(self._merged.clear)
+            return asdict(weights.info)
+
+        async def prepare_weights(name: str, path: str) -> None:
+            if self._merged is None:
+                raise InvalidRequestError("`prepare_weights` is for an engine that was started with `work_dir`")
+            await asyncio.to_thread(self._merged.prepare, name, Path(path))
 
         async def info() -> dict[str, Any]:
             return asdict(await engine.info())
@@ -126,6 +148,7 @@ class VllmChild:
             "info": info,
             "score": engine.score,
             "load_adapter": load_adapter,
+            "prepare_weights": prepare_weights,
             "unload_adapter": engine.unload_adapter,
             "stats": engine.stats,
             "sleep": engine.sleep,

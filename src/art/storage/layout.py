@@ -4,6 +4,7 @@
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
   keys.db                                 hashes of keys (SQLite, WAL)
   server.lock                             held by the server that runs here
+  .merged/<process>/                      weights on their way into an engine
   logs/<process>.log
   <project>/models/<name>/
     state.json  history.jsonl
@@ -93,6 +94,10 @@ class DataDir:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    def merged(self, process: str) -> Path:
+        """Where an engine's weights are put together."""
+        return self.root / ".merged" / process
 
     @property
     def report(self) -> Path:

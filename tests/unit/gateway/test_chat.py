@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from art.errors import ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError, ProcessError
+from art.gateway.policies import PolicyRef
 from gateway_support import LOOK_UP, Bench, accumulate, open_bench, system, user
 
 
@@ -51,6 +53,23 @@ async def test_choices_have_their_own_seed_and_exchange(bench: Bench) -> None:
     assert len({exchange.id for exchange in exchanges}) == 3
     assert response["usage"]["prompt_tokens"] == len(exchanges[0].prompt_token_ids)
     assert response["usage"]["completion_tokens"] == sum(len(exchange.completion_token_ids) for exchange in exchanges)
+
+
+async def test_a_policy_that_is_replaced_before_the_engine_is_asked_is_not_named(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an engine holds one policy: the answer is recorded with the one that it was sampled from."""
+    resolver, before = bench.resolver, bench.resolver.policy
+
+    def is_ready(policy: PolicyRef) -> bool:
+        resolver.policy = replace(before, policy_version=4, adapter="games/agent@4")
+        return policy is not before
+
+    monkeypatch.setattr(resolver, "is_ready", is_ready)
+    bench.answers("hello")
+    response = await bench.chat(user("hi"))
+    assert bench.engine.requests[0].adapter == "games/agent@4"
+    assert bench.exchange(response).policy_version == 4
 
 
 async def test_a_seed_is_drawn_and_recorded(bench: Bench) -> None:

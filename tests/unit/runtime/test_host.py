@@ -12,9 +12,9 @@ import pytest
 import art.runtime.host
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.engine import GenerateRequest
-from art.errors import ProcessError, TrainingError
+from art.errors import HandshakeError, ProcessError, TrainingError
 from art.runtime.host import BaseModelHost
-from art.runtime.hosts import Hosts
+from art.runtime.hosts import Hosts, host_key
 from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
@@ -150,6 +150,108 @@ async def test_forgetting_waits_for_the_last_request_and_survives_the_engine(
     engine.answer.set()
     await forgetting
     assert engine.asked == ["a"], "not repeated: the name may have been loaded again"
+
+
+async def ask_for(host: BaseModelHost, adapter: str) -> None:
+    request = GenerateRequest(
+        request_id="r", adapter=adapter, prompt_token_ids=[1], max_tokens=1, stop_token_ids=(), seed=0
+    )
+    async for _ in host.engine.generate(request, stream=False):
+        pass
+
+
+class OnePolicy:
+    """A connection to an engine that holds one policy, and what was asked of it and published in it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.may_end = asyncio.Event()
+
+    async def call(self, method: str, *, name: str, path: str) -> None:
+        self.events.append(f"{method} {name}")
+
+    async def stream(self, method: str, *, request: dict[str, Any], stream: bool) -> AsyncIterator[dict[str, Any]]:
+        self.events.append(f"{method} {request['adapter']}")
+        await self.may_end.wait()
+        yield {"token_ids": [1], "logprobs": [-1.0], "top_logprobs": [], "finish_reason": "length"}
+
+    async def publish(self, _: Any, adapter_id: str, path: Path, tolerance: float | None) -> dict[str, float]:
+        self.events.append(f"publish {adapter_id}")
+        await asyncio.sleep(0)
+        if (path / "wrong").exists():
+            raise HandshakeError("other log-probs")
+        return {"publish/number": 1}
+
+
+@pytest.fixture
+def single(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BaseModelHost, OnePolicy]:
+    settings = ModelSettings(engine=VllmConfig(device="cpu", weights="merged"))
+    host, engine = BaseModelHost("base", settings, DataDir(tmp_path), ServerConfig()), OnePolicy()
+
+    async def connect() -> OnePolicy:
+        return engine
+
+    monkeypatch.setattr(host.engine_process, "connect", connect)
+    monkeypatch.setattr(host._raw_engine, "_connect", connect)
+    monkeypatch.setattr(art.runtime.host, "publish", engine.publish)
+    monkeypatch.setattr(art.runtime.host.checkpoints, "identify", lambda path: (path / "content").read_text())
+    monkeypatch.setattr(art.runtime.host.checkpoints, "verify", lambda path: None)
+    return host, engine
+
+
+async def test_policies_are_exchanged_when_no_request_runs(
+    single: tuple[BaseModelHost, OnePolicy], tmp_path: Path
+) -> None:
+    host, engine = single
+    first, second = checkpoint(tmp_path, "m@1", "1"), checkpoint(tmp_path, "m@2", "2")
+    assert await host.ensure("m@1", first) == "m@1"
+    running = asyncio.create_task(ask_for(host, "m@1"))
+    await until(lambda: "generate m@1" in engine.events)
+    loading = asyncio.create_task(host.load("m@2", second))
+    await until(lambda: "prepare_weights m@2" in engine.events)
+    await until(lambda: not host.is_loaded("m@1"))
+    held = asyncio.create_task(ask_for(host, "m@2"))
+    asking = asyncio.create_task(host.ensure("m@1", first))
+    await asyncio.sleep(0.02)
+    assert [task.done() for task in (loading, held, asking)] == [False] * 3
+    engine.may_end.set()
+    assert await loading == {"publish/number": 1}
+    assert await asking == "m@2", "a request does not bring the step before back"
+    await asyncio.gather(running, held)
+    assert engine.events == [
+        *("prepare_weights m@1", "publish m@1", "generate m@1"),
+        *("prepare_weights m@2", "publish m@2", "generate m@2"),
+    ]
+    assert (host.is_loaded("m@1"), host.is_loaded("m@2")) == (False, True)
+    assert await host.load("m@2", second) == {}
+
+
+async def test_a_policy_that_fails_the_handshake_gives_its_place_back(
+    single: tuple[BaseModelHost, OnePolicy], tmp_path: Path
+) -> None:
+    host, engine = single
+    await host.load("m@1", checkpoint(tmp_path, "m@1", "1"))
+    wrong = checkpoint(tmp_path, "m@2", "2")
+    (wrong / "wrong").touch()
+    with pytest.raises(HandshakeError):
+        await host.load("m@2", wrong)
+    assert engine.events[2:] == ["prepare_weights m@2", "publish m@2", "publish m@1"]
+    assert host.is_loaded("m@1")
+    (tmp_path / "m@1" / "wrong").touch()  # the one before cannot come back either
+    with pytest.raises(HandshakeError):
+        await host.load("m@2", wrong)
+    assert not host.is_loaded("m@1")
+    (wrong / "wrong").unlink()
+    assert await host.ensure("m@2", wrong) == "m@2"
+
+
+def test_models_whose_weights_are_merged_share_no_host() -> None:
+    for engine, shared in ((VllmConfig(), True), (VllmConfig(weights="merged"), False)):
+        keys = {
+            host_key(RegisteredModel(project="p", name=name, base_model="b", settings=ModelSettings(engine=engine), step=0))
+            for name in ("a", "b")
+        }  # fmt: skip
+        assert (len(keys) == 1) is shared
 
 
 class Machine:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from art.engine import EngineInfo
 from art.errors import CorruptCheckpointError, HandshakeError, NotFoundError
-from art.runtime.handshake import largest_gap
+from art.runtime.handshake import Scores, find_problem, largest_gap
 from art.runtime.publish import publish
 from art.storage import checkpoints
 from art.testing.fake_engine import FakeEngine
@@ -68,6 +70,35 @@ async def test_the_trained_adapter_is_published(tmp_path: Path) -> None:
     assert metrics["publish/probe_gap"] == 0
     assert metrics["publish/probe_effect"] > 0.1
     assert await engine.score(PROBE_TOKENS, "p/m@1")
+
+
+class OnePolicyEngine(FakeEngine):
+    """Without a base model beside the policy."""
+
+    async def info(self) -> EngineInfo:
+        return replace(await super().info(), one_policy=True)
+
+    async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
+        if adapter is None:
+            raise NotFoundError("there is no base model", param="model")
+        return await super().score(token_ids, adapter)
+
+
+async def test_where_no_base_model_is_served_the_policy_proves_itself(tmp_path: Path) -> None:
+    engine = OnePolicyEngine()
+    metrics = await publish(engine, "p/m@1", await make_checkpoint(tmp_path / "0001", adapter=1))
+    assert metrics["publish/probe_gap"] == 0
+    assert "publish/base_gap" not in metrics
+    with pytest.raises(HandshakeError, match="differ from the trainer's by up to"):
+        await publish(engine, "p/m@2", await make_checkpoint(tmp_path / "0002", adapter=2, probe_of=1))
+
+
+def test_without_a_base_model_the_bound_is_that_of_usual_noise() -> None:
+    probe = checkpoints.Probe(token_ids=[1, 2, 3], logprobs=[-1.0, -2.0], base_logprobs=[-3.0, -4.0])
+    for gap, problem in ((1e-5, None), (1e-4, "at most 2e-05 is allowed")):
+        scores = Scores(base_alone=None, policy=[[-1.0, -2.0], [-1.0 - gap, -2.0 - gap]], base=[])
+        found = find_problem(scores, probe, dtype="float32", tolerance=None)
+        assert found is None if problem is None else problem in str(found)
 
 
 async def test_another_adapter_is_refused_and_unloaded(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ class FakeVllm:
         self.awake = asyncio.Event()
         """Completions wait for it too."""
         self.awake.set()
+        self.weights = 0
+        """How often they were replaced; each time log-probs fall by 0.1."""
+        self.control: list[str] = []
+        """Calls that replace weights and empty the prefix cache."""
+        self.refused_resets = 0
+        """So many times it says that it cannot empty its cache."""
         self.app = web.Application()
         self.app.add_routes(
             [
@@ -43,6 +49,8 @@ class FakeVllm:
                 web.post("/v1/unload_lora_adapter", self._unload),
                 web.post("/sleep", self._sleep),
                 web.post("/wake_up", self._wake_up),
+                web.post("/collective_rpc", self._collective_rpc),
+                web.post("/reset_prefix_cache", self._reset_prefix_cache),
             ]
         )
 
@@ -102,6 +110,21 @@ class FakeVllm:
         self.awake.set()
         return web.json_response({"status": "awake"})
 
+    async def _collective_rpc(self, request: web.Request) -> web.Response:
+        assert self.num_running == 0
+        body = await request.json()
+        assert (body["method"], [*body["kwargs"]]) == ("reload_weights", ["weights_path"])
+        self.control.append(body["kwargs"]["weights_path"])
+        if "broken" in body["kwargs"]["weights_path"]:
+            return _error(500, "Error while deserializing header")
+        self.weights += 1
+        return web.json_response({"results": [None]})
+
+    async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
+        self.control.append("reset")
+        self.refused_resets -= 1
+        return web.json_response({"success": self.refused_resets < 0})
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
@@ -151,7 +174,7 @@ class FakeVllm:
     def _logprob(self, body: dict[str, Any]) -> float:
         temperature = body.get("temperature", 1.0) if self.processes_logprobs else 1.0
         shift = 0.1 * ([*self.adapters].index(body["model"]) + 1) if body["model"] in self.adapters else 0.0
-        return -1.0 / (temperature or 1.0) - shift
+        return -1.0 / (temperature or 1.0) - shift - 0.1 * self.weights
 
 
 def _error(status: int, message: str) -> web.Response:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from art.config import EngineConfig, ModelSettings, TrainerConfig, VllmConfig
+from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
 from art.engines.vllm.server import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
@@ -256,6 +256,7 @@ def test_an_interpreter_that_is_none() -> None:
         ({"flags": {"logprobs_mode": "raw_logprobs"}}, "decides what log-probs mean"),
         ({"flags": {"trust_remote_code": True}}, "would run code"),
         ({"urls": ["http://a"], "flags": {"block_size": 32}}, "for a server that ART starts"),
+        ({"urls": ["http://a"], "weights": "merged"}, "needs a server that ART starts"),
         ({"kv_cache_tokens": 64}, "Extra inputs"),
     ],
 )
@@ -295,3 +296,6 @@ def test_the_kind_of_engine_is_part_of_the_settings() -> None:
         ModelSettings(engine=VllmConfig(), trainer=TrainerConfig(quantization="nf4"))
     with pytest.raises(ValidationError, match="vLLM engine serves LoRA adapters"):
         ModelSettings(engine=VllmConfig(), lora=None)
+    ModelSettings(engine=VllmConfig(weights="merged"), lora=None)
+    with pytest.raises(ValidationError, match="each model has an engine of its own"):
+        ServerConfig(models=("base",), settings=ModelSettings(engine=VllmConfig(weights="merged")))

@@ -99,16 +99,17 @@ def server_command(
     *,
     dtype: str,
     max_context: int,
-    lora_rank: int,
+    lora_rank: int | None,
     sleeps: bool = False,
 ) -> list[str]:
     """The command line, but for the address and the key.
 
+    Args:
+        lora_rank: of its adapters; `None` if it will have none.
+
     Raises:
         ConfigError: the rank is larger than vLLM allows.
     """
-    if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
-        raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
     flags: dict[str, bool | int | float | str | list[str]] = {
         "model": model,
         "served_model_name": MODEL_NAME,
@@ -117,11 +118,6 @@ def server_command(
         # One more than is ever asked for: to score a path as long as the context, vLLM has to sample one token more.
         "max_model_len": max_context + 1,
         "max_num_seqs": config.max_running,
-        "enable_lora": True,
-        "max_lora_rank": rank,
-        "max_loras": config.max_loras,
-        # An adapter that falls out of this cache is read from disk again, where it may have been deleted.
-        "max_cpu_loras": max(32, config.max_loras),
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
         # Otherwise a model's generation_config.json would change the sampling, e.g. by a top_k.
@@ -130,6 +126,8 @@ def server_command(
         "enable_prompt_tokens_details": True,
         "disable_uvicorn_access_log": True,
     }
+    if lora_rank is not None:
+        flags |= _lora_flags(installation, config, lora_rank)
     if installation.device == "cpu":
         flags |= {
             "enforce_eager": True,
@@ -138,9 +136,6 @@ def server_command(
             # A prompt with a seed that is computed in two parts ends a CPU server of vLLM 0.32 ("CPU Generator does not
             # use offset"), so each is computed in one.
             "enable_chunked_prefill": False,
-            # Without the head: where it could have an adapter, log-probs of prompts end a CPU server of vLLM 0.32 as
-            # soon as two requests share a batch ("einsum(): subscript b has size ...").
-            "lora_target_modules": list(LINEAR_LAYERS),
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
         }
     elif sleeps:
@@ -149,6 +144,23 @@ def server_command(
     # The module, because the `vllm` program of the CPU package does not start, and because with data parallelism the
     # program runs several API servers, of which only one would learn of an adapter.
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
+
+
+def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) -> dict[str, bool | int | list[str]]:
+    if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
+        raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
+    flags: dict[str, bool | int | list[str]] = {
+        "enable_lora": True,
+        "max_lora_rank": rank,
+        "max_loras": config.max_loras,
+        # An adapter that falls out of this cache is read from disk again, where it may have been deleted.
+        "max_cpu_loras": max(32, config.max_loras),
+    }
+    if installation.device == "cpu":
+        # Without the head: where it could have an adapter, log-probs of prompts end a CPU server of vLLM 0.32 as
+        # soon as two requests share a batch ("einsum(): subscript b has size ...").
+        flags["lora_target_modules"] = list(LINEAR_LAYERS)
+    return flags
 
 
 def _arguments(flags: dict[str, bool | int | float | str | list[str]]) -> list[str]:
@@ -172,7 +184,8 @@ def server_environment(
     """Variables of the server's process. The key is here because command lines can be read by every user.
 
     Args:
-        with_control: open vLLM's development routes, which put it to sleep among other things. They ask for no key.
+        with_control: open vLLM's development routes, which put it to sleep and exchange its weights among other things.
+            They ask for no key.
     """
     # What ART's own process was given to find its modules must not hide those of the other environment.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

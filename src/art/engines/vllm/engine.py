@@ -42,7 +42,7 @@ AGREEMENT_NATS = 0.05
 
 
 @dataclass(eq=False, slots=True)
-class _Policy:
+class Policy:
     """Weights that requests may name: the base model, or one load of an adapter."""
 
     served_name: str
@@ -60,11 +60,11 @@ class VllmEngine:
         self._limits = Limits(info.vocab_size, info.max_context)
         self._max_requests = (config.max_running + config.max_waiting) * len(replicas)
         self._router = Router(len(replicas))
-        self._base = _Policy(base_name, None)
-        self._zeros: _Policy | None = None
+        self._base = Policy(base_name, None)
+        self._zeros: Policy | None = None
         self._needs_zeros = info.device == "cpu"
         self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
-        self._adapters: dict[str, _Policy] = {}
+        self._adapters: dict[str, Policy] = {}
         self._load_lock = asyncio.Lock()
         """Held while weights come or go, and from `sleep` to `wake`: then they have no memory to go to."""
         self._asleep = False
@@ -164,7 +164,7 @@ class VllmEngine:
             "preemptions": totals.get("num_preemptions", 0.0),
         }
 
-    def _policy(self, adapter: str | None) -> _Policy:
+    def _policy(self, adapter: str | None) -> Policy:
         if adapter is None:
             return self._zeros or self._base
         if adapter not in self._adapters:
@@ -172,7 +172,7 @@ class VllmEngine:
         return self._adapters[adapter]
 
     async def _generate(
-        self, request: GenerateRequest, policy: _Policy, *, stream: bool
+        self, request: GenerateRequest, policy: Policy, *, stream: bool
     ) -> AsyncGenerator[TokenChunk, None]:
         number = self._router.choose(policy.served_name, request.prompt_token_ids)
         replica = self._replicas[number]
@@ -195,7 +195,7 @@ class VllmEngine:
         finally:
             self._router.running[number] -= 1
 
-    async def _send(self, policy: _Policy, token_ids: list[int], call: Callable[[Replica], Awaitable[T]]) -> T:
+    async def _send(self, policy: Policy, token_ids: list[int], call: Callable[[Replica], Awaitable[T]]) -> T:
         number = self._router.choose(policy.served_name, token_ids)
         replica = self._replicas[number]
         try:
@@ -209,13 +209,13 @@ class VllmEngine:
             await self._restore(replica, policy)
             return await call(replica)
 
-    async def _restore(self, replica: Replica, policy: _Policy) -> None:
+    async def _restore(self, replica: Replica, policy: Policy) -> None:
         assert policy.path is not None
         logger.warning("%s has forgotten %s: loading it again", replica.url, policy.served_name)
         self._router.forget(self._replicas.index(replica))
         await replica.load_adapter(policy.served_name, policy.path)
 
-    async def _load(self, name: str, path: Path) -> _Policy:
+    async def _load(self, name: str, path: Path) -> Policy:
         """Load it into all servers but those that do not answer, which get it when they do.
 
         Raises:
@@ -225,7 +225,7 @@ class VllmEngine:
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
         loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
         results = await asyncio.gather(*loads, return_exceptions=True)
-        policy = _Policy(served_name, path)
+        policy = Policy(served_name, path)
         lost = [error for error in results if isinstance(error, ConnectionLostError)]
         errors = [error for error in results if error is not None and error not in lost]
         try:
@@ -239,7 +239,7 @@ class VllmEngine:
             raise
         return policy
 
-    async def _check_agreement(self, policy: _Policy, replicas: list[Replica]) -> None:
+    async def _check_agreement(self, policy: Policy, replicas: list[Replica]) -> None:
         """The handshake asks one replica; the others have to agree with it."""
         if len(replicas) < 2:
             return
@@ -258,15 +258,15 @@ class VllmEngine:
         folder = Path(self._zeros_folder.name) / "zeros"
         await asyncio.to_thread(write_zeros, source, folder)
         self._zeros = await self._load("zeros", folder)
-        await _until_unused(self._base)  # what still names the base model must not meet an adapter
+        await until_unused(self._base)  # what still names the base model must not meet an adapter
 
-    async def _retire(self, policy: _Policy) -> None:
+    async def _retire(self, policy: Policy) -> None:
         """Unload it once its last request has ended."""
-        await _until_unused(policy)
+        await until_unused(policy)
         async with self._load_lock:
             await self._unload(policy)
 
-    async def _unload(self, policy: _Policy) -> None:
+    async def _unload(self, policy: Policy) -> None:
         unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
         for error in await asyncio.gather(*unloads, return_exceptions=True):
             if isinstance(error, ProcessError):
@@ -276,7 +276,7 @@ class VllmEngine:
 
 
 @contextmanager
-def _use(policy: _Policy) -> Iterator[None]:
+def _use(policy: Policy) -> Iterator[None]:
     policy.num_users += 1
     policy.unused.clear()
     try:
@@ -287,6 +287,6 @@ def _use(policy: _Policy) -> Iterator[None]:
             policy.unused.set()
 
 
-async def _until_unused(policy: _Policy) -> None:
+async def until_unused(policy: Policy) -> None:
     if policy.num_users:
         await policy.unused.wait()

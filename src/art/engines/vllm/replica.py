@@ -1,12 +1,13 @@
 """HTTP calls of one vLLM server, and what its answers mean.
 
 Only what several releases of vLLM have in common is used: `/v1/completions` with token ids in `prompt`, runtime
-loading of adapters, `/health` and `/metrics`. Putting a server to sleep takes its development routes, which only a
-server that ART starts has (`command.server_environment`).
+loading of adapters, `/health` and `/metrics`. Putting a server to sleep and exchanging its weights take its development
+routes, which only a server that ART starts has (`command.server_environment`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncGenerator
@@ -34,6 +35,10 @@ from art.errors import (
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 120.0
 """For loading an adapter, which waits for the engine step that runs."""
+RELOAD_TIMEOUT_S = 1800.0
+"""For reading the weights of a whole model."""
+RESET_TRIES = 100
+RESET_AGAIN_S = 0.1
 MAX_LINE_BYTES = 2**24
 """One event of a stream holds the log-probs of its tokens."""
 EXCLUDED_LOGPROB = -9998.0
@@ -150,6 +155,21 @@ class Replica:
     async def wake(self) -> None:
         await self._post("/wake_up", {}, timeout_s=CONTROL_TIMEOUT_S)
 
+    async def replace_weights(self, folder: Path) -> None:
+        """Take the weights of the model in `folder` in place of those that are there, and forget all KV.
+
+        No request may run. The folder must have no other safetensors files: vLLM reads them all.
+
+        Raises:
+            ProcessError: it failed; what the server computes with from now on is unknown, and it may be about to end.
+        """
+        await self._post("/collective_rpc", _reload_body(folder), timeout_s=RELOAD_TIMEOUT_S)
+        for _ in range(RESET_TRIES):  # refused while vLLM still has a request that was given up
+            if (await self._post("/reset_prefix_cache", {}, timeout_s=CONTROL_TIMEOUT_S))["success"]:
+                return
+            await asyncio.sleep(RESET_AGAIN_S)
+        raise ProcessError(f"the vLLM server at {self.url} does not empty its prefix cache: it still has requests")
+
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, without `vllm:`, summed over the engines of a data-parallel server."""
         try:
@@ -201,6 +221,10 @@ _JSON = {"Content-Type": "application/json"}
 
 def _load_body(name: str, path: Path) -> dict[str, Any]:
     return {"lora_name": name, "lora_path": os.path.abspath(path)}  # the server has a working directory of its own
+
+
+def _reload_body(folder: Path) -> dict[str, Any]:
+    return {"method": "reload_weights", "kwargs": {"weights_path": os.path.abspath(folder)}}
 
 
 def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> dict[str, Any]:

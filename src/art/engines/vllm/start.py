@@ -13,6 +13,7 @@ from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
 from art.engines.vllm.engine import VllmEngine
+from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Limits, Replica
 from art.engines.vllm.server import VllmServer
 from art.errors import ArtError, ConfigError
@@ -22,13 +23,13 @@ MAX_CONTEXT = 32_768
 
 
 async def start_engine(
-    model: str, config: VllmConfig, *, lora_rank: int, python: str | None = None, sleeps: bool = False
+    model: str, config: VllmConfig, *, lora_rank: int | None, python: str | None = None, sleeps: bool = False
 ) -> tuple[VllmEngine, VllmServer | None]:
     """The engine, and the server that was started for it.
 
     Args:
         model: Folder or hub id of the base model.
-        lora_rank: Of the adapters that will be loaded.
+        lora_rank: Of the adapters that will be loaded; `None` with `weights="merged"`.
         python: Interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one.
         sleeps: Whether it will be put to sleep.
 
@@ -51,15 +52,18 @@ async def start_engine(
         installation, model, config, dtype=dtype, max_context=max_context, lora_rank=lora_rank, sleeps=sleeps
     )
     num_threads = config.num_threads if installation.device == "cpu" else None
-    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps)
+    is_merged = config.weights == "merged"
+    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps or is_merged)
     info = EngineInfo(
         vocab_size=_vocab_size(model_config),
         max_context=max_context,
         dtype=dtype,
         device=installation.device,
         draws_by_index=False,
+        one_policy=is_merged,
     )
-    return VllmEngine([server.replica], MODEL_NAME, info, config), server
+    engine = MergedVllmEngine if is_merged else VllmEngine
+    return engine([server.replica], MODEL_NAME, info, config), server
 
 
 async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngine:

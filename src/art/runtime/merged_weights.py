@@ -1,0 +1,137 @@
+"""Checkpoints as whole models, for an engine that takes no adapters: merged with the base, in a folder of their own.
+
+A full checkpoint is such a model already, but beside its optimiser, which vLLM would take for weights too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art.engine import AdapterInfo
+from art.engines.vllm.adapters import read_adapter
+from art.errors import AdapterError, ConfigError
+from art.exports.formats import base_folder
+from art.exports.merge import INDEX, merge
+from art.storage import checkpoints
+
+NARROW = ("BF16", "F16")
+"""What safetensors calls numbers that hold less than float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    identity: str
+    """Of its checkpoint."""
+    folder: Path
+    info: AdapterInfo
+    """`norm`: of what the adapter's files add, or of the differences from the base in the engine's dtype."""
+
+
+class MergedWeights:
+    """Makes one folder at a time. Every method may be called from any thread."""
+
+    def __init__(self, base_model: str, dtype: str, folder: Path) -> None:
+        """
+        Args:
+            dtype: of the engine's weights.
+            folder: nobody else uses it; what a process before left in it is deleted.
+        """
+        self._base_model = base_model
+        self._dtype = dtype
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._ready: WholeModel | None = None
+        self.clear()
+
+    def prepare(self, name: str, checkpoint: Path) -> WholeModel:
+        """The model of `checkpoint`; without delay if it was the last one that was prepared.
+
+        Raises:
+            AdapterError: its files cannot be read, or do not fit the base model.
+        """
+        with self._lock:
+            identity = checkpoints.identify(checkpoint)
+            if self._ready is None or self._ready.identity != identity:
+                self._clear()
+                self._folder.mkdir(parents=True)
+                try:
+                    info = self._make(name, checkpoint)
+                except ConfigError as error:
+                    raise AdapterError(f'{name!r} cannot be merged (`weights="merged"`): {error.message}') from error
+                self._ready = WholeModel(identity, self._folder, info)
+            return self._ready
+
+    def clear(self) -> None:
+        """Free the disk."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._ready = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _make(self, name: str, checkpoint: Path) -> AdapterInfo:
+        base = base_folder(self._base_model)
+        if checkpoints.is_full(checkpoint):
+            for file in checkpoint.iterdir():
+                if file.name not in (*checkpoints.COMMON_FILES, checkpoints.MANIFEST):
+                    (self._folder / file.name).symlink_to(file.resolve())
+            return _full_info(name, checkpoint, base, self._dtype)
+        info = read_adapter(name, checkpoint)
+        if self._dtype == "float32" and (narrow := {kind for _, kind in _tensor_kinds(base)} & {*NARROW}):
+            raise ConfigError(
+                f"the files of the base model hold {', '.join(sorted(narrow))}, to which merged weights are rounded, "
+                'but the engine computes in float32. Set `engine.dtype="bfloat16"`, or `weights="lora"`'
+            )
+        merge(checkpoint, base, self._folder, lambda done, total: None)
+        return info
+
+
+def _full_info(name: str, checkpoint: Path, base: Path, dtype: str) -> AdapterInfo:
+    import torch
+    from safetensors import safe_open
+
+    files = dict(_tensor_files(base))
+    squared, count = 0.0, 0
+    with safe_open(checkpoint / checkpoints.MODEL_WEIGHTS, "pt") as model:
+        for key in model.keys():  # noqa: SIM118 - it is no mapping
+            if key not in files:
+                raise AdapterError(f"{name!r} has weights {key!r}, which the base model in {base} does not have")
+            with safe_open(files[key], "pt") as start:
+                pair: list[Any] = [file.get_tensor(key).to(getattr(torch, dtype)).double() for file in (model, start)]
+            if pair[0].shape != pair[1].shape:
+                raise AdapterError(
+                    f"{name!r}: {key!r} has shape {[*pair[0].shape]}, and {[*pair[1].shape]} in the base model {base}"
+                )
+            squared += float(torch.sum((pair[0] - pair[1]) ** 2))
+            count += 1
+    return AdapterInfo(name=name, num_layers=count, rank=0, norm=math.sqrt(squared))
+
+
+def _tensor_files(base: Path) -> Iterator[tuple[str, Path]]:
+    """Each tensor of the model in `base`, with its file."""
+    if (base / INDEX).is_file():
+        for key, file in json.loads((base / INDEX).read_text())["weight_map"].items():
+            yield key, base / file
+    elif (file := base / checkpoints.MODEL_WEIGHTS).is_file():
+        yield from ((key, file) for key in _head(file))
+
+
+def _tensor_kinds(base: Path) -> Iterator[tuple[str, str]]:
+    """Each tensor of the model in `base`, with what safetensors calls its dtype."""
+    for file in {file for _, file in _tensor_files(base)}:
+        yield from ((key, entry["dtype"]) for key, entry in _head(file).items())
+
+
+def _head(file: Path) -> dict[str, Any]:
+    """The JSON that a safetensors file begins with, tensors only."""
+    with file.open("rb") as reader:
+        head: dict[str, Any] = json.loads(reader.read(int.from_bytes(reader.read(8), "little")))
+    return {key: entry for key, entry in head.items() if key != "__metadata__"}
