@@ -25,7 +25,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
-    from art import langgraph, rewards
+    from art import langgraph, mcp, rewards
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -61,6 +61,7 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "langgraph",
+    "mcp",
     "retry",
     "rewards",
     "trajectory_group_batches",
@@ -70,7 +71,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: kinds of backends, rewards, integrations."""
+    """What not every program needs is imported at first use: kinds of backends, rewards, MCP, integrations."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
@@ -79,6 +80,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
-    if name in ("rewards", "langgraph"):
+    if name in ("rewards", "langgraph", "mcp"):
         return importlib.import_module(f"art.{name}")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "errors",
     },
     "rewards": {"messages", "trajectory", "model", "errors"},
+    "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},

@@ -39,6 +39,7 @@ NAMES = {
     "gather_trajectories",
     "gather_trajectory_groups",
     "langgraph",
+    "mcp",
     "retry",
     "rewards",
     "trajectory_group_batches",
@@ -62,6 +63,15 @@ ELSEWHERE = {
     "art.langgraph": ["init_chat_model", "wrap_rollout"],
     "art.local": ["LocalBackend"],
     "art.client": ["ArtClient"],
+    "art.mcp": [
+        "GeneratedScenario",
+        "GeneratedScenarioCollection",
+        "MCPResource",
+        "MCPTool",
+        "complete_task_tool",
+        "generate_scenarios",
+    ],
+    "art.mcp.generate_scenarios": ["preview_scenarios"],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 
