@@ -18,7 +18,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
-    from art import rewards
+    from art import mcp, rewards
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -49,6 +49,7 @@ __all__ = [
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "mcp",
     "retry",
     "rewards",
     "trajectory_group_batches",
@@ -57,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: kinds of backends, and rewards."""
+    """What not every program needs is imported at first use: kinds of backends, MCP, and rewards."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
@@ -66,6 +67,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
-    if name == "rewards":
-        return importlib.import_module("art.rewards")
+    if name in ("mcp", "rewards"):
+        return importlib.import_module(f"art.{name}")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

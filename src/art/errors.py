@@ -23,6 +23,8 @@
     |-- JudgeError                  a judge gave no usable scores; the group has no reward then, never a reward of 0
     |   |-- JudgeAnswerError        it answered, but not with scores that can be used
     |   +-- BudgetError             the cost limit of its budget is reached
+    |-- GenerationError             a language model wrote no scenarios that can be used
+    |-- ToolServerError             an MCP server is gone or late; a rollout fails then, and is never a reward of 0
     |-- StorageError                reading or writing the data directory failed
     |   |-- DiskFullError
     |   +-- CorruptCheckpointError
@@ -140,6 +142,15 @@ class JudgeAnswerError(JudgeError):
 
 class BudgetError(JudgeError):
     code = "budget_exhausted"
+
+
+class GenerationError(ArtError):
+    code = "generation_failed"
+
+
+class ToolServerError(ArtError):
+    code = "tool_server_failed"
+    transient = True
 
 
 class StorageError(ArtError):

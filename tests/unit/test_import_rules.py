@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "backend": {"backend_files", "messages", "trajectory", "protocol", "client", "rollouts", "config", "dev", "errors"},
     "model": {"trajectory", "backend", "rollouts", "protocol", "config", "dev", "storage", "utils", "errors"},
     "rewards": {"messages", "trajectory", "model", "errors"},
+    "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},

@@ -34,6 +34,7 @@ NAMES = {
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "mcp",
     "retry",
     "rewards",
     "trajectory_group_batches",
@@ -55,6 +56,15 @@ ELSEWHERE = {
     "art.dev": ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainerArgs"],
     "art.local": ["LocalBackend"],
     "art.client": ["ArtClient"],
+    "art.mcp": [
+        "GeneratedScenario",
+        "GeneratedScenarioCollection",
+        "MCPResource",
+        "MCPTool",
+        "complete_task_tool",
+        "generate_scenarios",
+    ],
+    "art.mcp.generate_scenarios": ["preview_scenarios"],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 

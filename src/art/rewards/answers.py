@@ -131,7 +131,7 @@ def _find_rows(text: str) -> tuple[list[dict[str, Any]], bool]:
     try:
         candidates, repaired = [json.loads(text)], False
     except (ValueError, RecursionError):
-        candidates, repaired = _objects_in(text), True
+        candidates, repaired = objects_in(text), True
     for value in reversed(candidates):
         rows = value.get("scores") if isinstance(value, dict) else value
         if isinstance(rows, dict):  # {"t-abcd": 0.5} can only mean one thing
@@ -141,7 +141,8 @@ def _find_rows(text: str) -> tuple[list[dict[str, Any]], bool]:
     raise JudgeAnswerError("it is not a JSON object with a list `scores`, or it was cut short")
 
 
-def _objects_in(text: str) -> list[Any]:
+def objects_in(text: str) -> list[Any]:
+    """The JSON objects and lists of a text, in their order; those inside of others are parts of these."""
     decoder, found, position = json.JSONDecoder(), [], 0
     for match in islice(re.finditer(r"[\[{]", text), _MAX_STARTS):
         if match.start() < position:

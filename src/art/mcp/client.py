@@ -1,0 +1,325 @@
+"""A connection to one MCP server, over the official SDK: its tools, its resources, calls with time limits.
+
+A tool that fails or is late gives a text that says so, which an agent can read. A server that is gone raises
+`ToolServerError`: that is nobody's fault but the machine's, and must not cost a policy its reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+
+from art.errors import ConfigError, ToolServerError
+from art.mcp.types import MCPResource, MCPTool
+from art.trajectory import cancel_and_wait
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+T = TypeVar("T")
+
+INSTALL = "pip install 'agent-reinforcement-trainer[mcp]'"
+MAX_PAGES = 100
+"""Of a list of tools or resources: a server whose list never ends is refused."""
+_CLOSE_TIMEOUT_S = 10.0
+"""For saying goodbye, and for a command to end by itself."""
+_STDERR_BYTES = 2000
+"""Of what a server wrote to its standard error, for the message when it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    text: str
+    is_error: bool = False
+
+
+_statuses: ContextVar[list[int] | None] = ContextVar("_statuses", default=None)
+"""HTTP answers to one request that were errors. The SDK keeps them to itself, but sends in its caller's context."""
+_NOT_THE_TOOL = frozenset({401, 403, 408, 429})
+"""A key that is refused or a limit of requests; like everything from 500 on, it says nothing about the tool."""
+
+
+class MCPClient:
+    """
+    Example:
+        async with MCPClient("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer ..."}) as client:
+            tools = await client.list_tools()
+            result = await client.call_tool("search", {"text": "opal"})
+
+    Tasks may share a client; their calls run at the same time.
+    """
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        *,
+        headers: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        connect_timeout_s: float = 30.0,
+        call_timeout_s: float = 30.0,
+    ) -> None:
+        """
+        Args:
+            server: address of a server (streamable HTTP), or a command that starts one (stdio), as a line or a list.
+            headers: of every HTTP request; for keys.
+            env: further environment variables of a command. It gets no others but PATH, HOME and the like, so that
+                keys of this process do not reach it.
+            connect_timeout_s: for starting or reaching the server; and for the lists of its tools and resources.
+            call_timeout_s: for one call.
+        """
+        self._is_http = isinstance(server, str) and server.startswith(("http://", "https://"))
+        self._command = [] if self._is_http else shlex.split(server) if isinstance(server, str) else list(server)
+        self.address = server if isinstance(server, str) else shlex.join(server)
+        if not self._is_http and not self._command:
+            raise ConfigError("an MCP server is an http:// or https:// address or a command; got nothing")
+        if headers and not self._is_http:
+            raise ConfigError(f"`headers` are for HTTP, and {self.address!r} is a command; pass `env` instead")
+        if env and self._is_http:
+            raise ConfigError(
+                f"`env` is for a command, and {self.address!r} is an address; pass `headers` to it instead"
+            )
+        if connect_timeout_s <= 0 or call_timeout_s <= 0:
+            raise ConfigError(f"time limits must be above 0, got {connect_timeout_s=} and {call_timeout_s=}")
+        self._headers, self._env = dict(headers or {}), dict(env or {})
+        self._connect_timeout_s, self._call_timeout_s = connect_timeout_s, call_timeout_s
+        self._client: Client | None = None
+        self._holder: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._stderr: IO[str] | None = None
+        self._log = ""
+        """The end of what a command wrote to its standard error, once it has ended."""
+
+    # -- the connection --
+
+    async def __aenter__(self) -> Self:
+        """
+        Raises:
+            ConfigError: the SDK is not installed.
+            ToolServerError: the server cannot be started or reached, or it does not speak MCP.
+        """
+        if importlib.util.find_spec("mcp") is None:
+            raise ConfigError(f"a client of MCP servers needs the official SDK: {INSTALL}")
+        self._stop.clear()
+        statuses: list[int] = []
+        token = _statuses.set(statuses)
+        ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._holder = asyncio.create_task(self._hold(ready))
+        _statuses.reset(token)
+        try:
+            either: set[asyncio.Future[Any]] = {ready, self._holder}
+            await asyncio.wait(either, timeout=self._connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise self._gone(
+                    self._ending() or f"no connection within {self._connect_timeout_s:g} s", _not_the_tool(statuses)
+                )
+        except BaseException:
+            await self._close(cancel=True)
+            raise
+        self._client = ready.result()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close(cancel=False)
+
+    async def _hold(self, ready: asyncio.Future[Client]) -> None:
+        """Keep the connection. The SDK wants it opened and closed by one task; those who call are others."""
+        from mcp import Client
+
+        async with contextlib.AsyncExitStack() as stack:
+            transport = await stack.enter_async_context(self._transport())
+            # No cache: a list is asked for to know whether the server is alive.
+            client = await stack.enter_async_context(Client(transport, cache=None))
+            ready.set_result(client)
+            await self._stop.wait()
+
+    @contextlib.asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        if self._is_http:
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            # Every wait has a limit here already, and a server may keep its stream open for as long as it wants.
+            hooks = {"response": [_note_status]}
+            async with httpx2.AsyncClient(headers=self._headers, timeout=None, event_hooks=hooks) as http:
+                yield streamable_http_client(self.address, http_client=http)
+            return
+        from mcp import StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        program, *args = self._command
+        with tempfile.TemporaryFile("w+", errors="replace") as self._stderr:
+            try:
+                yield stdio_client(
+                    StdioServerParameters(command=program, args=args, env=self._env), errlog=self._stderr
+                )
+            finally:
+                self._log = self._read_log()
+
+    async def _close(self, *, cancel: bool) -> None:
+        self._client = None
+        self._stop.set()
+        holder, self._holder = self._holder, None
+        if holder is None:
+            return
+        try:
+            if not cancel:
+                await asyncio.wait({holder}, timeout=_CLOSE_TIMEOUT_S)
+        finally:
+            await cancel_and_wait([holder])  # what ends a connection that is no longer wanted is of no interest
+
+    # -- what the server offers --
+
+    async def list_tools(self) -> list[MCPTool]:
+        """
+        Raises:
+            ToolServerError: the server gave no list.
+        """
+        items = await self._list("list_tools", "tools")
+        return [MCPTool(item.name, item.description or "", dict(item.input_schema)) for item in items]
+
+    async def list_resources(self) -> list[MCPResource]:
+        """Empty for a server that has none."""
+        if self._connected().server_capabilities.resources is None:
+            return []
+        items = await self._list("list_resources", "resources")
+        return [MCPResource(str(item.uri), item.name, item.description or "", item.mime_type) for item in items]
+
+    async def _list(self, method: str, attribute: str, *, when: str = "") -> list[Any]:
+        items: list[Any] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            try:
+                page = await self._ask(getattr(self._connected(), method)(cursor=cursor), self._connect_timeout_s)
+            except ToolServerError:
+                raise
+            except Exception as error:
+                raise self._gone(f"{when}it gave no list of its {attribute}: {_describe(error)}") from error
+            items += getattr(page, attribute)
+            cursor = page.next_cursor
+            if cursor is None:
+                return items
+        raise self._gone(f"its list of {attribute} has more than {MAX_PAGES} pages")
+
+    # -- calls --
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """What the tool says, errors and time-outs included.
+
+        Raises:
+            ToolServerError: the server is gone, or does not answer any more.
+        """
+        try:
+            result = await self._ask(self._connected().call_tool(name, dict(arguments)), self._call_timeout_s)
+        except ToolServerError:
+            raise
+        except TimeoutError:
+            await self._check_alive(name)
+            return ToolResult(text=f"{name} gave no answer within {self._call_timeout_s:g} s", is_error=True)
+        except Exception as error:  # of the protocol, of the connection, or of an answer that breaks the tool's schema
+            await self._check_alive(name)
+            return ToolResult(text=f"{name} failed: {_describe(error)}", is_error=True)
+        return ToolResult(text=_as_text(result), is_error=bool(result.is_error))
+
+    async def _ask(self, request: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """The answer to a request, as long as the connection lasts.
+
+        Raises:
+            TimeoutError: it takes longer than that.
+            ToolServerError: the connection ended.
+        """
+        assert self._holder is not None
+        statuses: list[int] = []
+        token = _statuses.set(statuses)
+        call = asyncio.ensure_future(request)
+        _statuses.reset(token)
+        try:
+            await asyncio.wait({call, self._holder}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if call.done() and call.exception() is not None and (bad := _not_the_tool(statuses)):
+                raise self._gone("it refused a request", bad)
+            if call.done():
+                return call.result()
+            if self._holder.done():
+                raise self._gone(self._ending() or "the connection ended")
+            raise TimeoutError
+        finally:
+            await cancel_and_wait([call])
+
+    async def _check_alive(self, tool: str) -> None:
+        """A failed call is the tool's affair only if the server still answers."""
+        await self._list("list_tools", "tools", when=f"after a call of {tool} failed, ")
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            raise ToolServerError(f"the MCP server {self.address} is not connected; use `async with MCPClient(...)`")
+        return self._client
+
+    # -- errors --
+
+    def _ending(self) -> str | None:
+        """What ended the connection, if something did."""
+        holder = self._holder
+        error = holder.exception() if holder is not None and holder.done() and not holder.cancelled() else None
+        return None if error is None else _describe(error)
+
+    def _gone(self, what: str, status: int | None = None) -> ToolServerError:
+        answered = f" with HTTP status {status}" if status is not None else ""
+        hint = "; does it want a key? Pass it in `headers`" if status in (401, 403) else ""
+        return ToolServerError(f"the MCP server {self.address} failed: {what}{answered}{hint}{self._said()}")
+
+    def _said(self) -> str:
+        log = self._read_log() or self._log
+        return f"; the end of its log:\n{log}" if log else ""
+
+    def _read_log(self) -> str:
+        if self._stderr is None or self._stderr.closed:
+            return ""
+        # By position: the file's offset is shared with the server, which goes on writing at it.
+        length = os.fstat(self._stderr.fileno()).st_size
+        start = max(0, length - _STDERR_BYTES)
+        return os.pread(self._stderr.fileno(), length - start, start).decode(errors="replace").strip()
+
+
+async def _note_status(response: Any) -> None:
+    noted = _statuses.get()
+    if noted is not None and response.status_code >= 400:
+        noted.append(response.status_code)
+
+
+def _not_the_tool(statuses: list[int]) -> int | None:
+    return next((status for status in statuses if status in _NOT_THE_TOOL or status >= 500), None)
+
+
+def _describe(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split()) or ("no answer in time" if isinstance(error, TimeoutError) else "no message")
+    return f"{type(error).__name__}: {text[:500]}"
+
+
+def _as_text(result: Any) -> str:
+    """The parts of a result as one text; what is no text is named by its kind."""
+    parts = []
+    for block in result.content:
+        if block.type == "text":
+            parts.append(block.text)
+        elif block.type == "resource" and hasattr(block.resource, "text"):
+            parts.append(block.resource.text)
+        elif block.type == "resource_link":
+            parts.append(f"[resource {block.uri}]")
+        else:
+            parts.append(f"[{block.type} {getattr(block, 'mime_type', None) or ''}]".replace(" ]", "]"))
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)

@@ -1,0 +1,114 @@
+"""Scenarios as a list that can be shown, filtered, split and written to JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, overload
+
+from art.mcp.types import MAX_DIFFICULTY, MIN_DIFFICULTY, GeneratedScenario
+
+
+def words_of(task: str) -> frozenset[str]:
+    """The words of a task without case and punctuation: what two wordings of one task have in common."""
+    return frozenset("".join(c if c.isalnum() else " " for c in task.lower()).split())
+
+
+class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
+    def __init__(self, scenarios: Iterable[GeneratedScenario] = ()) -> None:
+        self.scenarios = list(scenarios)
+
+    @classmethod
+    def from_dicts(cls, data: Iterable[Mapping[str, Any]]) -> Self:
+        return cls(GeneratedScenario.from_dict(item) for item in data)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`; `{"scenarios": [...]}` is understood too."""
+        data = json.loads(text)
+        data = data.get("scenarios") if isinstance(data, dict) else data
+        if not isinstance(data, list):
+            raise ValueError('expected a JSON list of {"task": ..., "difficulty": ...}')
+        return cls.from_dicts(data)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        return [scenario.to_dict() for scenario in self.scenarios]
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dicts(), indent=indent, ensure_ascii=False)
+
+    def shuffle(self, seed: int | None = None) -> Self:
+        """A copy in another order."""
+        return type(self)(random.Random(seed).sample(self.scenarios, len(self.scenarios)))
+
+    def split(self, train_size: int) -> tuple[Self, Self]:
+        """The first `train_size` scenarios, and the rest."""
+        if not 0 <= train_size <= len(self):
+            raise ValueError(f"train_size must be from 0 to {len(self)}, the number of scenarios; got {train_size}")
+        return type(self)(self.scenarios[:train_size]), type(self)(self.scenarios[train_size:])
+
+    def split_by_hash(self, val_fraction: float = 0.2) -> tuple[Self, Self]:
+        """Scenarios to train on and to validate with, by the hash of the task's words.
+
+        The side of a task depends on nothing but its words: it stays there when scenarios are added, removed or
+        shuffled, and the same task in another case or punctuation is never on both sides. The shares are right on
+        average, so a side of a small collection can differ by a few.
+        """
+        if not 0 <= val_fraction <= 1:
+            raise ValueError(f"val_fraction must be from 0 to 1, got {val_fraction}")
+        is_val = [_position(scenario.task) < val_fraction for scenario in self.scenarios]
+        pairs = list(zip(self.scenarios, is_val, strict=True))
+        return type(self)(s for s, val in pairs if not val), type(self)(s for s, val in pairs if val)
+
+    def filter_by_difficulty(
+        self, min_difficulty: int = MIN_DIFFICULTY, max_difficulty: int = MAX_DIFFICULTY
+    ) -> Self:  # fmt: skip
+        return type(self)(s for s in self.scenarios if min_difficulty <= s.difficulty <= max_difficulty)
+
+    def get_difficulty_distribution(self) -> Counter[int]:
+        return Counter(scenario.difficulty for scenario in self.scenarios)
+
+    def preview(self, n: int = 5, max_task_length: int = 120) -> None:
+        """Write the first `n` to standard output."""
+        for number, scenario in enumerate(self.scenarios[:n], 1):
+            sys.stdout.write(f"{number}. {scenario.preview(max_task_length)} (difficulty {scenario.difficulty})\n")
+
+    def print_difficulty_distribution(self) -> None:
+        for difficulty, count in sorted(self.get_difficulty_distribution().items()):
+            sys.stdout.write(f"difficulty {difficulty}: {count:3} {'#' * count}\n")
+
+    def get_summary(self) -> dict[str, Any]:
+        """`total_scenarios`, `difficulty_distribution`, and average `avg_difficulty` and `avg_task_length`."""
+        total = len(self)
+        return {
+            "total_scenarios": total,
+            "difficulty_distribution": dict(sorted(self.get_difficulty_distribution().items())),
+            "avg_difficulty": sum(s.difficulty for s in self.scenarios) / total if total else 0.0,
+            "avg_task_length": sum(len(s.task) for s in self.scenarios) / total if total else 0.0,
+        }
+
+    @overload
+    def __getitem__(self, index: int) -> GeneratedScenario: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> GeneratedScenario | Self:
+        return type(self)(self.scenarios[index]) if isinstance(index, slice) else self.scenarios[index]
+
+    def __iter__(self) -> Iterator[GeneratedScenario]:
+        return iter(self.scenarios)
+
+    def __len__(self) -> int:
+        return len(self.scenarios)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} scenarios)"
+
+
+def _position(task: str) -> float:
+    """A number from 0 to 1 that looks random and follows from the task's words."""
+    digest = hashlib.sha256(" ".join(sorted(words_of(task))).encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,0 +1,189 @@
+"""A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done.
+
+What the policy spoils ends the rollout with `metadata["outcome"] = "policy_fault"`, to be scored like any other. What
+the machine spoils (the tool server or the model's server is gone) raises, so that a gather counts it as failed: it is
+an `infra_fault`, and never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from art.errors import ConfigError
+from art.mcp.client import MCPClient, ToolResult
+from art.mcp.default_tools import complete_task_tool
+from art.mcp.types import GeneratedScenario, MCPTool
+from art.trajectory import Trajectory, cancel_and_wait
+
+if TYPE_CHECKING:
+    from art.model import Model
+    from art.protocol.rollouts import Outcome
+
+SYSTEM = (
+    "You solve the user's task with tools. Call complete_task when it is done, or when you see that it cannot be done."
+)
+COMPLETE = complete_task_tool["function"]["name"]
+MAX_NAME = 64
+"""Characters of a function's name, by OpenAI's rules."""
+_ENDINGS: dict[str, Outcome] = {
+    "completed": "ok",  # said so by `complete_task`
+    "answered": "ok",  # an answer without a call
+    "out_of_turns": "policy_fault",
+    "cut_short": "policy_fault",  # an answer was longer than allowed
+    "context_full": "policy_fault",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Desk:
+    """The tools of one rollout."""
+
+    client: MCPClient
+    tools: dict[str, MCPTool]
+    """By the names that the model knows them by."""
+    gate: asyncio.Semaphore
+    max_result_chars: int
+
+    async def call(self, name: str, arguments: str) -> ToolResult:
+        tool = self.tools.get(name)
+        if tool is None:
+            return ToolResult(text=f"there is no tool {name}; there are {', '.join(self.tools)}", is_error=True)
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return ToolResult(text=f"the arguments of {name} are no JSON: {error}", is_error=True)
+        if not isinstance(given, dict):
+            return ToolResult(text=f"the arguments of {name} must be a JSON object", is_error=True)
+        async with self.gate:
+            result = await self.client.call_tool(tool.name, given)
+        if len(result.text) <= self.max_result_chars:
+            return result
+        cut = f"{result.text[: self.max_result_chars]}\n[{len(result.text) - self.max_result_chars} more characters]"
+        return ToolResult(text=cut, is_error=result.is_error)
+
+
+async def mcp_rollout(
+    model: Model[Any, Any],
+    scenario: GeneratedScenario | str,
+    server: MCPClient | str | Sequence[str],
+    *,
+    step: int | None = None,
+    max_turns: int = 10,
+    max_parallel_calls: int = 8,
+    max_result_chars: int = 8000,
+    system_prompt: str = SYSTEM,
+    request: Mapping[str, Any] | None = None,
+) -> Trajectory:
+    """Act once. The reward is left at 0, for a judge to set (`art.rewards`).
+
+    Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds. Metadata:
+    `scenario`, `difficulty`, `outcome` (`ok` or `policy_fault`), and `ending`: `completed`, `answered` (without
+    `complete_task`), `out_of_turns`, `cut_short` (an answer was too long) or `context_full`.
+
+    Args:
+        scenario: or just the task.
+        server: an address or a command, for a connection of this rollout's own: what a command starts then begins in
+            the same state for each rollout, as rollouts that are compared should. A connected client can be shared.
+        step: checkpoint to act with; `None` is the newest.
+        max_turns: answers of the model.
+        max_parallel_calls: of the calls of one answer, how many run at once.
+        max_result_chars: longer results are cut.
+        request: further arguments of each request: `temperature`, `max_completion_tokens`, ...
+
+    Raises:
+        ToolServerError: the server is gone. A tool that fails or is late does not raise: the model reads about it.
+    """
+    if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
+        raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")
+    async with contextlib.AsyncExitStack() as stack:
+        client = server if isinstance(server, MCPClient) else await stack.enter_async_context(MCPClient(server))
+        tools = name_tools(await client.list_tools())
+        desk = _Desk(
+            client=client, tools=tools, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
+        )
+        trajectory = _open(scenario, system_prompt, tools)
+        ending = "out_of_turns"
+        for _ in range(max_turns):
+            said = await _turn(model, trajectory, desk, step, request or {})
+            if said is not None:
+                ending = said
+                break
+    trajectory.metrics["completed"] = float(ending == "completed")
+    trajectory.metadata |= {"outcome": _ENDINGS[ending], "ending": ending}
+    return trajectory.finish()
+
+
+def name_tools(tools: Sequence[MCPTool]) -> dict[str, MCPTool]:
+    """Tools by names that are allowed for functions (letters, digits, _ and -), all different."""
+    named: dict[str, MCPTool] = {}
+    for tool in tools:
+        plain = re.sub(r"[^a-zA-Z0-9_-]", "_", tool.name)[:MAX_NAME]
+        name, number = plain, 1
+        while name in named or name == COMPLETE:
+            number += 1
+            name = f"{plain[: MAX_NAME - len(str(number)) - 1]}_{number}"
+        named[name] = tool
+    return named
+
+
+def _open(scenario: GeneratedScenario | str, system_prompt: str, tools: Mapping[str, MCPTool]) -> Trajectory:
+    task = scenario if isinstance(scenario, str) else scenario.task
+    schemas = []
+    for name, tool in tools.items():
+        schema = tool.to_tool_schema()
+        schemas.append(schema | {"function": schema["function"] | {"name": name}})
+    trajectory = Trajectory(
+        messages_and_choices=[{"role": "system", "content": system_prompt}, {"role": "user", "content": task}],
+        tools=[*schemas, complete_task_tool],
+        metadata={"scenario": task},
+        metrics={"num_turns": 0, "num_tool_calls": 0, "num_tool_errors": 0},
+    )
+    if not isinstance(scenario, str):
+        trajectory.metadata["difficulty"] = scenario.difficulty
+    return trajectory
+
+
+async def _turn(
+    model: Model[Any, Any], trajectory: Trajectory, desk: _Desk, step: int | None, request: Mapping[str, Any]
+) -> str | None:
+    """One answer and its calls; how the rollout ended, if it did."""
+    try:
+        completion = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(step), messages=trajectory.messages(),
+            tools=trajectory.tools or [], **request,
+        )  # fmt: skip
+    except Exception as error:
+        # At first the task itself is too long. Later it is what the policy has called for.
+        if getattr(error, "code", None) == "context_length_exceeded" and trajectory.metrics["num_turns"]:
+            return "context_full"
+        raise
+    choice: Any = completion.choices[0]
+    trajectory.messages_and_choices.append(choice)
+    trajectory.metrics["num_turns"] += 1
+    if choice.finish_reason == "length":
+        return "cut_short"
+    calls = choice.message.tool_calls or []
+    if not calls:
+        return "answered"
+    asked = [call for call in calls if call.function.name != COMPLETE]
+    async with trajectory.track_duration("tools"):
+        results = await _all([asyncio.ensure_future(desk.call(c.function.name, c.function.arguments)) for c in asked])
+    for call, result in zip(asked, results, strict=True):
+        text = f"Error: {result.text}" if result.is_error else result.text
+        trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})
+    trajectory.metrics["num_tool_calls"] += len(asked)
+    trajectory.metrics["num_tool_errors"] += sum(result.is_error for result in results)
+    return "completed" if len(asked) < len(calls) else None
+
+
+async def _all(calls: list[asyncio.Future[ToolResult]]) -> list[ToolResult]:
+    try:
+        return await asyncio.gather(*calls)
+    finally:
+        await cancel_and_wait(calls)

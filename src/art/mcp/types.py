@@ -1,0 +1,81 @@
+"""What an MCP server offers, and what is asked of an agent that uses it. All survive `to_dict` and `from_dict`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+MIN_DIFFICULTY, MAX_DIFFICULTY = 1, 5
+
+
+@dataclass
+class MCPTool:
+    name: str
+    description: str
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON schema of the arguments."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return _load(cls, data)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_tool_schema(self) -> dict[str, Any]:
+        """As OpenAI's `tools=` wants it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass
+class MCPResource:
+    uri: str
+    name: str
+    description: str
+    mime_type: str | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return _load(cls, data)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class GeneratedScenario:
+    task: str
+    """What the agent is told to do."""
+    difficulty: int
+    """From 1 (one call) to 5 (many calls that depend on each other)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.difficulty, bool) or self.difficulty not in range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1):
+            raise ValueError(
+                f"difficulty must be a whole number from {MIN_DIFFICULTY} to {MAX_DIFFICULTY}, got {self.difficulty!r}"
+            )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return _load(cls, data)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def preview(self, max_length: int = 120) -> str:
+        """The task, cut to `max_length` characters."""
+        return self.task if len(self.task) <= max_length else self.task[: max(0, max_length - 3)] + "..."
+
+
+def _load(cls: type[T], data: Mapping[str, Any]) -> T:
+    try:
+        return cls(**data)
+    except TypeError:
+        keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+        names = list(inspect.signature(cls).parameters)
+        raise ValueError(f"{cls.__name__} has the fields {names}, got {keys}") from None

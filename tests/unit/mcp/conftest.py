@@ -1,0 +1,99 @@
+"""A model that answers by a script, over HTTP; and the servers of examples/."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "mcp_servers"
+INVENTORY = [sys.executable, str(EXAMPLES / "inventory" / "server.py")]
+CALENDAR = [sys.executable, str(EXAMPLES / "calendar" / "server.py")]
+
+
+class ScriptedModel:
+    """Gives the answers of a script in their order: a text, calls `[(tool, arguments)]`, a whole choice, or a status."""
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.requests: list[dict[str, Any]] = []
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, answer = scripted.answer(body)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+
+    def model(self) -> art.Model[Any, Any]:
+        return art.Model(name="m", project="p", inference_base_url=self.base_url, inference_api_key="none")
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        given = self.script[len(self.requests)]
+        self.requests.append(body)
+        if callable(given):
+            given = given(body)
+        if isinstance(given, tuple):
+            return given
+        if isinstance(given, str):
+            given = {"message": {"role": "assistant", "content": given}}
+        elif isinstance(given, list):
+            calls = [
+                {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, (name, arguments) in enumerate(given)
+            ]
+            given = {"message": {"role": "assistant", "content": None, "tool_calls": calls}}
+        choice = {"index": 0, "finish_reason": "stop"} | given
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return 200, {
+            "id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage
+        }  # fmt: skip
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[[Sequence[Any]], ScriptedModel]]:
+    model = ScriptedModel()
+
+    def start(script: Sequence[Any]) -> ScriptedModel:
+        model.script = list(script)
+        return model
+
+    yield start
+    model.server.shutdown()
+    model.server.server_close()
+
+
+@pytest.fixture
+def inventory() -> list[str]:
+    return INVENTORY
+
+
+@pytest.fixture
+def calendar() -> list[str]:
+    return CALENDAR

@@ -1,0 +1,275 @@
+"""The client, with the official SDK on both sides: the servers of examples/, and servers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from art.errors import ConfigError, ToolServerError
+from art.mcp import MCPClient, MCPTool
+
+FAULTY = """
+import asyncio, os, sys
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("faulty")
+
+@server.tool()
+async def slow(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "done"
+
+@server.tool()
+def die() -> str:
+    print("out of coffee", file=sys.stderr, flush=True)
+    os._exit(3)
+
+@server.tool()
+def environment(name: str) -> str:
+    return os.environ.get(name, "unset")
+
+@server.tool()
+def pid() -> int:
+    return os.getpid()
+
+server.run("stdio")
+"""
+
+
+@pytest.fixture
+def faulty() -> list[str]:
+    return [sys.executable, "-c", FAULTY]
+
+
+async def test_inventory_over_stdio(inventory: list[str]) -> None:
+    async with MCPClient(inventory) as client:
+        tools = {tool.name: tool for tool in await client.list_tools()}
+        (resource,) = await client.list_resources()
+        assert resource.uri == "inventory://categories"
+        assert resource.mime_type == "text/plain"
+        schema = tools["change_stock"].to_tool_schema()["function"]
+        assert schema["parameters"]["required"] == ["sku", "change", "reason"]
+        assert "below 0" in schema["description"]
+
+        bought = await client.call_tool("change_stock", {"sku": "P-100", "change": 3, "reason": "delivery"})
+        assert json.loads(bought.text)["stock"] == 7
+        too_many = await client.call_tool("change_stock", {"sku": "P-100", "change": -8, "reason": "sale"})
+        assert too_many.is_error
+        assert "has a stock of 7" in too_many.text
+        moved = await client.call_tool("list_movements", {"sku": "P-100"})
+        assert json.loads(moved.text) == {"change": 3, "reason": "delivery"}
+        for name, arguments in (("nothing", {}), ("get_product", {}), ("get_product", {"sku": "P-9"})):
+            assert (await client.call_tool(name, arguments)).is_error
+    async with MCPClient(inventory) as client:  # each start begins anew
+        assert json.loads((await client.call_tool("get_product", {"sku": "P-100"})).text)["stock"] == 4
+
+
+async def test_calendar_over_stdio(calendar: list[str]) -> None:
+    async with MCPClient(calendar) as client:
+        free = await client.call_tool("find_free_times", {"day": "2030-01-07", "minutes": 60, "people": ["ann", "bob"]})
+        assert free.text.splitlines()[:2] == ["2030-01-07 10:00", "2030-01-07 12:30"]
+        assert free.text.splitlines()[-1] == "2030-01-07 16:00"
+        new = {"title": "lunch", "start": "2030-01-07 12:30", "minutes": 60, "people": ["ann"]}
+        assert json.loads((await client.call_tool("create_event", new)).text)["id"] == 7
+        busy = await client.call_tool("move_event", {"id": 2, "start": "2030-01-07 12:00"})
+        assert busy.is_error
+        assert "lunch (event 7)" in busy.text
+        assert (await client.call_tool("cancel_event", {"id": 7})).text == "cancelled: lunch"
+        assert not (await client.call_tool("move_event", {"id": 2, "start": "2030-01-07 12:00"})).is_error
+        endless = await client.call_tool("find_free_times", {"day": "2030-01-07", "minutes": -600, "people": ["ann"]})
+        assert endless.is_error
+
+
+async def test_a_slow_tool_is_an_answer_and_others_go_on(faulty: list[str]) -> None:
+    async with MCPClient(faulty, call_timeout_s=0.3) as client:
+        started = time.monotonic()
+        late, *rest = await asyncio.gather(
+            client.call_tool("slow", {"seconds": 20}), *(client.call_tool("slow", {"seconds": 0.1}) for _ in range(5))
+        )
+        assert late.is_error
+        assert late.text == "slow gave no answer within 0.3 s"
+        assert [result.text for result in rest] == ["done"] * 5
+        assert time.monotonic() - started < 3
+
+
+async def test_a_dead_server_is_no_answer(faulty: list[str]) -> None:
+    async with MCPClient(faulty) as client:
+        with pytest.raises(ToolServerError, match=r"(?s)failed.*out of coffee"):
+            await client.call_tool("die", {})
+        with pytest.raises(ToolServerError):
+            await client.call_tool("pid", {})
+
+
+async def test_a_server_that_stands_still_is_no_answer(faulty: list[str]) -> None:
+    async with MCPClient(faulty, connect_timeout_s=10, call_timeout_s=0.3) as client:
+        pid = int((await client.call_tool("pid", {})).text)
+        client._connect_timeout_s = 0.3
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(ToolServerError, match="gave no list"):
+                await client.call_tool("pid", {})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    with pytest.raises(ProcessLookupError):  # and nothing is left of it
+        os.kill(pid, 0)
+
+
+async def test_a_command_gets_no_keys_but_those_given(faulty: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    async with MCPClient(faulty, env={"SHOP_KEY": "k"}) as client:
+        assert (await client.call_tool("environment", {"name": "OPENAI_API_KEY"})).text == "unset"
+        assert (await client.call_tool("environment", {"name": "SHOP_KEY"})).text == "k"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["/no/such/program"], "No such file"),
+        ([sys.executable, "-c", "import sys; sys.exit('I cannot')"], "(?s)end of its log:.*I cannot"),
+        ("http://127.0.0.1:9/mcp", "ConnectError"),
+    ],
+)
+async def test_what_cannot_be_connected(command: Any, message: str) -> None:
+    with pytest.raises(ToolServerError, match=message):
+        async with MCPClient(command):
+            pass
+
+
+async def test_a_server_that_says_nothing() -> None:
+    with pytest.raises(ToolServerError, match=r"no connection within 0.3 s"):
+        async with MCPClient([sys.executable, "-c", "import time; time.sleep(60)"], connect_timeout_s=0.3):
+            pass
+
+
+# -- HTTP --
+
+
+@pytest.fixture
+def inventory_url(inventory: list[str]) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*inventory, "--http", "--port", str(port)], stderr=subprocess.DEVNULL) as process:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+async def test_inventory_over_http(inventory_url: str) -> None:
+    async with MCPClient(inventory_url) as one, MCPClient(inventory_url) as other:
+        assert len(await one.list_tools()) == 7
+        await one.call_tool("set_price", {"sku": "P-200", "price": 30})
+        assert json.loads((await other.call_tool("get_product", {"sku": "P-200"})).text)["price"] == 30
+        assert (await other.call_tool("get_product", {"sku": "?"})).is_error
+
+
+class Limited(BaseHTTPRequestHandler):
+    """An older server, without sessions and streams, that wants a key and refuses every call."""
+
+    protocol_version = "HTTP/1.1"
+    RESULTS = {
+        "initialize": {
+            "protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}
+        },
+        "tools/list": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]},
+    }  # fmt: skip
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        result = self.RESULTS.get(body["method"])
+        data = b"" if result is None else json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": result}).encode()
+        known = {"server/discover": 404, "notifications/initialized": 202, "tools/call": 429}
+        status = known.get(body["method"], 200) if self.headers["Authorization"] == "Bearer right" else 401
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        self.send_error(405)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def limited_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Limited)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
+    server.shutdown()
+    server.server_close()
+
+
+async def test_a_limit_of_requests_is_not_the_tools_error(limited_url: str) -> None:
+    async with MCPClient(limited_url, headers={"Authorization": "Bearer right"}) as client:
+        assert [tool.name for tool in await client.list_tools()] == ["look"]
+        assert await client.list_resources() == []
+        with pytest.raises(ToolServerError, match="refused a request with HTTP status 429"):
+            await client.call_tool("look", {})
+
+
+async def test_a_wrong_key_is_told(limited_url: str) -> None:
+    with pytest.raises(ToolServerError, match=r"401.*`headers`"):
+        async with MCPClient(limited_url, headers={"Authorization": "Bearer wrong"}):
+            pass
+
+
+# -- misuse --
+
+
+async def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'agent-reinforcement-trainer\[mcp\]'"):
+        async with MCPClient("http://127.0.0.1:9/mcp"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [
+        ("", {}),
+        ([], {}),
+        ("a", {"headers": {"a": "b"}}),
+        ("http://a", {"env": {"a": "b"}}),
+        ("a", {"call_timeout_s": 0}),
+    ],
+)
+def test_wrong_settings(server: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        MCPClient(server, **options)
+
+
+async def test_an_unconnected_client_says_so() -> None:
+    with pytest.raises(ToolServerError, match="async with"):
+        await MCPClient("a").list_tools()
+
+
+def test_the_sdk_is_not_imported_before_it_is_needed() -> None:
+    code = "import sys, art.mcp; sys.exit('mcp' in sys.modules or 'litellm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tool_as_a_dict() -> None:
+    tool = MCPTool("a", "does a", {"type": "object"})
+    assert MCPTool.from_dict(tool.to_dict()) == tool
+    with pytest.raises(ValueError, match="has the fields"):
+        MCPTool.from_dict({"title": "a"})
