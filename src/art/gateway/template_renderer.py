@@ -66,7 +66,7 @@ class TemplateRenderer:
             )
         if unknown := sorted(kwargs.keys() - tokenizer.template.settings):
             raise ConfigError(
-                f"the chat template of {tokenizer.name_or_path} has no setting {unknown}; it has "
+                f"the chat template of this model has no setting {unknown}; it has "
                 f"{sorted(tokenizer.template.settings) or 'none'}",
                 param="chat_template_kwargs",
             )

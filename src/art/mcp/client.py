@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -104,11 +105,17 @@ class MCPClient:
     async def __aenter__(self) -> Self:
         """
         Raises:
-            ConfigError: the SDK is not installed.
+            ConfigError: the SDK is not installed, or the client is connected already.
             ToolServerError: the server cannot be started or reached, or it does not speak MCP.
         """
         if importlib.util.find_spec("mcp") is None:
             raise ConfigError(f"a client of MCP servers needs the official SDK: {INSTALL}")
+        if self._holder is not None:
+            raise ConfigError(
+                f"this client of {self.address} is connected already; make another for a second connection"
+            )
+        # In a thread, and not on the time of the connection: the first time it takes about a second.
+        await asyncio.to_thread(importlib.import_module, "mcp")
         self._stop.clear()
         statuses: list[int] = []
         token = _statuses.set(statuses)

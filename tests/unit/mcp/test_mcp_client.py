@@ -174,6 +174,8 @@ def inventory_url(inventory: list[str]) -> Iterator[str]:
 async def test_inventory_over_http(inventory_url: str) -> None:
     async with MCPClient(inventory_url) as one, MCPClient(inventory_url) as other:
         assert len(await one.list_tools()) == 7
+        with pytest.raises(ConfigError, match="connected already"):
+            await one.__aenter__()
         await one.call_tool("set_price", {"sku": "P-200", "price": 30})
         assert json.loads((await other.call_tool("get_product", {"sku": "P-200"})).text)["price"] == 30
         assert (await other.call_tool("get_product", {"sku": "?"})).is_error

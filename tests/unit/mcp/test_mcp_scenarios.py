@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from art.errors import BudgetError, GenerationError
 from art.mcp import GeneratedScenario, GeneratedScenarioCollection, MCPTool, generate_scenarios
-from art.rewards import Budget, JudgeSettings
+from art.rewards import Budget, JudgeSettings, completion
 
 TOOLS = [MCPTool("look", "Look at a thing"), {"name": "take", "description": "Take it", "parameters": {}}]
 NOUNS = ["desk", "lamp", "shelf", "chair", "paper", "clock", "stool", "mirror", "carpet", "window"]
@@ -146,6 +146,24 @@ async def test_tools_of_a_real_server(scripted: Callable[..., Any], calendar: li
     assert "calendar://people" in prompt
 
 
+async def test_without_an_address_it_goes_through_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, Any] = {}
+
+    async def complete(**arguments: Any) -> Any:
+        sent.update(arguments)
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=answer("look at the desk")))])
+
+    async def load() -> Any:
+        return SimpleNamespace(acompletion=complete)
+
+    monkeypatch.setattr(completion, "_has_litellm", lambda: True)
+    monkeypatch.setattr(completion, "_load_litellm", load)
+    options = {"generator_model": "anthropic/m", "generator_base_url": None, "generator_api_key": "k"}
+    await generate_scenarios(TOOLS, num_scenarios=1, show_preview=False, **options)
+    assert (sent["model"], sent["api_key"], sent["max_completion_tokens"]) == ("anthropic/m", "k", 8000)
+    assert "base_url" not in sent
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,7 +187,7 @@ def collection(count: int = 200) -> GeneratedScenarioCollection:
     return GeneratedScenarioCollection(GeneratedScenario(f"task number {i}", 1 + i % 5) for i in range(count))
 
 
-def test_a_collection_is_a_list_and_survives_json(tmp_path: Path) -> None:
+def test_a_collection_is_a_list_and_survives_json() -> None:
     all_of_it = collection(10)
     assert GeneratedScenarioCollection.from_json(all_of_it.to_json(indent=1)).to_dicts() == all_of_it.to_dicts()
     assert all_of_it[0].task == "task number 0"
