@@ -72,7 +72,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
 
 def _check_depth(value: Any, limit: int) -> None:
     """Level by level, since what walks a deep value by recursion may run out of stack."""
-    level, depth = [[value]], -1
+    level: list[Any] = [[value]]
+    depth = -1
     while level := [
         item
         for container in level
