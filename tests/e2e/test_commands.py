@@ -42,7 +42,8 @@ def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("trained", ["--lora-rank=8", pytest.param("--full-finetuning", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["--lora-rank=8", "--full-finetuning"])
 def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_path: Path) -> None:
     command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4", trained]
     assert "stands at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)

@@ -105,9 +105,9 @@ def killing(kind: str, after_s: float) -> Saboteur:
 @pytest.mark.parametrize(
     ("kind", "phase", "after_s"),
     [
-        ("server", "rollouts", 0.01),
+        pytest.param("server", "rollouts", 0.01, marks=pytest.mark.slow),
         ("server", "training", 0.02),
-        ("engine", "rollouts", 0.01),
+        pytest.param("engine", "rollouts", 0.01, marks=pytest.mark.slow),
         ("engine", "training", 0.05),
         ("trainer", "training", 0.02),
     ],

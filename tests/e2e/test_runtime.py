@@ -260,6 +260,7 @@ async def interrupted_step(data_dir: Path, tiny_model: Path) -> None:
     await runtime.close()
 
 
+@pytest.mark.slow
 async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_model: Path, tmp_path: Path) -> None:
     """Else the script would gather the same scenarios for the old step and train on them twice."""
     await interrupted_step(tmp_path / "a", tiny_model)

@@ -161,7 +161,8 @@ async def pids_of(backend: art.LocalBackend) -> dict[str, int]:
     return {"server": backend.server_pid, **kinds}
 
 
-@pytest.mark.parametrize("stopped", ["engine", *(pytest.param(kind, marks=SLOW) for kind in ("trainer", "server"))])
+@SLOW
+@pytest.mark.parametrize("stopped", ["engine", "trainer", "server"])
 async def test_a_process_that_is_stopped_is_ended_and_work_goes_on(
     stopped: str, tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
