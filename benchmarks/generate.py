@@ -55,6 +55,13 @@ _ENGINE, _GENERATE, _VLLM = "ART", "generate + peft", "vLLM"
 _ENGINE_BASE, _VLLM_BASE = "ART, no adapter", "vLLM, no adapter"
 _RIVALS = {_GENERATE: _ENGINE, _VLLM: _ENGINE, _VLLM_BASE: _ENGINE_BASE}
 """What each is compared with: the engine at the same work."""
+_COLORS = {
+    _ENGINE: "tab:green",
+    _ENGINE_BASE: "lightgreen",
+    _GENERATE: "tab:blue",
+    _VLLM: "tab:orange",
+    _VLLM_BASE: "navajowhite",
+}
 
 Prompts = list[list[int]]
 Contender = Callable[[Prompts, int], None]
@@ -253,8 +260,7 @@ def draw(result: Result) -> Figure:
         for number, engine in enumerate(engines):
             heights = [middle(row[speed]) for row in rows if row["engine"] == engine]
             places = [place + number / (len(engines) + 1) for place in range(len(loads))]
-            color = {_ENGINE: "tab:green", _ENGINE_BASE: "lightgreen"}.get(engine)
-            axes.bar(places, heights, width=1 / (len(engines) + 1), label=engine, color=color, align="edge")
+            axes.bar(places, heights, width=1 / (len(engines) + 1), label=engine, color=_COLORS[engine], align="edge")
         axes.set_xticks([place + 0.5 * len(engines) / (len(engines) + 1) for place in range(len(loads))], loads)
         axes.set(title=model, xlabel="requests at once", ylabel=speed)
     figure.axes[0].legend(fontsize=8)
