@@ -48,7 +48,8 @@ ALLOWED: dict[str, set[str] | None] = {
         "errors",
     },
     "rewards": {"messages", "trajectory", "model", "errors"},
-    "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
+    "scenarios": {"model", "rewards", "errors"},
+    "mcp": {"messages", "trajectory", "model", "rewards", "scenarios", "protocol", "errors"},
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},
@@ -75,7 +76,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},
     "training_loop": {"task", "rewards", "gather", "model", "trajectory", "config", "errors"},
-    "tasks": {"task", "trajectory", "model", "gather", "errors"},
+    "tasks": {"task", "trajectory", "model", "gather", "scenarios", "errors"},
     "cli": ANYTHING,
     "testing": ANYTHING,
 }

@@ -42,13 +42,16 @@ class Answer:
 class JudgeClient:
     """One judge model behind litellm, or, as an `art.Model`, behind its own OpenAI client."""
 
-    def __init__(self, model: str | Model[Any, Any], params: Mapping[str, Any], settings: JudgeSettings) -> None:
+    def __init__(
+        self, model: str | Model[Any, Any], params: Mapping[str, Any], settings: JudgeSettings, *, role: str = "judge"
+    ) -> None:
         """
         Args:
             model: as litellm names it (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
             params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            role: what errors call it.
         """
-        self._model, self._params, self._settings = model, dict(params), settings
+        self._model, self._params, self._settings, self._role = model, dict(params), settings, role
         self._structured = True
         """Until the provider says that it knows no `response_format`."""
 
@@ -105,7 +108,7 @@ class JudgeClient:
                 if self._structured and _refuses_format(error):
                     self._structured = False
                     continue
-                _raise_if_final(error, attempt, self._settings.max_attempts, self.identity["model"])
+                _raise_if_final(error, attempt, self._settings.max_attempts, f"{self._role} {self.identity['model']}")
                 pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
                 logger.info("judge: attempt %d failed, next in %.1f s: %s", attempt, pause_s, _describe(error))
             await asyncio.sleep(pause_s)
@@ -136,9 +139,9 @@ class JudgeClient:
             return self._model, self._params
         if self._address is None:
             raise JudgeError(
-                f"the judge {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without it, "
-                "pass the `base_url` and `api_key` of an OpenAI-compatible server in `extra_litellm_params`, or an "
-                "`art.Model`"
+                f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. "
+                "Without it, pass the `base_url` and `api_key` of an OpenAI-compatible server in "
+                "`extra_litellm_params`, or an `art.Model`"
             )
         params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         provider, _, name = self._model.partition("/")
@@ -157,8 +160,9 @@ class JudgeClient:
         cost_usd = self._cost(response, usage, prompt_tokens, completion_tokens)
         if self._settings.budget is not None and cost_usd is not None:
             self._settings.budget.spend(cost_usd)
+        said = response.choices[0].message if response.choices else None
         return Answer(
-            text=response.choices[0].message.content or "" if response.choices else "",
+            text=(said.content or getattr(said, "refusal", None) or "") if said else "",
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd,
             seconds=seconds,
         )  # fmt: skip
@@ -196,11 +200,11 @@ def _status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: str) -> None:
+def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
     """Raise what trying again will not mend."""
     text = str(error).lower()
     if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
-        raise ContextLengthError(f"the judge {judge} cannot read so much: {_describe(error)}") from error
+        raise ContextLengthError(f"the {who} cannot read so much: {_describe(error)}") from error
     status = _status(error)
     transient = (
         isinstance(error, (TimeoutError, ConnectionError))
@@ -209,9 +213,9 @@ def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: st
         or (status is not None and (status in _TRANSIENT_STATUS or status >= 500))
     )
     if not transient:
-        raise JudgeError(f"the judge {judge} refused the request: {_describe(error)}") from error
+        raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
     if attempt >= max_attempts:
-        raise JudgeError(f"the judge {judge} failed {attempt} times, the last time with {_describe(error)}") from error
+        raise JudgeError(f"the {who} failed {attempt} times, the last time with {_describe(error)}") from error
 
 
 def _refuses_format(error: Exception) -> bool:
