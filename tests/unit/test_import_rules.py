@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str] | None] = {
     },
     "rewards": {"messages", "trajectory", "model", "errors"},
     "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
+    "report": set(),
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},
