@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "rewards": {"messages", "trajectory", "model", "errors"},
     "scenarios": {"model", "rewards", "errors"},
     "mcp": {"messages", "trajectory", "model", "rewards", "scenarios", "protocol", "errors"},
+    "report": set(),
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},
