@@ -22,61 +22,31 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.instant_server import API_KEY, serve
+from benchmarks.load_client import Answer, Connection
 from benchmarks.report import Result, Spread
 
 ANSWER = "I take the centre: b2."
 BOARD = "   a b c\n1  . x .\n2  o . .\n3  . . x\nYour move."
 
 
-class Client:
-    """One keep-alive connection; as little work as possible."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
-
-    async def open(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(*self._address)
-
-    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        content = b"" if body is None else json.dumps(body).encode()
-        head = [
-            f"{method} {path} HTTP/1.1",
-            "host: x",
-            f"authorization: Bearer {API_KEY}",
-            f"content-length: {len(content)}",
-        ]
-        self._writer.write("\r\n".join([*head, "", ""]).encode() + content)
-        header = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        assert b" 200 " in header.split(b"\r\n")[0], header + await self._reader.read(2000)
-        if b"transfer-encoding: chunked" in header:
-            return await self._reader.readuntil(b"\r\n0\r\n\r\n")
-        size = int(header.split(b"content-length:")[1].split(b"\r\n")[0])
-        return await self._reader.readexactly(size)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-async def play(client: Client, args: argparse.Namespace, answer: str, latencies: dict[int, float]) -> None:
+async def play(client: Connection, args: argparse.Namespace, answer: str, latencies: dict[int, float]) -> None:
     """`latencies`: seconds by the seed of the request."""
     messages = [{"role": "system", "content": f"You play x. Game {random.random()}."}]
     for _ in range(args.turns):
         messages.append({"role": "user", "content": BOARD})
         seed, started = random.getrandbits(48), time.perf_counter()
         body = {"model": "p/m", "messages": messages, "stream": args.stream, "seed": seed}
-        await client.call("POST", "/v1/chat/completions", body)
+        check(await client.request("/v1/chat/completions", body))
         latencies[seed] = time.perf_counter() - started
         messages.append({"role": "assistant", "content": answer})
 
 
 async def measure(address: tuple[str, int], args: argparse.Namespace, answer: str) -> list[dict[str, Any]]:
     """One dict of figures per repetition."""
-    clients = [Client(address) for _ in range(args.concurrency)]
-    for client in clients:
-        await client.open()
+    clients = [Connection(*address, API_KEY) for _ in range(args.concurrency)]
     latencies: dict[int, float] = {}
 
-    async def worker(client: Client, count: int) -> None:
+    async def worker(client: Connection, count: int) -> None:
         for _ in range(count):
             await play(client, args, answer, latencies)
 
@@ -85,17 +55,22 @@ async def measure(address: tuple[str, int], args: argparse.Namespace, answer: st
     figures = []
     for _ in range(args.repeats):
         latencies.clear()
-        before = json.loads(await clients[0].call("GET", "/health"))
+        before = json.loads(check(await clients[0].request("/health")))
         started = time.perf_counter()
         await asyncio.gather(*(worker(client, max(1, conversations // args.concurrency)) for client in clients))
         wall_s = time.perf_counter() - started
-        after = json.loads(await clients[0].call("GET", "/health"))
+        after = json.loads(check(await clients[0].request("/health")))
         figure = summarise(sorted(latencies.values()), after["cpu_s"] - before["cpu_s"], wall_s, after["renderer"])
         added = [latencies[seed] - took_s for seed, took_s in after["engine_took_s"]]
         figures.append(figure | {"added ms, median": statistics.median(added) * 1e3})
     for client in clients:
         client.close()
     return figures
+
+
+def check(answer: Answer) -> bytes:
+    assert answer.status == 200, answer.body[:2000]
+    return answer.body
 
 
 def summarise(latencies: list[float], cpu_s: float, wall_s: float, renderer: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def serve(
             self.renderer = type(renderer).__name__
             self.database = Database(Path(directory) / "art.db")
             self.recorder = Recorder(self.database)
-            self.gateway = Gateway(cast(Any, self), self.recorder)
+            self.gateway = Gateway(self, self.recorder)
             self.engine = InstantEngine(tokens, engine_s)
             self.policy = PolicyRef(
                 project="p", name="m", policy_version=0, engine=cast(Any, self.engine), adapter="p/m@0",
@@ -82,6 +82,12 @@ def serve(
             )  # fmt: skip
 
         def resolve_ready(self, model: str) -> PolicyRef:
+            return self.policy
+
+        def is_ready(self, policy: PolicyRef) -> bool:
+            return True
+
+        async def resolve(self, model: str) -> PolicyRef:
             return self.policy
 
         async def health(self) -> dict[str, Any]:

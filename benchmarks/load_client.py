@@ -67,8 +67,8 @@ class Connection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def request(self, path: str, body: dict[str, Any]) -> Answer:
-        """POST `body`.
+    async def request(self, path: str, body: dict[str, Any] | None = None) -> Answer:
+        """POST `body`, or GET.
 
         Raises:
             OSError, EOFError, TimeoutError: no whole answer.
@@ -77,8 +77,9 @@ class Connection:
             if self._writer is None:
                 self._reader, self._writer = await asyncio.open_connection(*self._address, limit=_LARGEST_PART)
             assert self._reader is not None
-            content = json.dumps(body).encode()
-            head = f"POST {path} HTTP/1.1\r\n{self._head}content-length: {len(content)}\r\n\r\n"
+            content = b"" if body is None else json.dumps(body).encode()
+            method = "GET" if body is None else "POST"
+            head = f"{method} {path} HTTP/1.1\r\n{self._head}content-length: {len(content)}\r\n\r\n"
             sent = time.perf_counter()
             self._writer.write(head.encode() + content)
             return await self._read(self._reader, sent)

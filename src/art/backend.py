@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
 
-from art.backend_files import CheckpointMethods
+from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.dev import LossName, train_config
@@ -68,14 +68,8 @@ class Registration:
     status: ModelStatus
 
 
-class BackendModel(Protocol):
+class BackendModel(NamedModel, Protocol):
     """What a backend asks of a model."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def project(self) -> str: ...
 
     @property
     def trainable(self) -> bool: ...

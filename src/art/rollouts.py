@@ -5,8 +5,9 @@
     PUT /api/rollouts/{id} {group_id, reward}   -->    groups = await model.collect_trajectory_groups(16, 8)
                                                        await backend.train(model, groups)
 
-A group is complete when as many of its rollouts are finished as wanted, however they ended. It is handed out once by a
-`RolloutCollector`; after a restart the server still knows which rollouts were trained, and the others come again.
+A group is complete when as many of its rollouts are finished as wanted, however they ended. A `RolloutCollector` hands
+it out once, and again if the job that was to train it failed or was cancelled. After a restart the server still knows
+which rollouts were trained, and the others come again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 _MAX_FETCHES = 16
 """Records that are fetched at once."""
+_MAX_HANDED_OUT = 3
+"""Times that a group is handed out: what fails as often is the fault of the group."""
 
 
 def load_trajectory(record: RolloutRecord) -> Trajectory:
@@ -53,15 +56,21 @@ def _load_history(data: Mapping[str, Any]) -> History:
 
 
 @dataclass(slots=True)
+class _HandedOut:
+    rollouts: dict[str, RolloutStatus]
+    times: int
+
+
+@dataclass(slots=True)
 class RolloutCollector:
-    """Finished rollouts of one model, group by group, each handed out once."""
+    """Finished rollouts of one model, group by group."""
 
     connect: Callable[[], Awaitable[ArtClient]]
     project: str
     name: str
     _waiting: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
     """Finished rollouts by group and id, groups in the order of their first."""
-    _handed_out: set[str] = field(default_factory=set)
+    _handed_out: dict[str, _HandedOut] = field(default_factory=dict)
     _num_ungrouped: int = 0
     _since: int = 0
 
@@ -111,18 +120,29 @@ class RolloutCollector:
                 return
 
     def _add(self, rollout: RolloutStatus) -> None:
-        group = rollout.group_id
+        group, rollout_id = rollout.group_id, rollout.rollout_id
         if group is None:
             self._num_ungrouped += 1
-        elif group in self._handed_out:
-            logger.warning("rollout %s is too late: its group %s was handed out without it", rollout.rollout_id, group)
+        elif group in self._waiting or group not in self._handed_out:
+            self._waiting.setdefault(group, {})[rollout_id] = rollout
+        elif rollout_id not in self._handed_out[group].rollouts:
+            logger.warning("rollout %s is too late: its group %s was handed out without it", rollout_id, group)
         else:
-            self._waiting.setdefault(group, {})[rollout.rollout_id] = rollout
+            self._take_back(group)
+
+    def _take_back(self, group: str) -> None:
+        """The job of a group came to nothing, which the server says by listing its rollouts again. Those that it has
+        not trained in any case (they never asked the model) are not listed, so the group comes back as it was."""
+        handed_out = self._handed_out[group]
+        if handed_out.times < _MAX_HANDED_OUT:
+            self._waiting[group] = handed_out.rollouts
+        else:
+            logger.warning("group %s was handed out %d times and trained by no job: left out", group, handed_out.times)
 
     def _take(self, groups: list[str]) -> None:
         for group in groups:
-            del self._waiting[group]
-            self._handed_out.add(group)
+            before = self._handed_out.get(group)
+            self._handed_out[group] = _HandedOut(self._waiting.pop(group), 1 + (before.times if before else 0))
 
     def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
         begun = ", ".join(f"{group!r} has {len(found)}" for group, found in list(self._waiting.items())[:5]) or "none"

@@ -8,10 +8,10 @@ from typing import Any
 
 import art
 from art.backend import BackendModel, Registration
-from art.cli.loop import StepReport, train_task
 from art.errors import ConfigError
 from art.protocol.training import ModelStatus
 from art.task import Task, get_task
+from art.training_loop import StepReport, train_task
 from openpipe_art.blocking import run_blocking
 
 DEFAULT_MODEL = ("openpipe", "agent")

@@ -137,7 +137,7 @@ def test_chat_bodies(prober: Prober) -> None:
     started = time.monotonic()
     probe()
     print(f"{statuses.total()} chat bodies in {time.monotonic() - started:.0f} s: {dict(statuses)}")
-    assert statuses[200] > 0.05 * CASES  # enough of them get as far as the engine
+    assert statuses[200] > 0.1 * CASES  # enough of them get as far as the engine
     assert statuses[400] > 0
 
 

@@ -302,6 +302,9 @@ async def test_there_and_back_through_a_store(
     await again.register(backend)
     await backend._experimental_fork_checkpoint(again, "agent", from_s3_bucket="team", prefix="runs")
     assert await again.get_step() == 3
+    for wrong in ({"delete": True}, {"exclude": ["logs", "checkpoints"]}):
+        with pytest.raises(ConfigError, match=r"delete=True|leave out checkpoints"):
+            await backend._experimental_pull_from_s3(again, s3_bucket="team", **wrong)
     with pytest.raises(NotFoundError, match=r"steps: 2, 3"):
         await backend.pull(named("none", tiny_model), store, from_model="agent", step=1)
     with pytest.raises(StorageError, match="cannot send"):

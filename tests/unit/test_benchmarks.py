@@ -14,16 +14,20 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import __main__ as command
-from benchmarks import generate, growth, grpo_loops, grpo_step, logprobs, train_step
+from benchmarks import gateway_overhead, generate, growth, grpo_loops, grpo_step, logprobs, train_step
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
 from benchmarks.report import Result, Spread, markdown
 from benchmarks.timing import Timing, alternate, ratio
 
+from gateway_support import make_tokenizer
+
 
 def options(name: str) -> argparse.Namespace:
-    module = {m.__name__.rpartition(".")[2]: m for m in (generate, growth, grpo_step, logprobs, train_step)}[name]
+    module = {
+        m.__name__.rpartition(".")[2]: m for m in (gateway_overhead, generate, growth, grpo_step, logprobs, train_step)
+    }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
 
@@ -65,6 +69,16 @@ def test_generate_samples_with_each_engine(tmp_path: Path, monkeypatch: pytest.M
     assert "vLLM is not installed: it did not take part" in result.notes
     command.draw(generate, result, tmp_path / "generate.png")
     assert (tmp_path / "generate.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_gateway_overhead_asks_the_real_gateway(stream: bool, tmp_path: Path) -> None:
+    args = options("gateway_overhead")
+    args.model, args.stream = str(make_tokenizer(tmp_path)), stream
+    args.conversations, args.concurrency, args.turns = 2, 2, 2
+    (row,) = gateway_overhead.run(args).rows
+    assert row["requests"] == 4
+    assert float(str(row["server CPU ms per request"]).split()[0]) > 0
 
 
 @pytest.mark.parametrize("way", ["trainer", "chunks", "naive"])

@@ -24,8 +24,18 @@ ALLOWED: dict[str, set[str] | None] = {
     "dev": {"config", "errors"},
     "utils": {"storage", "errors"},
     "rollouts": {"trajectory", "client", "protocol", "errors"},
-    "backend_files": {"client", "protocol", "errors"},
-    "backend": {"backend_files", "messages", "trajectory", "protocol", "client", "rollouts", "config", "dev", "errors"},
+    "backend_checkpoints": {"client", "protocol", "errors"},
+    "backend": {
+        "backend_checkpoints",
+        "messages",
+        "trajectory",
+        "protocol",
+        "client",
+        "rollouts",
+        "config",
+        "dev",
+        "errors",
+    },
     "model": {
         "trajectory",
         "capture",
@@ -41,6 +51,7 @@ ALLOWED: dict[str, set[str] | None] = {
     },
     "rewards": {"messages", "trajectory", "model", "costs", "errors"},
     "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
+    "report": set(),
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
     "engines": {"engine", "quantization", "protocol", "config", "errors"},
@@ -66,6 +77,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "langgraph": {"integrations"},
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},
+    "training_loop": {"task", "rewards", "gather", "model", "trajectory", "config", "errors"},
     "tasks": {"task", "trajectory", "model", "gather", "errors"},
     "cli": ANYTHING,
     "testing": ANYTHING,
@@ -105,6 +117,16 @@ def test_part_imports_only_what_it_may(part: str) -> None:
             private_entry = other in NOBODY_IMPORTS and part not in NOBODY_IMPORTS
             if other != part and (private_entry or (allowed is not None and other not in allowed)):
                 wrong.append(f"{path.relative_to(SRC)}:{line} imports art.{other}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_older_names_use_nothing_of_the_entry_points() -> None:
+    wrong = [
+        f"{path.name}:{line} imports art.{other}"
+        for path in sorted((SRC.parent / "openpipe_art").glob("*.py"))
+        for other, line in sorted(imported_parts(path))
+        if other in NOBODY_IMPORTS
+    ]
     assert not wrong, "\n".join(wrong)
 
 

@@ -95,6 +95,28 @@ async def test_what_was_handed_out_does_not_come_again(
     assert [t.metadata["rollout_id"] for t in again[1]] == ["late"]
 
 
+async def test_a_group_whose_job_came_to_nothing_comes_back(
+    app: AppBench, model: art.TrainableModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts = app.bench.gateway.rollouts
+    for i in range(2):
+        await agent(app, f"a{i}", group_id="a", reward=float(i))
+    await model.put_rollout("a2", group_id="a", outcome="infra_fault", error="the tool is down")
+    for i in range(3):
+        (group,) = await model.collect_trajectory_groups(1, 3, timeout_s=20, pbar_desc=None)
+        assert [t.reward for t in group] == [0.0, 1.0]
+        assert len(group.exceptions) == 1
+        ids = [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")]
+        await rollouts.mark_trained(ids, f"job-{i}")
+        with pytest.raises(ProcessError):  # while it is trained it does not come
+            await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
+        await app.bench.database.run(lambda db, i=i: rollouts.unmark_trained(db, f"job-{i}"))
+    with caplog.at_level(logging.WARNING), pytest.raises(ProcessError):
+        await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
+    assert "group a was handed out 3 times and trained by no job" in caplog.text
+    assert "too late" not in caplog.text
+
+
 async def test_wrong_use(app: AppBench, model: art.TrainableModel) -> None:
     with pytest.raises(ConfigError, match="got 0 and 2"):
         await model.collect_trajectory_groups(0, 2)

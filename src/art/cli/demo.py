@@ -18,13 +18,13 @@ from rich.table import Table
 
 from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
-from art.cli.loop import Evaluation, StepReport, evaluate, train_task
 from art.cli.picture import draw_learning_curve
 from art.cli.tiny_model import build_with_progress
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
 from art.task import Task, get_task
+from art.training_loop import Evaluation, StepReport, evaluate, train_task
 
 EVALUATION_SEED = 20_000
 """Held-out scenarios are the same for every training seed, so that seeds can be compared."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from art.cli.loop import Evaluation, StepReport
 from art.task import Task
+from art.training_loop import Evaluation, StepReport
 
 _INK, _GRID = "#2b2b2b", "#d9d9d9"
 _BLUE, _ORANGE = "#2f6db3", "#d9772b"

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
-from art.cli.loop import StepReport, evaluate, train_task
 from art.cli.tiny_model import build_with_progress
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.model import TrainableModel
 from art.rewards import DEFAULT_RUBRIC, Budget, GroupScorer, JudgeSettings, Ruler, params_at
 from art.task import Task, TaskDefaults, get_task
+from art.training_loop import StepReport, evaluate, train_task
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

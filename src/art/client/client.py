@@ -166,24 +166,22 @@ class ArtClient(HttpClient):
         what = f"supervised fine-tuning of {project}/{name}"
         return await self.finish(lambda: self.submit_train_sft(project, name, request), what, show=show)
 
-    async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus:
+    async def fork(self, project: str, name: str, request: ForkRequest, *, show: bool = False) -> JobStatus:
         """Submit a job on files and wait for its end, as `train`; the three below do likewise."""
-        return await self._file_job("fork", project, name, request)
+        return await self._file_job("fork", project, name, request, show)
 
-    async def export(self, project: str, name: str, request: ExportRequest) -> JobStatus:
-        return await self._file_job("export", project, name, request)
+    async def export(self, project: str, name: str, request: ExportRequest, *, show: bool = False) -> JobStatus:
+        return await self._file_job("export", project, name, request, show)
 
-    async def push(self, project: str, name: str, request: PushRequest) -> JobStatus:
-        return await self._file_job("push", project, name, request)
+    async def push(self, project: str, name: str, request: PushRequest, *, show: bool = False) -> JobStatus:
+        return await self._file_job("push", project, name, request, show)
 
-    async def pull(self, project: str, name: str, request: PullRequest) -> JobStatus:
-        return await self._file_job("pull", project, name, request)
+    async def pull(self, project: str, name: str, request: PullRequest, *, show: bool = False) -> JobStatus:
+        return await self._file_job("pull", project, name, request, show)
 
-    async def _file_job(self, kind: str, project: str, name: str, request: BaseModel) -> JobStatus:
-        path = _model_path(project, name, kind)
-        return await self.finish(
-            lambda: self.typed(JobStatus, "POST", path, body=request), f"the {kind} of {project}/{name}"
-        )
+    async def _file_job(self, kind: str, project: str, name: str, request: BaseModel, show: bool) -> JobStatus:
+        path, what = _model_path(project, name, kind), f"the {kind} of {project}/{name}"
+        return await self.finish(lambda: self.typed(JobStatus, "POST", path, body=request), what, show=show)
 
     async def finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool = False) -> JobStatus:
         """Submit a job, again if the server has lost it, and follow it to its end; as `train`."""

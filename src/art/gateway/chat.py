@@ -79,8 +79,7 @@ class Gateway:
         """A whole answer, as OpenAI's `chat.completion` object.
 
         Every choice has an `exchange_id`, one that a stop string ended has it as `stop_reason`, and the answer has a
-        `policy_version`. `logprobs` lists every sampled token, the one
-        that ended the answer included.
+        `policy_version`. `logprobs` lists every sampled token, the one that ended the answer included.
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: of the request.

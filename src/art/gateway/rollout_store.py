@@ -27,8 +27,7 @@ from art.storage.layout import validate_name
 _COUNTS = """(SELECT json_array(count(*), min(policy_version), max(policy_version)) FROM exchanges
     WHERE exchanges.rollout_id = rollouts.id AND exchanges.project = rollouts.project)"""
 _SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
-_TRAINED = """
-UPDATE rollouts SET trained_by = ?, change = ? WHERE trained_by IS NULL AND outcome IS NOT NULL AND (project, id) IN
+_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND (project, id) IN
     (SELECT project, rollout_id FROM exchanges WHERE rollout_id IS NOT NULL AND id IN (SELECT value FROM json_each(?)))
 """
 _FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata")
@@ -129,12 +128,12 @@ class RolloutStore:
     async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
         """Note that a job trains the finished rollouts of these exchanges; of the first job that does."""
         ids = orjson.dumps(list(exchange_ids)).decode()
-        await self._database.run(lambda db: db.execute(_TRAINED, (job_id, next_change(db), ids)))
+        await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, ids))
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
         """The job came to nothing: its rollouts can be trained by another."""
-        db.execute("UPDATE rollouts SET trained_by = NULL, change = ? WHERE trained_by = ?", (next_change(db), job_id))
+        _set_trained_by(db, None, "trained_by = ?", job_id)
 
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:
         announced = update.model.partition("/")[0] if update.model is not None else None
@@ -161,6 +160,13 @@ class RolloutStore:
     def _rows(self, where: str, values: list[Any]) -> list[tuple[RolloutRow, str]]:
         rows = self._database.read(f"{_SELECT} WHERE {where}", values)
         return [(RolloutRow(*row[:-1]), row[-1]) for row in rows]
+
+
+def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, value: str) -> None:
+    """Each row gets a `change` of its own: a page may end between any two."""
+    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
+    statement = "UPDATE rollouts SET trained_by = ?, change = ? WHERE project = ? AND id = ?"
+    db.executemany(statement, [(job_id, change, *key) for change, key in enumerate(keys, next_change(db))])
 
 
 def _apply(row: RolloutRow, update: RolloutUpdate) -> RolloutRow:

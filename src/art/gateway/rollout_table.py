@@ -26,7 +26,7 @@ class RolloutRow(NamedTuple):
     id: str
     created_at: float
     change: int
-    """Microseconds since the epoch of the last change, and larger than that of any change before."""
+    """Microseconds since the epoch of the last change, and larger than that of any before: no two rows share one."""
     model: str | None = None
     group_id: str | None = None
     scenario_id: str | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import invalid_request, refuse_unsupported, short
+from art.protocol.chat import parse_body, short
 
 
 class CountTokensRequest(BaseModel):
@@ -103,13 +103,7 @@ def parse_count_request(body: Any) -> CountTokensRequest:
 
 
 def _parse(kind: type[R], body: Any) -> R:
-    if not isinstance(body, dict):
-        raise InvalidRequestError(f"the request body must be a JSON object, got {type(body).__name__}")
-    try:
-        request = kind.model_validate(body)
-    except ValidationError as error:
-        raise invalid_request(error) from None
-    refuse_unsupported(request, _UNSUPPORTED)
+    request = parse_body(kind, body, _UNSUPPORTED)
     choice = request.tool_choice
     if choice is not None and (choice.get("type") not in ("auto", "none") or choice.get("disable_parallel_tool_use")):
         raise InvalidRequestError(

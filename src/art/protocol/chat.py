@@ -8,11 +8,13 @@ request carries the whole conversation each time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import InvalidRequestError
+
+R = TypeVar("R", bound=BaseModel)
 
 Message: TypeAlias = dict[str, Any]
 """A message as templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
@@ -113,13 +115,7 @@ def parse_chat_request(body: Any) -> ChatRequest:
     Raises:
         InvalidRequestError: with `param` naming the field at fault.
     """
-    if not isinstance(body, dict):
-        raise InvalidRequestError(f"the request body must be a JSON object, got {type(body).__name__}")
-    try:
-        request = ChatRequest.model_validate(body)
-    except ValidationError as error:
-        raise invalid_request(error) from None
-    refuse_unsupported(request, _UNSUPPORTED)
+    request = parse_body(ChatRequest, body, _UNSUPPORTED)
     _check_stop(request.stop_strings)
     _check_tools(request)
     if request.top_logprobs is not None and not request.logprobs:
@@ -129,16 +125,26 @@ def parse_chat_request(body: Any) -> ChatRequest:
     return request
 
 
-def refuse_unsupported(request: BaseModel, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
-    """Refuse fields that cannot be honoured, unless they have one of the values that ask for nothing.
+def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> R:
+    """A decoded JSON body as a request of any dialect.
+
+    Args:
+        unsupported: fields that cannot be honoured, with the values that ask for nothing.
 
     Raises:
-        InvalidRequestError: names the field.
+        InvalidRequestError: with `param` naming the field at fault.
     """
+    if not isinstance(body, dict):
+        raise InvalidRequestError(f"the request body must be a JSON object, got {type(body).__name__}")
+    try:
+        request = kind.model_validate(body)
+    except ValidationError as error:
+        raise invalid_request(error) from None
     for name in sorted(request.model_fields_set & unsupported.keys()):
         value = getattr(request, name)
         if value is not None and value not in unsupported[name]:
             raise InvalidRequestError(f"`{name}` is not supported; leave it out (got {short(value)})", param=name)
+    return request
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:

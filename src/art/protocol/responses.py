@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import StreamOptions, invalid_request, refuse_unsupported, short
+from art.protocol.chat import StreamOptions, parse_body, short
 
 Item = dict[str, Any]
 """An entry of `input` or `output`: a message, a function call, its output, or reasoning."""
@@ -95,13 +95,7 @@ def parse_responses_request(body: Any) -> ResponsesRequest:
     Raises:
         InvalidRequestError: with `param` naming the field at fault.
     """
-    if not isinstance(body, dict):
-        raise InvalidRequestError(f"the request body must be a JSON object, got {type(body).__name__}")
-    try:
-        request = ResponsesRequest.model_validate(body)
-    except ValidationError as error:
-        raise invalid_request(error) from None
-    refuse_unsupported(request, _UNSUPPORTED)
+    request = parse_body(ResponsesRequest, body, _UNSUPPORTED)
     for key, value in (request.text or {}).items():
         if value not in _TEXT.get(key, (None,)):
             raise InvalidRequestError(

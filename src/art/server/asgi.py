@@ -110,17 +110,7 @@ _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
     """Server-sent events and `[DONE]`. An error before the first event is raised, a later one is sent as an event."""
-    async with contextlib.aclosing(events):
-        first = await anext(events)
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-        await _send_event(send, first)
-        try:
-            async for event in events:
-                await _send_event(send, event)
-        except Exception as error:
-            _, body, _ = failure(error)
-            await send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+    await _send_stream(send, events, _encode, lambda error: b"data: %b\n\n" % failure(error)[1], b"data: [DONE]\n\n")
 
 
 async def send_named_events(
@@ -128,25 +118,37 @@ async def send_named_events(
 ) -> None:
     """Server-sent events that are named by their `type`. An error before the first event is raised; a later one is sent
     as the event that `on_error` makes of it."""
+    await _send_stream(send, events, _encode_named, lambda error: _encode_named(on_error(error)), b"")
+
+
+async def _send_stream(
+    send: Send,
+    events: AsyncGenerator[dict[str, Any], None],
+    encode: Callable[[dict[str, Any]], bytes],
+    encode_error: Callable[[Exception], bytes],
+    end: bytes,
+) -> None:
+    async def send_part(body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
     async with contextlib.aclosing(events):
         first = await anext(events)
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-        await _send_named(send, first)
+        await send_part(encode(first))
         try:
             async for event in events:
-                await _send_named(send, event)
+                await send_part(encode(event))
         except Exception as error:
-            await _send_named(send, on_error(error))
-        await send({"type": "http.response.body", "body": b""})
+            await send_part(encode_error(error))
+        await send({"type": "http.response.body", "body": end})
 
 
-async def _send_named(send: Send, event: dict[str, Any]) -> None:
-    body = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _encode(event: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
-async def _send_event(send: Send, event: dict[str, Any]) -> None:
-    await send({"type": "http.response.body", "body": b"data: " + orjson.dumps(event) + b"\n\n", "more_body": True})
+def _encode_named(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
 
 
 @contextlib.asynccontextmanager

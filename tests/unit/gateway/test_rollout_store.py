@@ -151,6 +151,29 @@ async def test_trained_rollouts_are_marked_once(bench: Bench) -> None:
     assert (await rollouts.get("done", None)).trained_by is None
 
 
+async def test_no_page_border_hides_a_trained_rollout(bench: Bench) -> None:
+    rollouts = bench.gateway.rollouts
+    ids = []
+    for i in range(5):
+        bench.answers("a")
+        ids.append((await bench.chat(user("hi"), rollout_id=f"r{i}"))["choices"][0]["exchange_id"])
+        await rollouts.put(f"r{i}", update(reward=1.0), None)
+
+    async def pages(since: int, **query: object) -> list[str]:
+        found: list[str] = []
+        while (page := await rollouts.page(RolloutQuery(since=since, limit=2, **query))).rollouts:  # type: ignore[arg-type]
+            found += [rollout.rollout_id for rollout in page.rollouts]
+            since = page.next_since
+        return found
+
+    everything = ["r0", "r1", "r2", "r3", "r4"]
+    since = (await rollouts.page(RolloutQuery())).next_since
+    await rollouts.mark_trained(ids, "job-1")
+    assert await pages(since, trained=True) == everything
+    await bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
+    assert await pages(since, trained=False) == everything
+
+
 async def test_old_records_are_forgotten_but_not_what_is_continued(bench: Bench) -> None:
     bench.answers("one", "two", "three")
     old = await bench.chat(user("hi"), rollout_id="old")

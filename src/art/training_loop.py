@@ -1,5 +1,7 @@
-"""The training loop of `art train` and `art demo`: gather, train, log, step after step. It uses nothing but the public
-API, so it is also the longest example of it."""
+"""The training loop of `art train`, `art demo` and `openpipe_art`: gather, train, log, step after step.
+
+It uses nothing but the public API, so it is also the longest example of it.
+"""
 
 from __future__ import annotations
 

@@ -86,11 +86,15 @@ class CheckpointMethods:
         from_project: str | None = None,
         step: int | None = None,
         not_after_step: int | None = None,
+        show: bool = False,
     ) -> int:
         """Begin `model` with a checkpoint of another one, under the same step; before or after its registration.
 
         Its base model and LoRA settings must be the same. A model that was forked from there before goes on where it
         is, so that a script can be run again.
+
+        Args:
+            show: a progress bar; the methods below have the same.
 
         Returns:
             The step that `model` is at.
@@ -107,7 +111,7 @@ class CheckpointMethods:
             job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
         )
         client = await self._connection()
-        status = await client.fork(model.project, model.name, request)
+        status = await client.fork(model.project, model.name, request, show=show)
         return _step(status)
 
     async def export(
@@ -117,6 +121,7 @@ class CheckpointMethods:
         *,
         step: int | None = None,
         path: str | Path | None = None,
+        show: bool = False,
     ) -> dict[str, Any]:
         """Make an export on the server; with `path` it is then fetched as that folder.
 
@@ -129,7 +134,7 @@ class CheckpointMethods:
         """
         client = await self._connection()
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
-        status = await client.export(model.project, model.name, request)
+        status = await client.export(model.project, model.name, request, show=show)
         if path is not None:
             await client.download_checkpoint(model.project, model.name, _step(status), Path(path), format=format)
         return status.result
@@ -141,6 +146,7 @@ class CheckpointMethods:
         *,
         step: int | None = None,
         format: Literal["checkpoint"] | ExportFormat = "checkpoint",
+        show: bool = False,
     ) -> str:
         """Send a checkpoint, or an export of it that has been made, to `s3://bucket/prefix` or `hf://owner/name`.
 
@@ -152,8 +158,8 @@ class CheckpointMethods:
         wanted = parse_target(target) if isinstance(target, str) else target
         request = PushRequest(job_id=uuid.uuid4().hex, target=wanted, step=step, format=format)
         client = await self._connection()
-        url: str = (await client.push(model.project, model.name, request)).result["url"]
-        return url
+        status = await client.push(model.project, model.name, request, show=show)
+        return str(status.result["url"])
 
     async def pull(
         self,
@@ -164,6 +170,7 @@ class CheckpointMethods:
         from_project: str | None = None,
         step: int | None = None,
         not_after_step: int | None = None,
+        show: bool = False,
     ) -> int:
         """Begin `model` with a checkpoint that `push` has sent to a store; else as `fork`."""
         wanted = parse_target(source) if isinstance(source, str) else source
@@ -178,7 +185,7 @@ class CheckpointMethods:
             not_after_step=not_after_step,
         )
         client = await self._connection()
-        return _step(await client.pull(model.project, model.name, request))
+        return _step(await client.pull(model.project, model.name, request, show=show))
 
     # -- names of older code --
 
@@ -194,10 +201,12 @@ class CheckpointMethods:
     ) -> None:
         """`fork`, or with a bucket `pull`."""
         if from_s3_bucket is None:
-            await self.fork(model, from_model, from_project=from_project, not_after_step=not_after_step)
+            await self.fork(model, from_model, from_project=from_project, not_after_step=not_after_step, show=verbose)
             return
         source = S3Target(bucket=from_s3_bucket, prefix=prefix or "")
-        await self.pull(model, source, from_model=from_model, from_project=from_project, not_after_step=not_after_step)
+        await self.pull(
+            model, source, from_model=from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
+        )
 
     async def _experimental_push_to_s3(
         self,
@@ -210,7 +219,7 @@ class CheckpointMethods:
     ) -> None:
         """`push` of the newest checkpoint."""
         _refuse_delete(delete)
-        await self.push(model, S3Target(bucket=_bucket(s3_bucket), prefix=prefix or ""))
+        await self.push(model, S3Target(bucket=_bucket(s3_bucket), prefix=prefix or ""), show=verbose)
 
     async def _experimental_pull_from_s3(
         self,
@@ -225,10 +234,17 @@ class CheckpointMethods:
         exclude: list[str] | None = None,
         latest_only: bool = False,
     ) -> None:
-        """`pull` of one checkpoint: the newest there, or the one that is asked for."""
+        """`pull` of one checkpoint: the newest there, or the one that is asked for.
+
+        Raises:
+            ConfigError: `delete`, or an `exclude` of what is fetched here; logs and trajectories never are.
+        """
         _refuse_delete(delete)
+        if unknown := sorted(set(exclude or ()) - {"logs", "trajectories"}):
+            raise ConfigError(f"a checkpoint is all that is fetched; `exclude` cannot leave out {', '.join(unknown)}")
         wanted = step if only_step in (None, "latest") else only_step
-        await self.pull(model, S3Target(bucket=_bucket(s3_bucket), prefix=prefix or ""), step=wanted)  # type: ignore[arg-type]
+        source = S3Target(bucket=_bucket(s3_bucket), prefix=prefix or "")
+        await self.pull(model, source, step=wanted, show=verbose)  # type: ignore[arg-type]
 
 
 def parse_target(text: str) -> HubTarget | S3Target:
