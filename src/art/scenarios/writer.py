@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from art.errors import BudgetError, ContextLengthError, GenerationError, JudgeError
 from art.model import Model
-from art.rewards.completion import Answer, JudgeClient
+from art.rewards.completion import JudgeClient
 from art.rewards.settings import JudgeSettings
 from art.scenarios.words import without_twins
 
@@ -38,7 +38,7 @@ class WriteMessages(Protocol):
 
 
 class Writer:
-    """One model, and what it has been asked so far."""
+    """One model that writes. What it costs is booked as `generator` in the ledger of the settings."""
 
     def __init__(
         self,
@@ -59,7 +59,6 @@ class Writer:
             ValueError: no key for OpenRouter.
         """
         self.settings = settings or JudgeSettings()
-        self.answers: list[Answer] = []
         params: dict[str, Any] = {"max_completion_tokens": MAX_COMPLETION_TOKENS}
         if isinstance(model, str) and base_url is None:
             params |= {"api_key": api_key} if api_key else {}
@@ -69,7 +68,7 @@ class Writer:
                 name="generator", project="generator", inference_model_name=model,
                 inference_base_url=base_url, inference_api_key=_key_for(base_url, api_key),
             )  # fmt: skip
-        self._client = JudgeClient(model, params, self.settings, role="generator")
+        self._client = JudgeClient(model, params, self.settings, source="generator")
 
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]
@@ -145,14 +144,7 @@ class Writer:
             raise
         except (JudgeError, ContextLengthError) as error:
             raise GenerationError(error.message) from error
-        self.answers.append(answer)
         return answer.text
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Of all answers so far; `None` if the price of one is not known."""
-        costs = [answer.cost_usd for answer in self.answers]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def _key_for(base_url: str | None, api_key: str | None) -> str:

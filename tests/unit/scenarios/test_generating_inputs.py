@@ -121,21 +121,21 @@ async def test_a_generator_without_further_ideas_says_how_far_it_came() -> None:
 
 
 async def test_a_budget_ends_it(generator: ScriptedGenerator) -> None:
-    spent = JudgeSettings(budget=Budget(max_usd=1, spent_usd=1))
+    ledger = Budget(max_usd=1)
+    ledger.book("judge", usd=1)
+    spent = JudgeSettings(budget=ledger)
     with pytest.raises(BudgetError):
         await generate_inputs("help", 1, writer(generator, spent))
     assert not generator.requests
 
 
-async def test_what_it_cost_is_known(generator: ScriptedGenerator) -> None:
-    priced = writer(generator, JudgeSettings(prompt_usd_per_million=1, completion_usd_per_million=2))
-    await generate_inputs("help", 30, priced)
-    tokens = [(answer.prompt_tokens, answer.completion_tokens) for answer in priced.answers]
-    assert len(tokens) == 2
-    assert priced.cost_usd == pytest.approx(sum(prompt + 2 * written for prompt, written in tokens) / 1e6)
-    free = writer(generator)
-    await generate_inputs("help", 1, free)
-    assert free.cost_usd is None, "no price is known"
+async def test_what_it_costs_is_booked(generator: ScriptedGenerator) -> None:
+    ledger = Budget()
+    priced = JudgeSettings(prompt_usd_per_million=1, completion_usd_per_million=2, budget=ledger)
+    await generate_inputs("help", 30, writer(generator, priced))
+    booked = ledger.totals()["generator"]
+    assert booked.prompt_tokens > 2 * 100
+    assert booked.usd == pytest.approx((booked.prompt_tokens + 2 * booked.completion_tokens) / 1e6)
 
 
 async def test_models_and_addresses_are_generators_too(generator: ScriptedGenerator) -> None:
