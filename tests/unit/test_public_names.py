@@ -100,7 +100,7 @@ FIELDS = {
     "TrajectoryGroup": "trajectories exceptions metadata metrics logs",
     "PydanticException": "type message traceback",
     "TrainableModel": "name project entity id config inference_api_key inference_base_url inference_model_name base_path "
-    "report_metrics base_model settings run_id",
+    "report_metrics prices budget_usd base_model settings run_id",
 }
 
 

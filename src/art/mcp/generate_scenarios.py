@@ -94,7 +94,7 @@ def _generator(
 ) -> JudgeClient:
     limit = {"max_completion_tokens": MAX_COMPLETION_TOKENS}
     if isinstance(model, str) and base_url is None:
-        return JudgeClient(model, limit | ({"api_key": api_key} if api_key else {}), settings)
+        return JudgeClient(model, limit | ({"api_key": api_key} if api_key else {}), settings, source="generator")
     if isinstance(model, str):
         at_openrouter = base_url == OPENROUTER_URL
         key = api_key or os.environ.get("OPENROUTER_API_KEY" if at_openrouter else "OPENAI_API_KEY")
@@ -108,7 +108,7 @@ def _generator(
             name="generator", project="generator", inference_model_name=model,
             inference_base_url=base_url, inference_api_key=key or "none",
         )  # fmt: skip
-    return JudgeClient(model, limit, settings)
+    return JudgeClient(model, limit, settings, source="generator")
 
 
 async def _collect(

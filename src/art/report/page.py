@@ -1,0 +1,214 @@
+"""A `Report` as one HTML page, from the result to what it was made of.
+
+result - learning curves - held-out scenarios - transcripts - time and money - faults - settings - what was used
+
+The page may be opened by whoever gets it, and much of its text was written by models, tools and servers: all of it is
+escaped, and the page's own policy allows neither scripts nor anything from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from art.report.charts import draw_curve, draw_intervals, draw_pair
+from art.report.types import Comparison, Headline, Report, ScenarioResult, Table, Transcript
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+MAX_MESSAGE_CHARS = 4000
+"""Of a message in a transcript; the end of a longer one is left out."""
+_NUM_SHADES = 7
+
+
+def write_report(folder: Path, report: Report) -> Path:
+    """Write `report.html` and, for programs, `report.json` into `folder`; the path of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = json.dumps(_finite(asdict(report)), indent=2, ensure_ascii=False, default=str)
+    for name, text in (("report.json", data + "\n"), ("report.html", render_report(report))):
+        partial = folder / f".{name}.tmp"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, folder / name)
+    return folder / "report.html"
+
+
+def render_report(report: Report) -> str:
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    parts = [
+        f"<h1>{escape(report.title)}</h1><p>{escape(report.summary)}</p>",
+        _headline(report.headline) if report.headline else "",
+        _part("Learning curve", _curves(report)),
+        _part("Held-out scenarios, one by one", _results(report.scenarios)),
+        _part("Before and after, side by side", "".join(_comparison(c, i) for i, c in enumerate(report.comparisons))),
+        _part("What it cost", _seconds(report.seconds) + (_table(report.costs) if report.costs else "")),
+        _part("What went wrong", _list(report.faults)),
+        _part("Run it again", _again(report)),
+        _part("What was used", "".join(_section(s.title, s.text, s.table, s.is_open) for s in report.sections)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{escape(report.title)}</title><style>\n{style}</style></head>\n"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _part(title: str, content: str) -> str:
+    return f"<section><h2>{title}</h2>{content}</section>\n" if content else ""
+
+
+def _headline(headline: Headline) -> str:
+    change = headline.change
+    if not math.isfinite(change.low):
+        kind, verdict = "soft", "one pair only: nothing can be said about how certain that is"
+    elif change.low > 0:
+        kind, verdict = "good", "better: the 95 % interval of the change is above 0"
+    elif change.high < 0:
+        kind, verdict = "bad", "worse: the 95 % interval of the change is below 0"
+    else:
+        kind, verdict = "soft", "no clear change: the 95 % interval holds 0"
+    note = f'<p class="soft">{escape(headline.note)}</p>' if headline.note else ""
+    return (
+        f'<div class="card"><p class="soft">{escape(headline.measure)}</p><div class="headline"><div>'
+        f'<div class="numbers"><span class="old">{headline.before.mean:.2f}</span><span class="soft">to</span>'
+        f"<b>{headline.after.mean:.2f}</b></div>"
+        f'<p class="change {kind}">{change.text(sign=True)}</p><p class="soft">{verdict}</p></div>'
+        f"<figure>{draw_intervals(headline.before, headline.after)}"
+        "<figcaption>means with their 95 % intervals</figcaption></figure></div>"
+        f"{note}</div>\n"
+    )
+
+
+def _curves(report: Report) -> str:
+    figures = [
+        f"<figure class='card'><h3>{escape(curve.title)}</h3>{drawing}"
+        f"<figcaption>{escape(curve.note)}</figcaption></figure>"
+        for curve in report.curves
+        if (drawing := draw_curve(curve))
+    ]
+    return f'<div class="curves">{"".join(figures)}</div>' if figures else ""
+
+
+def _results(results: Sequence[ScenarioResult]) -> str:
+    if not results:
+        return ""
+    rows = []
+    for result in sorted(results, key=lambda result: result.before - result.after):
+        change = result.after - result.before
+        kind = "soft" if abs(change) < 0.005 else "good" if change > 0 else "bad"
+        label = f'<br><span class="soft">{escape(result.label)}</span>' if result.label else ""
+        rows.append(
+            f'<tr><td>{escape(result.scenario)}{label}</td><td class="pair">{draw_pair(result.before, result.after)}'
+            f'</td><td class="number">{result.before:.2f}</td><td class="number">{result.after:.2f}</td>'
+            f'<td class="number {kind}">{change:+.2f}</td></tr>'
+        )
+    head = (
+        '<tr><th>scenario</th><th class="pair">0 to 1</th><th class="number">before</th><th class="number">after</th>'
+    )
+    return f'<table class="results">{head}<th class="number">change</th></tr>{"".join(rows)}</table>'
+
+
+def _comparison(comparison: Comparison, index: int) -> str:
+    # What both share, the system prompt and the task, is said above them.
+    shared = 0
+    for old, new in zip(comparison.before.messages, comparison.after.messages, strict=False):
+        if old != new or old.get("role") == "assistant":
+            break
+        shared += 1
+    sides = "".join(
+        _side(name, transcript, shared)
+        for name, transcript in (("before", comparison.before), ("after", comparison.after))
+    )
+    return (
+        f"<details{' open' if index == 0 else ''}><summary>{escape(comparison.scenario)}</summary>"
+        f'<div class="sides">{sides}</div></details>'
+    )
+
+
+def _side(name: str, transcript: Transcript, skip: int) -> str:
+    turns = "".join(map(_turn, transcript.messages[skip:]))
+    note = f" · {escape(transcript.note)}" if transcript.note else ""
+    judge = f"<blockquote>{escape(transcript.explanation)}</blockquote>" if transcript.explanation else ""
+    return (
+        f'<div class="side {name}"><h3>{name}: {transcript.score:.2f}<span class="soft">{note}</span></h3>{turns}'
+        f"{judge}</div>"
+    )
+
+
+def _turn(message: Mapping[str, Any]) -> str:
+    role = str(message.get("role", ""))
+    content = message.get("content")
+    said = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        said.append(f"{function.get('name')} {function.get('arguments')}")
+    text = "\n".join(said).strip() or "(nothing)"
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = f"{text[:MAX_MESSAGE_CHARS]}\n[{len(text) - MAX_MESSAGE_CHARS} more characters]"
+    name = role if role in ("system", "user", "assistant", "tool") else "other"
+    return f'<div class="turn {name}"><span>{escape(role)}</span><div class="say">{escape(text)}</div></div>'
+
+
+def _seconds(seconds: Mapping[str, float]) -> str:
+    total = sum(seconds.values())
+    if total <= 0:
+        return ""
+    shown = [(name, value) for name, value in seconds.items() if value > 0]
+    bar = "".join(
+        f'<i class="shade{i % _NUM_SHADES}" style="flex:{value / total:.4f}"></i>' for i, (_, value) in enumerate(shown)
+    )
+    key = "".join(
+        f'<span><i class="shade{i % _NUM_SHADES}"></i>{escape(name)} {duration(value)}</span>'
+        for i, (name, value) in enumerate(shown)
+    )
+    return f'<p>{duration(total)} in all</p><div class="bar">{bar}</div><div class="key">{key}</div>'
+
+
+def duration(seconds: float) -> str:
+    """Such as `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = seconds / 60
+    if minutes < 60:
+        return f"{int(minutes)} min {int(seconds % 60)} s"
+    return f"{int(minutes // 60)} h {int(minutes % 60)} min"
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    kind = "" if table.columns else ' class="values"'
+    return f'<div class="scroll"><table{kind}>{f"<tr>{head}</tr>" if head else ""}{rows}</table></div>'
+
+
+def _list(items: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
+
+
+def _again(report: Report) -> str:
+    command = f"<pre>{escape(report.command)}</pre>" if report.command else ""
+    rows = [(name, str(value)) for name, value in report.settings.items()]
+    return command + (_table(Table(rows=rows)) if rows else "")
+
+
+def _section(title: str, text: str, table: Table | None, is_open: bool) -> str:
+    content = (f"<pre>{escape(text)}</pre>" if text else "") + (_table(table) if table else "")
+    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _finite(value: Any) -> Any:
+    """A copy without numbers that JSON does not have: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
