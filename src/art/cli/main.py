@@ -14,6 +14,7 @@ from art.errors import ArtError
 COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
+    "auto": "train an agent from one sentence",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
     "status": "show what the server of a data directory does, and who waits for whom",
@@ -42,6 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             subparsers.add_parser(name, help=summary)
     args = parser.parse_args(arguments)
+    args.argv = arguments
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
     try:
         status: int = args.run(args)

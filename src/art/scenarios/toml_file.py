@@ -26,9 +26,10 @@ def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: 
         comments: by key; written above it.
         head: a comment above all.
     """
-    lines = [*(f"# {line}" for line in head.splitlines())]
+    lines = [f"# {line}" for line in head.splitlines()]
     for key, value in values.items():
-        lines += ["", *(f"# {line}" for line in comments.get(key, "").splitlines())]
+        if key in comments:
+            lines += ["", *(f"# {line}" for line in comments[key].splitlines())]
         lines.append(f"# {key} = ..." if value is None else f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
 

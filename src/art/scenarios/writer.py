@@ -72,6 +72,11 @@ class Writer:
             )  # fmt: skip
         self._client = JudgeClient(model, params, self.settings, source="generator")
 
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return str(self._client.identity["model"])
+
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]
     ) -> T:

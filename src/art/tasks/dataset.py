@@ -1,7 +1,7 @@
 """A data set as a task: the agent gets the system prompt and one input, and answers. A judge gives the reward.
 
-    task = DatasetTask(Dataset.load("opening-hours"))
-    await train_task(model, task, task.defaults, num_steps=50, seed=0, on_step=print, score=scorer)
+task = DatasetTask(Dataset.load("opening-hours"))
+await train_task(model, task, task.defaults, num_steps=50, seed=0, on_step=print, score=scorer)
 """
 
 from __future__ import annotations
