@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "errors",
     },
     "rewards": {"messages", "trajectory", "model", "errors"},
-    "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
+    "mcp": {"task", "messages", "trajectory", "model", "rewards", "protocol", "errors"},
     "report": set(),
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},

@@ -14,6 +14,7 @@ from art.errors import ArtError
 COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
+    "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
     "status": "show what the server of a data directory does, and who waits for whom",

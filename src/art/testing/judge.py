@@ -41,8 +41,9 @@ _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 class ScriptedJudge:
     """The server, as a context manager. Threads answer the requests."""
 
-    grade: Callable[[dict[str, Any]], float]
-    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared."""
+    grade: Callable[[dict[str, Any]], float | tuple[float, str]]
+    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared. With
+    an explanation, if there is one."""
     criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
     """For a rubric of criteria: how each is scored that `grade` does not tell."""
     faults: Sequence[Fault] = ()
@@ -58,6 +59,8 @@ class ScriptedJudge:
     """Of `slow`."""
     max_chars: int | None = None
     """Of a request's messages; more is refused as too long for the context."""
+    write: Callable[[str], list[dict[str, Any]]] | None = None
+    """Scenarios for a request that asks for them, from its last message."""
     port: int = 0
     """0 takes a free one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -120,8 +123,10 @@ class ScriptedJudge:
             return 400, _error("response_format of type json_schema is not supported")
         if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
             return 400, _error("this model's maximum context length is exceeded", "context_length_exceeded")
-        rows = self._rows(body, rng)
-        text = _written(rows, fault)
+        if self.write is not None and _asks_for_scenarios(body):
+            text = json.dumps({"scenarios": self.write(body["messages"][-1]["content"])})
+        else:
+            text = _written(self._rows(body, rng), fault)
         prompt_tokens = sum(len(message["content"]) for message in body["messages"]) // 4
         usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text) // 4}
         return 200, {
@@ -140,10 +145,12 @@ class ScriptedJudge:
         rows = []
         for position, trajectory in enumerate(trajectories):
             lean = 1 - 2 * position / (len(trajectories) - 1) if len(trajectories) > 1 else 0.0
-            score = self.grade(trajectory) + self.position_bias * lean + rng.gauss(0, self.noise)
+            graded = self.grade(trajectory)
+            true, explanation = graded if isinstance(graded, tuple) else (graded, "as the script says")
+            score = true + self.position_bias * lean + rng.gauss(0, self.noise)
             identity = trajectory["id"]
             score = float(orders[identity]) if identity in orders else min(max(score, 0.0), 1.0)
-            row: dict[str, Any] = {"trajectory_id": identity, "explanation": "as the script says", "score": score}
+            row: dict[str, Any] = {"trajectory_id": identity, "explanation": explanation, "score": score}
             if self.criteria is not None:
                 row["criteria"] = {
                     key: self.criteria[key](trajectory) if key in self.criteria else score
@@ -158,6 +165,10 @@ class _QuietServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that has hung up is no error here: that is how time-outs look."""
+
+
+def _asks_for_scenarios(body: dict[str, Any]) -> bool:
+    return bool(body.get("response_format", {}).get("json_schema", {}).get("name") == "scenarios")
 
 
 def asked_criteria(body: dict[str, Any]) -> list[str]:
