@@ -42,6 +42,7 @@ NAMES = {
     "mcp",
     "retry",
     "rewards",
+    "scenarios",
     "trajectory_group_batches",
     "utils",
     "yield_trajectory",
@@ -72,6 +73,14 @@ ELSEWHERE = {
         "generate_scenarios",
     ],
     "art.mcp.generate_scenarios": ["preview_scenarios"],
+    "art.scenarios": [
+        "Dataset",
+        "TaskText",
+        "WrittenScenario",
+        "generate_dataset",
+        "generate_inputs",
+        "measure_diversity",
+    ],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 
