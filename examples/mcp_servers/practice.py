@@ -31,6 +31,7 @@ from art.mcp import GeneratedScenario, McpTask, MCPTool, complete_task_tool
 from art.mcp.rollout import SYSTEM
 from art.task import Conversation, TaskDefaults
 from art.testing.judge import ScriptedJudge
+from art.testing.scripted_server import Reply, ScriptedServer, completion
 
 HERE = Path(__file__).parent
 SKILL = 0.6
@@ -143,6 +144,17 @@ class Practice(McpTask):
         words += [f"{errors} calls failed."] * bool(errors) + [f"{others} calls were no help."] * bool(others)
         return min(max(round(score, 2), 0.0), 1.0), " ".join(words)
 
+    @functools.cached_property
+    def judge(self) -> ScriptedJudge:
+        return ScriptedJudge(self.grade)
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        """The answer to a request for scenarios or for scores."""
+        shape = body.get("response_format", {}).get("json_schema", {})
+        if shape.get("name") != "scenarios":
+            return self.judge.answer(body)
+        return completion(body, {"content": json.dumps({"scenarios": self.write(body["messages"][-1]["content"])})})
+
     def write(self, prompt: str) -> list[dict[str, Any]]:
         """Scenarios for a prompt of `generate_scenarios`: as many as it asks for, other ones than it names."""
         asked = re.search(r"Write exactly (\d+) scenarios", prompt)
@@ -208,11 +220,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8010)
     args = parser.parse_args()
     practice = PRACTICES[args.server]()
-    with (
-        ScriptedJudge(practice.grade, write=practice.write, port=args.port) as judge,
-        contextlib.suppress(KeyboardInterrupt),
-    ):
-        sys.stdout.write(f"writing and judging at {judge.base_url}\n")
+    with ScriptedServer(practice.reply, args.port) as server, contextlib.suppress(KeyboardInterrupt):
+        sys.stdout.write(f"writing and judging at {server.base_url}\n")
         sys.stdout.flush()
         threading.Event().wait()
 

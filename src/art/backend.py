@@ -249,6 +249,17 @@ class Backend(CheckpointMethods):
         client = await self._connection()
         return (await client.model_status(model.project, model.name)).step
 
+    async def _token_counts(self, model: BackendModel) -> tuple[int, int, int] | None:
+        """Prompt, cached and completion tokens of a model so far; `None` while there is no server to tell."""
+        if self._client is None:
+            return None
+        try:
+            tokens = (await self._client.model_status(model.project, model.name)).tokens
+        except ArtError as error:
+            logger.warning("the server was not asked for its tokens, which are booked later: %s", error)
+            return None
+        return None if tokens is None else (tokens.prompt, tokens.cached, tokens.completion)
+
     async def _log_metrics(self, model: BackendModel, step: int, row: dict[str, float]) -> None:
         """Tell the server, while there is one, what was logged at a step: it keeps the best checkpoint. That is no
         reason to fail for a script, which has its own log."""

@@ -140,8 +140,12 @@ class JudgeAnswerError(JudgeError):
     code = "judge_answer_unusable"
 
 
-class BudgetError(JudgeError):
+class BudgetError(ArtError):
     code = "budget_exhausted"
+
+
+class FaultRateError(ArtError):
+    code = "too_many_faults"
 
 
 class GenerationError(ArtError):

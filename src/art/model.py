@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -21,6 +22,8 @@ from typing_extensions import TypeVar
 from art.backend import Backend, Registration, TrainResult
 from art.capture.context import async_hooks, sync_hooks
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.costs import Ledger, Prices
+from art.costs.ledger import context_of
 from art.dev import InternalModelConfig, settings_from_internal_config
 from art.errors import ConfigError
 from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
@@ -28,7 +31,7 @@ from art.rollouts import RolloutCollector
 from art.storage import state as state_file
 from art.storage.history import append_row, means_by_step
 from art.storage.layout import DataDir, ModelPaths, validate_name
-from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups
+from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups, take_costs
 from art.storage.trajectories import append_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
@@ -41,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", default=Any)
 StateT = TypeVar("StateT", default=dict[str, Any])
+
+
+CostCalculator = Callable[[int, int, str], Mapping[str, float]]
 
 
 async def _close_openai(client: AsyncOpenAI) -> None:
@@ -65,7 +71,12 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     base_path: str = ".art"
     """Root of the local log; a backend on this machine sets it to its own data directory."""
     report_metrics: list[str] | None = None
+    prices: Prices = Prices()
+    """Of its tokens and of the machine that it lives on."""
+    budget_usd: float | None = None
+    """What all that is booked in `costs` may come to; `model.costs.check()` raises from there on."""
 
+    _ledgers: dict[Path, Ledger] = PrivateAttr(default_factory=dict)
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
     _openai: PerLoop[Any] = PrivateAttr(default_factory=lambda: PerLoop(_close_openai))
@@ -194,6 +205,21 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     def _paths(self) -> ModelPaths:
         return DataDir(Path(self.base_path)).model(self.project, self.name)
 
+    @property
+    def costs(self) -> Ledger:
+        """What was spent on this model, in this run and in earlier ones; kept beside its history.
+
+        Give it to judges as `JudgeSettings(budget=model.costs)`, after the model is registered: then it is known where.
+        """
+        path = self._paths().costs
+        if path not in self._ledgers:  # a copy may have another name
+            self._ledgers[path] = Ledger(path=path)
+        self._ledgers[path].max_usd = self.budget_usd
+        return self._ledgers[path]
+
+    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+        """Book the policy's tokens and the device time since the last time. `log` does so before it writes a row."""
+
     def read_state(self) -> StateT | None:
         """What was last saved by the methods below, `None` if nothing was."""
         return cast("StateT | None", state_file.read_state(self._paths().state))
@@ -222,15 +248,21 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         Args:
             trajectories: groups, or loose trajectories and exceptions, which become one group.
             split: prefix of the metrics: `val/reward`.
-            metrics: further numbers for the row; they win over computed ones of the same name.
+            metrics: further numbers for the row; they win over computed ones of the same name. `costs/...` are USD that
+                go into `costs`, like those of trajectories and groups.
             step: by default the current one.
         """
         step = await self.get_step() if step is None else step
         groups = as_groups(trajectories or ())
-        row = name_metrics(summarize_groups(groups), split)
+        metrics = metrics or {}
+        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
+        summary, reported = take_costs(summarize_groups(groups))
+        metrics, also_reported = take_costs(metrics)
+        costs = await asyncio.to_thread(_close_costs, self.costs, reported | also_reported, split, step)
+        row = name_metrics(summary, split) | costs
         if groups and split == "train":
             row |= count_groups(groups)
-        row |= name_metrics(metrics or {}, split)
+        row |= name_metrics(metrics, split)
         await asyncio.to_thread(_write_log, self._paths(), groups, split, row, step)
         if self.trainable and self._backend is not None:  # the server keeps the best checkpoint, and so has to know it
             await self._backend._log_metrics(self, step, row)
@@ -249,6 +281,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     """The older way to give settings, see `art.dev`."""
     _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
     _collector: RolloutCollector | None = PrivateAttr(default=None)
+    _cost_calculator: CostCalculator | None = PrivateAttr(default=None)
+    _booked_at: float | None = PrivateAttr(default=None)
+    """When device time was last booked, by `time.monotonic`."""
 
     def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
         super().__init__(**fields)
@@ -271,6 +306,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     def _adopt(self, registration: Registration) -> None:
         super()._adopt(registration)
         self._collector = None
+        self._booked_at = time.monotonic()
         self._registered_as = (self.project, self.name)
 
     def get_inference_name(self, step: int | None = None) -> str:
@@ -282,6 +318,45 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     async def get_step(self) -> int:
         """The newest published step."""
         return await self.backend()._get_step(self)
+
+    @property
+    def cost_calculator(self) -> CostCalculator | None:
+        return self._cost_calculator
+
+    def set_cost_calculator(self, calculator: CostCalculator | None) -> None:
+        """Price the policy's tokens by a function of prompt tokens, completion tokens and `train` or `eval`.
+
+        It gives USD by name, and takes the place of `prices.policy`.
+        """
+        self._cost_calculator = calculator
+
+    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+        """Book the policy's tokens and the device time since the last time. `log` does so before it writes a row.
+
+        Args:
+            trainer_s: what of that time the trainer worked; the rest are rollouts, their rewards, and waiting.
+            split: of what was sampled.
+        """
+        if self._backend is None or self._booked_at is None:
+            return
+        counters = await self._backend._token_counts(self)
+        passed_s, self._booked_at = time.monotonic() - self._booked_at, time.monotonic()
+        await asyncio.to_thread(self._book, counters, passed_s, min(trainer_s, passed_s), split)
+
+    def _book(self, counters: tuple[int, int, int] | None, passed_s: float, trainer_s: float, split: str) -> None:
+        def price(prompt: int, cached: int, completion: int) -> float | None:
+            if self._cost_calculator is not None:
+                return sum(self._cost_calculator(prompt, completion, context_of(split)).values())
+            if (policy := self.prices.policy) is None:
+                return None
+            return policy.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+
+        if counters is not None:
+            self.costs.book_counters(counters, price)
+        for use, seconds in (("trainer", trainer_s), ("rollouts", passed_s - trainer_s)):
+            if seconds > 0:
+                usd = self.prices.device_usd(seconds)
+                self.costs.book(f"gpu/{use}", usd=usd, priced=usd is not None, seconds=seconds)
 
     async def train(
         self,
@@ -375,6 +450,12 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             logger.info("%s was never logged: only the newest checkpoint is kept", best_checkpoint_metric)
         deleted = await self.backend()._delete_checkpoint_files(self, sorted(keep), best_checkpoint_metric)
         logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)
+
+
+def _close_costs(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
+    prefix = f"{context_of(split)}/"  # older code names the split itself
+    ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
+    return ledger.close(split, step)
 
 
 def _write_log(paths: ModelPaths, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int) -> None:

@@ -206,7 +206,8 @@ async def test_2026_style(model: art.TrainableModel) -> None:
     groups = [group(0, 1)]
     result = await model.backend().train(model, groups, learning_rate=1e-5)
     await model.log(groups, split="train", metrics=result.metrics, step=result.step)
-    assert history(model)[0] | {"recorded_at": "", "time/wall_clock_sec": 0} == {
+    row = {key: value for key, value in history(model)[0].items() if "gpu/" not in key}  # device time is never the same
+    assert row | {"recorded_at": "", "time/wall_clock_sec": 0} == {
         "train/reward": 0.5,
         "train/reward_std_dev": 0.5,
         "train/exception_rate": 0.0,

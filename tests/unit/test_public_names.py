@@ -42,6 +42,7 @@ NAMES = {
     "mcp",
     "retry",
     "rewards",
+    "scenarios",
     "trajectory_group_batches",
     "utils",
     "yield_trajectory",
@@ -72,6 +73,14 @@ ELSEWHERE = {
         "generate_scenarios",
     ],
     "art.mcp.generate_scenarios": ["preview_scenarios"],
+    "art.scenarios": [
+        "Dataset",
+        "TaskText",
+        "WrittenScenario",
+        "generate_dataset",
+        "generate_inputs",
+        "measure_diversity",
+    ],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 
@@ -100,7 +109,7 @@ FIELDS = {
     "TrajectoryGroup": "trajectories exceptions metadata metrics logs",
     "PydanticException": "type message traceback",
     "TrainableModel": "name project entity id config inference_api_key inference_base_url inference_model_name base_path "
-    "report_metrics base_model settings run_id",
+    "report_metrics prices budget_usd base_model settings run_id",
 }
 
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -32,11 +33,12 @@ from art.cli.train_options import (
     model_settings,
 )
 from art.comparison import CheckpointComparison, compare_checkpoints
+from art.costs import Ledger
 from art.errors import ArtError, ConfigError
 from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
 from art.model import TrainableModel
 from art.report import write_report
-from art.rewards import GroupScorer, Ruler
+from art.rewards import GroupScorer, JudgeSettings, Ruler
 from art.rewards.ruler import DEFAULT_JUDGE
 from art.training_loop import StepReport, train_task
 
@@ -137,21 +139,21 @@ class _McpRl:
         self.out.mkdir(parents=True, exist_ok=True)
         args, clock = self.args, Clock.load(self.out)
         headers, env = read_headers(args.header), read_env(args.server_env)
+        model: TrainableModel[Any, Any] = TrainableModel(
+            name=args.name, project=args.project, base_model=args.base_model, base_path=str(self.data_dir),
+            settings=model_settings(args), budget_usd=args.judge_budget,
+        )  # fmt: skip
         with clock.measure("discovering tools"):
             tools, resources = await self._discover(headers, env)
         with clock.measure("writing scenarios"):
-            plan = await self._plan(tools, resources)
+            plan = await self._plan(tools, resources, model.costs)
         request = {} if args.max_completion_tokens is None else {"max_completion_tokens": args.max_completion_tokens}
         task = McpTask(
             args.server, train=plan.train, held_out=plan.held_out, tools=tools, headers=headers, env=env,
             max_turns=args.max_turns, max_concurrent=args.max_concurrent, request=request,
         )  # fmt: skip
-        judge = make_judge(args, self.data_dir)
+        judge = make_judge(args, self.data_dir, model.costs)
         async with LocalBackend(path=self.data_dir) as backend:
-            model = TrainableModel(
-                name=args.name, project=args.project, base_model=args.base_model, base_path=str(self.data_dir),
-                settings=model_settings(args),
-            )  # fmt: skip
             with clock.measure("starting"), self.console.status("Starting server, engine and trainer ..."):
                 await model.register(backend)
             run = Run(
@@ -159,9 +161,7 @@ class _McpRl:
                 step=await model.get_step(),
             )  # fmt: skip
             try:
-                await self._train(
-                    run, task, GroupScorer(judge, window=loop_defaults(task.defaults, args).groups_per_step)
-                )
+                await self._train(run, task, judge)
                 if args.evaluate:
                     run.comparison = await self._compare(run, task, GroupScorer(judge, window=len(plan.held_out)))
             except ArtError as error:
@@ -184,7 +184,7 @@ class _McpRl:
         self.console.print(f"{len(wanted)} tools: {', '.join(wanted)}", highlight=False)
         return [tool for tool in tools if tool.name in wanted], resources
 
-    async def _plan(self, tools: Sequence[MCPTool], resources: Sequence[MCPResource]) -> Plan:
+    async def _plan(self, tools: Sequence[MCPTool], resources: Sequence[MCPResource], costs: Ledger) -> Plan:
         args = self.args
         names = [tool.name for tool in tools]
         plan = load_plan(self.out)
@@ -208,7 +208,7 @@ class _McpRl:
             written = await generate_scenarios(
                 tools=tools, resources=resources, num_scenarios=args.num_scenarios + args.held_out,
                 show_preview=False, custom_instructions=args.instructions, generator_model=generator,
-                generator_base_url=url,
+                generator_base_url=url, settings=JudgeSettings(budget=costs),
             )  # fmt: skip
         train, held_out = written.shuffle(args.seed).split(args.num_scenarios)
         plan = save_plan(self.out, args.server, names, generator, train, held_out)
@@ -258,6 +258,9 @@ class _McpRl:
                 max_exceptions=MAX_FAILED,
             )  # fmt: skip
         save_comparison(self.out, comparison, step=step, rollouts=args.evaluate)
+        for at, side in ((0, "before"), (step, "after")):
+            trajectories = [t for item in comparison.compared for t in getattr(item, side)]
+            await run.model.log(trajectories, split="test", step=at)
         return comparison
 
     def _report(self, run: Run) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario
-from art.mcp.collection import words_of
+from art.scenarios.words import words_of
 from art.task import Scenario
 from art.trajectory import Trajectory
 

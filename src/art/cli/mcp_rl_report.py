@@ -27,6 +27,7 @@ from art.report import (
     estimate,
     estimate_change,
 )
+from art.report.page import duration
 from art.storage.history import means_by_step
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory
@@ -47,7 +48,7 @@ class Run:
     command: str
     plan: Plan
     tools: Sequence[MCPTool]
-    model: TrainableModel
+    model: TrainableModel[Any, Any]
     clock: Clock
     step: int = 0
     """The newest checkpoint."""
@@ -158,14 +159,15 @@ def _transcript(trajectory: Trajectory) -> Transcript:
 
 
 def _costs(run: Run) -> Table:
-    """Requests to the judge while training: what the history adds up to; groups of a step by their mean."""
-    groups = loop_defaults(McpTask.defaults, run.args).groups_per_step
-    names = ("requests", "prompt_tokens", "completion_tokens")
-    totals = [round(sum(_history(run, f"train/group_judge_{name}").values()) * groups) for name in names]
-    return Table(
-        columns=["who", "requests", "prompt tokens", "completion tokens"],
-        rows=[[f"judge {run.args.judge}, in training", *(f"{total:,}" for total in totals)]],
-    )
+    """What the ledger of the model has, over all calls."""
+    rows = []
+    for source, amount in run.model.costs.totals().items():
+        usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
+        seconds = duration(amount.seconds) if amount.seconds else ""
+        requests = f"{amount.priced + amount.unpriced:,}" if not amount.seconds else ""
+        tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
+        rows.append([source, requests, *tokens, seconds, usd])
+    return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
 
 
 def _faults(run: Run) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
-from art.rewards import DEFAULT_RUBRIC, Budget, JudgeSettings, Ruler, params_at
+from art.costs import Ledger
+from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
 
 
@@ -83,11 +84,17 @@ def judge_rubric(args: argparse.Namespace) -> str:
     return DEFAULT_RUBRIC if args.judge_rubric is None else str(args.judge_rubric.read_text())
 
 
-def make_judge(args: argparse.Namespace, data_dir: Path) -> Ruler:
-    """The judge of `--judge`, with its cache in `data_dir`."""
+def make_judge(args: argparse.Namespace, data_dir: Path, costs: Ledger | None = None) -> Ruler:
+    """The judge of `--judge`, with its cache in `data_dir`.
+
+    Args:
+        costs: of the run, which knows its own budget; by default the judge has one of its own.
+    """
+    if costs is None and args.judge_budget is not None:
+        costs = Ledger(args.judge_budget)
     settings = JudgeSettings(
         passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite",
-        budget=None if args.judge_budget is None else Budget(max_usd=args.judge_budget),
+        budget=costs,
     )  # fmt: skip
     return Ruler(
         args.judge, rubric=judge_rubric(args), extra_litellm_params=params_at(args.judge_url), settings=settings

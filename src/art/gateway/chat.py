@@ -272,11 +272,13 @@ class Gateway:
         )
 
     def _count(self, turn: _Turn, index: int, completion: Completion) -> None:
-        model = f"{turn.policy.project}/{turn.policy.name}"
-        self.tokens[model, "completion"] += len(completion.token_ids)
+        project, name = turn.policy.project, turn.policy.name
+        counts = {"prompt": 0, "cached": 0, "completion": len(completion.token_ids)}
         if index == 0:  # the choices of a request share its prompt
-            self.tokens[model, "prompt"] += len(turn.prompt_token_ids)
-            self.tokens[model, "cached"] += completion.num_cached_tokens
+            counts |= {"prompt": len(turn.prompt_token_ids), "cached": completion.num_cached_tokens}
+        for kind, count in counts.items():
+            self.tokens[f"{project}/{name}", kind] += count
+        self.recorder.count_tokens(project, name, **counts)
 
     async def _record(
         self,

@@ -38,6 +38,10 @@ CREATE TABLE IF NOT EXISTS exchanges (
 CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
 CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS exchanges_by_parent ON exchanges (parent_id) WHERE parent_id IS NOT NULL;
+CREATE TABLE IF NOT EXISTS token_counts (
+    project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
+    completion INTEGER NOT NULL, PRIMARY KEY (project, name)
+) WITHOUT ROWID;
 """
 
 
@@ -116,6 +120,10 @@ class _Row(NamedTuple):
 
 _COLUMNS = ", ".join(_Row._fields)
 _INSERT = f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * len(_Row._fields))})"
+_COUNT = """
+INSERT INTO token_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (project, name) DO UPDATE SET
+prompt = prompt + excluded.prompt, cached = cached + excluded.cached, completion = completion + excluded.completion
+"""
 _SELECT_WITH_ANCESTORS = f"""
 WITH RECURSIVE chain(id) AS (
     SELECT value FROM json_each(?)
@@ -131,6 +139,7 @@ class Recorder:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._pending: list[_Row] = []
+        self._pending_counts: list[tuple[str, str, int, int, int]] = []
         self._commit: asyncio.Task[None] | None = None
         self._next_commit: asyncio.Task[None] | None = None
 
@@ -158,6 +167,17 @@ class Recorder:
             self._next_commit = asyncio.get_running_loop().create_task(self._commit_pending(self._commit))
         # The commit is shared: cancelling one request must not cancel it.
         await asyncio.shield(self._next_commit)
+
+    def count_tokens(self, project: str, name: str, *, prompt: int, cached: int, completion: int) -> None:
+        """Add to what a model has read and written; stored with the next exchange. `cached` is a part of `prompt`."""
+        self._pending_counts.append((project, name, prompt, cached, completion))
+
+    def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
+        """Prompt, cached and completion tokens of a model, over all restarts of the server."""
+        sql = "SELECT prompt, cached, completion FROM token_counts WHERE project = ? AND name = ?"
+        rows = self.database.read(sql, (project, name))
+        prompt, cached, completion = rows[0] if rows else (0, 0, 0)
+        return prompt, cached, completion
 
     def get(self, ids: Iterable[str]) -> list[Exchange]:
         """The exchanges, in the order of `ids`.
@@ -211,12 +231,14 @@ class Recorder:
         if previous is not None and not previous.done():
             await asyncio.wait([previous])
         rows, self._pending = self._pending, []
+        counts, self._pending_counts = self._pending_counts, []
         self._commit, self._next_commit = self._next_commit, None
-        await self.database.run(lambda db: _insert(db, rows))
+        await self.database.run(lambda db: _insert(db, rows, counts))
 
 
-def _insert(db: sqlite3.Connection, rows: list[_Row]) -> None:
+def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
     db.executemany(_INSERT, rows)
+    db.executemany(_COUNT, counts)
     note_exchanges(db, [(row.project, row.rollout_id, f"{row.project}/{row.name}") for row in rows if row.rollout_id])
 
 

@@ -26,6 +26,13 @@ class RegisterRequest(Wire):
     settings: ModelSettings = ModelSettings()
 
 
+class TokenCounts(Wire):
+    prompt: int = 0
+    cached: int = 0
+    """The part of `prompt` that the engine had computed before."""
+    completion: int = 0
+
+
 class ModelStatus(Wire):
     project: str
     name: str
@@ -34,6 +41,8 @@ class ModelStatus(Wire):
     """Newest published checkpoint."""
     inference_name: str
     """What to send as `model`: `project/name`, or `project/name@step` for one checkpoint."""
+    tokens: TokenCounts | None = None
+    """What it has read and written on this server so far; where one model is asked for."""
 
 
 class WireHistory(Wire):

@@ -52,7 +52,9 @@ class AbsoluteJudge:
         if self.settings.passes == 2:
             raise ConfigError("passes=2 shows a group in two orders; an absolute judge sees one trajectory at a time")
         self._reference = reference
-        self._grader = Grader(judge_model, rubric, kind="absolute", params=extra_litellm_params, settings=self.settings)
+        self._grader = Grader(
+            judge_model, rubric, kind="absolute", params=extra_litellm_params, settings=self.settings, name=name
+        )
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         asked = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]

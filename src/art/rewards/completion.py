@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from art.errors import ArtError, ConfigError, ContextLengthError, JudgeError
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'agent-reinforcement-trainer[rewards]'"
 MAX_WAIT_S = 60.0
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _SECRETS = ("key", "token", "secret", "password", "credential", "header")
 _gates: WeakKeyDictionary[Any, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
@@ -33,6 +35,8 @@ class Answer:
     text: str
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """The part of `prompt_tokens` that the provider had kept."""
     cost_usd: float | None
     """`None` if the price is not known."""
     seconds: float
@@ -42,13 +46,22 @@ class Answer:
 class JudgeClient:
     """One judge model behind litellm, or, as an `art.Model`, behind its own OpenAI client."""
 
-    def __init__(self, model: str | Model[Any, Any], params: Mapping[str, Any], settings: JudgeSettings) -> None:
+    def __init__(
+        self,
+        model: str | Model[Any, Any],
+        params: Mapping[str, Any],
+        settings: JudgeSettings,
+        *,
+        source: str = "judge/other",
+    ) -> None:
         """
         Args:
             model: as litellm names it (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
             params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            source: under which its answers are booked in the ledger of the settings. Its first word is what errors call
+                the model.
         """
-        self._model, self._params, self._settings = model, dict(params), settings
+        self._model, self._params, self._settings, self._source = model, dict(params), settings, source
         self._structured = True
         """Until the provider says that it knows no `response_format`."""
 
@@ -58,6 +71,10 @@ class JudgeClient:
         name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
         params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
         return {"model": name, **params}
+
+    @property
+    def _role(self) -> str:
+        return self._source.partition("/")[0]
 
     @property
     def _address(self) -> str | None:
@@ -98,16 +115,19 @@ class JudgeClient:
                 async with self._gate(), asyncio.timeout(self._settings.timeout_s):
                     started = time.monotonic()
                     response = await self._send(messages, response_format)
-                    return self._read(response, time.monotonic() - started)
+                    answer = await self._read(response, time.monotonic() - started)
             except (JudgeError, ConfigError):
                 raise
             except Exception as error:
                 if self._structured and _refuses_format(error):
                     self._structured = False
                     continue
-                _raise_if_final(error, attempt, self._settings.max_attempts, self.identity["model"])
+                _raise_if_final(error, attempt, self._settings.max_attempts, f"{self._role} {self.identity['model']}")
                 pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
                 logger.info("judge: attempt %d failed, next in %.1f s: %s", attempt, pause_s, _describe(error))
+            else:
+                self._book(answer)
+                return answer
             await asyncio.sleep(pause_s)
             attempt, wait_s = attempt + 1, wait_s * 2
 
@@ -136,9 +156,9 @@ class JudgeClient:
             return self._model, self._params
         if self._address is None:
             raise JudgeError(
-                f"the judge {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without it, "
-                "pass the `base_url` and `api_key` of an OpenAI-compatible server in `extra_litellm_params`, or an "
-                "`art.Model`"
+                f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. "
+                "Without it, pass the `base_url` and `api_key` of an OpenAI-compatible server in "
+                "`extra_litellm_params`, or an `art.Model`"
             )
         params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         provider, _, name = self._model.partition("/")
@@ -150,20 +170,26 @@ class JudgeClient:
         self._params = params
         return self._model, params
 
-    def _read(self, response: Any, seconds: float) -> Answer:
+    async def _read(self, response: Any, seconds: float) -> Answer:
         usage = getattr(response, "usage", None)
         prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
         completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
-        cost_usd = self._cost(response, usage, prompt_tokens, completion_tokens)
-        if self._settings.budget is not None and cost_usd is not None:
-            self._settings.budget.spend(cost_usd)
+        cached_tokens = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0) or 0
+        said = response.choices[0].message if response.choices else None
         return Answer(
-            text=response.choices[0].message.content or "" if response.choices else "",
-            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd,
-            seconds=seconds,
+            text=(said.content or getattr(said, "refusal", None) or "") if said else "",
+            prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=int(cached_tokens),
+            cost_usd=await self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
         )  # fmt: skip
 
-    def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
+    def _book(self, answer: Answer) -> None:
+        if self._settings.budget is not None:
+            self._settings.budget.book(
+                self._source, usd=answer.cost_usd, prompt_tokens=answer.prompt_tokens,
+                cached_tokens=answer.cached_tokens, completion_tokens=answer.completion_tokens,
+            )  # fmt: skip
+
+    async def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
         """By the given prices, else what the provider charged (OpenRouter says), else litellm's table of prices."""
         prompt_price, price = self._settings.prompt_usd_per_million, self._settings.completion_usd_per_million
         if prompt_price is not None and price is not None:
@@ -171,7 +197,20 @@ class JudgeClient:
         charged = getattr(usage, "cost", None)
         if charged is None:
             charged = (getattr(response, "_hidden_params", None) or {}).get("response_cost")
+        if charged is None and isinstance(self._model, Model) and not self._is_here and _has_litellm():
+            litellm = await _load_litellm()
+            price_of = litellm.model_cost.get(self._model.get_inference_name(), {})
+            if "input_cost_per_token" in price_of and "output_cost_per_token" in price_of:
+                return float(
+                    prompt_tokens * price_of["input_cost_per_token"]
+                    + completion_tokens * price_of["output_cost_per_token"]
+                )
         return None if charged is None else float(charged)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether the judge runs on this machine, where nobody charges what the table says."""
+        return urlsplit(self._address or "").hostname in _LOOPBACK
 
 
 def _has_litellm() -> bool:
@@ -196,11 +235,11 @@ def _status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: str) -> None:
+def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
     """Raise what trying again will not mend."""
     text = str(error).lower()
     if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
-        raise ContextLengthError(f"the judge {judge} cannot read so much: {_describe(error)}") from error
+        raise ContextLengthError(f"the {who} cannot read so much: {_describe(error)}") from error
     status = _status(error)
     transient = (
         isinstance(error, (TimeoutError, ConnectionError))
@@ -209,9 +248,9 @@ def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: st
         or (status is not None and (status in _TRANSIENT_STATUS or status >= 500))
     )
     if not transient:
-        raise JudgeError(f"the judge {judge} refused the request: {_describe(error)}") from error
+        raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
     if attempt >= max_attempts:
-        raise JudgeError(f"the judge {judge} failed {attempt} times, the last time with {_describe(error)}") from error
+        raise JudgeError(f"the {who} failed {attempt} times, the last time with {_describe(error)}") from error
 
 
 def _refuses_format(error: Exception) -> bool:

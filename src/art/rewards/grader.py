@@ -96,8 +96,10 @@ class Grader:
         kind: Literal["relative", "absolute"],
         params: Mapping[str, Any] | None,
         settings: JudgeSettings,
+        name: str,
     ) -> None:
-        self.client = JudgeClient(model, params or {}, settings)
+        """`name` is that of the judge: its costs are booked under it."""
+        self.client = JudgeClient(model, params or {}, settings, source=f"judge/{name}")
         self.settings = settings
         self._rubric, self._kind = rubric, kind
         self._cache = JudgeCache(settings.cache_path)

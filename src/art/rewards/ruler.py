@@ -71,7 +71,9 @@ class Ruler:
         """
         self.name = name
         self.settings = settings or JudgeSettings()
-        self.grader = Grader(judge_model, rubric, kind="relative", params=extra_litellm_params, settings=self.settings)
+        self.grader = Grader(
+            judge_model, rubric, kind="relative", params=extra_litellm_params, settings=self.settings, name=name
+        )
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         return await self.compare([evidence_of(trajectory) for trajectory in group])

@@ -1,4 +1,4 @@
-"""Every setting of judges that are language models, with its default; and `Budget`, which bounds what they cost."""
+"""Every setting of judges that are language models, with its default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from art.errors import BudgetError, ConfigError
+from art.costs import Ledger
+from art.errors import ConfigError
 
 CACHE_PATH = Path(".art/cache/judge.sqlite")
 
@@ -17,29 +18,8 @@ def params_at(base_url: str | None) -> dict[str, str]:
     return {} if base_url is None else {"base_url": base_url, "api_key": os.environ.get("OPENAI_API_KEY", "none")}
 
 
-@dataclass(slots=True)
-class Budget:
-    """Money for judges, shared by all whose settings hold the same one.
-
-    The limit is looked at before each request, so requests that are under way can exceed it a little.
-    """
-
-    max_usd: float
-    spent_usd: float = 0.0
-
-    def check(self) -> None:
-        """
-        Raises:
-            BudgetError: everything is spent.
-        """
-        if self.spent_usd >= self.max_usd:
-            raise BudgetError(
-                f"the judges have cost {self.spent_usd:.4f} USD, and their budget is {self.max_usd:.4f} USD; "
-                "raise `Budget.max_usd` to go on"
-            )
-
-    def spend(self, usd: float) -> None:
-        self.spent_usd += usd
+Budget = Ledger
+"""`Budget(max_usd=5)` is shared by all whose settings hold it, and kept in memory; `model.costs` is kept on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +37,8 @@ class JudgeSettings:
     """Answers to ask for while they cannot be used: what was wrong is said each time."""
     max_concurrent: int = 16
     """Requests at once to one judge model at one address, over all groups of an event loop."""
-    budget: Budget | None = None
+    budget: Ledger | None = None
+    """Where each answer is booked, and what ends the requests when it is spent."""
     prompt_usd_per_million: float | None = None
     completion_usd_per_million: float | None = None
     """Prices that win over those that litellm knows. Give both or none."""

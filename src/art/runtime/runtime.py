@@ -28,7 +28,14 @@ from art.gateway.rollout_store import RolloutStore
 from art.protocol.jobs import JobEvent
 from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
+from art.protocol.training import (
+    JobStatus,
+    ModelStatus,
+    RegisterRequest,
+    TokenCounts,
+    TrainRequest,
+    TrainSFTRequest,
+)
 from art.runtime.devices import find_devices
 from art.runtime.file_jobs import AdoptWork, FileWork
 from art.runtime.host import BaseModelHost
@@ -236,7 +243,9 @@ class Runtime:
         return [self._status(model) for model in self._models.values()]
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
-        return self._status(self._model(project, name))
+        status = self._status(self._model(project, name))
+        prompt, cached, completion = await asyncio.to_thread(self._recorder.token_counts, project, name)
+        return status.model_copy(update={"tokens": TokenCounts(prompt=prompt, cached=cached, completion=completion)})
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Look at what training this model needs; see `preflight.py` and `trial.py`."""

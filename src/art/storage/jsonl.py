@@ -80,6 +80,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             yield number, row
 
 
+def read_rows_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The rows behind a place in the file, and the place behind them. No file, no rows."""
+    if not path.exists():
+        return [], offset
+    with storage_errors(path, "reading"), path.open("rb") as file:
+        file.seek(offset)
+        whole = file.read().rpartition(b"\n")[0]
+    if not whole:
+        return [], offset
+    rows = [_row_of(line) for line in whole.split(b"\n")]
+    return [row for row in rows if row is not None], offset + len(whole) + 1
+
+
 def encode(row: dict[str, Any]) -> str:
     try:
         return json.dumps(row, allow_nan=False, ensure_ascii=False)

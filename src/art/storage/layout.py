@@ -55,6 +55,10 @@ class ModelPaths:
         return self.root / "history.jsonl"
 
     @property
+    def costs(self) -> Path:
+        return self.root / "costs.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -62,6 +62,12 @@ def summarize_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return summary
 
 
+def take_costs(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics without `costs/...`, and those, by source."""
+    costs = {key.removeprefix("costs/"): value for key, value in metrics.items() if key.startswith("costs/")}
+    return {key: value for key, value in metrics.items() if not key.startswith("costs/")}, costs
+
+
 def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """How much data a training step was given. Scenarios are told apart by `metadata["scenario_id"]`, where set."""
     scenarios = {group.metadata.get("scenario_id", f"group {i}") for i, group in enumerate(groups)}

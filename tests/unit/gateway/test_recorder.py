@@ -347,3 +347,15 @@ def test_exchange_ids_sort_by_time() -> None:
     ids = [new_exchange_id() for _ in range(100)]
     assert len(set(ids)) == 100
     assert replace(exchange(), id="x").id == "x"
+
+
+async def test_tokens_are_counted_over_restarts(recorder: Recorder) -> None:
+    recorder.count_tokens("p", "m", prompt=5, cached=2, completion=3)
+    recorder.count_tokens("p", "other", prompt=100, cached=0, completion=0)
+    await recorder.append(exchange(), conversation=b"c")
+    recorder.count_tokens("p", "m", prompt=0, cached=0, completion=4)
+    await recorder.append(exchange(), conversation=b"c")
+    again = Recorder(recorder.database)
+    await again.start()
+    assert again.token_counts("p", "m") == (5, 2, 7)
+    assert again.token_counts("p", "nobody") == (0, 0, 0)

@@ -135,7 +135,7 @@ async def test_a_refusal_ends_it(scripted: Callable[..., Any]) -> None:
 
 async def test_a_budget_ends_it(scripted: Callable[..., Any]) -> None:
     with pytest.raises(BudgetError):
-        await generate(scripted([]), 1, settings=JudgeSettings(budget=Budget(max_usd=1, spent_usd=1)))
+        await generate(scripted([]), 1, settings=JudgeSettings(budget=Budget(max_usd=0)))
 
 
 async def test_tools_of_a_real_server(scripted: Callable[..., Any], calendar: list[str]) -> None:

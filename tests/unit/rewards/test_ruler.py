@@ -297,7 +297,7 @@ async def test_costs_are_on_every_trajectory_and_stay_in_the_budget(start_judge,
     tokens = scored.metrics
     assert cost == pytest.approx((tokens["judge_prompt_tokens"] + 2 * tokens["judge_completion_tokens"]) / 1e6)
     assert budget.spent_usd == pytest.approx(cost)
-    budget.spent_usd = 0.001
+    budget.book("judge/another", usd=0.001)
     with pytest.raises(BudgetError, match=r"budget is 0\.0010 USD"):
         await ruler_score_group(make_group(*SCORES), JUDGE, address(judge), settings=priced)
 

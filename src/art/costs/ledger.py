@@ -1,0 +1,227 @@
+"""The ledger: every booking of money, tokens and device time, by source.
+
+    ledger.book("judge/ruler", usd=0.002, prompt_tokens=900, completion_tokens=80)
+    ledger.close("train", step=3)             a row of the history; "train" becomes the first part of the source
+    ledger.totals()                           {"train/judge/ruler": Amount(usd=0.002, ...)}
+
+With a path, each booking is a line of that file before `book` returns, and what a ledger knows is what stands there:
+a run that was killed forgets nothing, one that goes on counts nothing twice, and two processes may share the file.
+Lines since the last closing belong to the next one.
+
+    {"source": "judge/ruler", "usd": 0.002, "priced": 1, "prompt_tokens": 900, "completion_tokens": 80}
+    {"source": "policy", "prompt_tokens": 5000, "completion_tokens": 700, "counters": [5000, 0, 700]}
+    {"closed": "train", "step": 3}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from art.costs.amount import Amount
+from art.costs.report import describe_source, name_row
+from art.errors import BudgetError, ConfigError
+from art.storage.jsonl import append_lines, read_rows_from
+
+SHARED = frozenset({"gpu", "generator"})
+"""Sources that are not told apart by split: a machine that is rented, and scenarios that are written once."""
+_SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)*")
+_RESERVED = frozenset({"cum", "all"})
+
+
+class Ledger:
+    """What was spent on what, and the limit of it. Threads may share one."""
+
+    def __init__(self, max_usd: float | None = None, *, path: Path | None = None) -> None:
+        """
+        Args:
+            max_usd: `check` raises from there on. It is looked at before each request and each step, so what is under
+                way can exceed it a little.
+            path: a file of JSON lines, which is made with the first booking; without one nothing outlives the process.
+        """
+        if max_usd is not None and not max_usd >= 0:
+            raise ConfigError(f"a budget must be 0 USD or more, got {max_usd}")
+        self.max_usd = max_usd
+        self.path = path
+        self._lock = threading.RLock()
+        self._offset = 0
+        self._open: dict[str, Amount] = {}
+        """By source: booked since the last closing."""
+        self._closed: dict[str, Amount] = {}
+        """By split and source, before it."""
+        self._counters: Sequence[int] = (0, 0, 0)
+        self._direct: set[str] = set()
+        """Sources that book by themselves, so that what trajectories say of them must not be booked again."""
+        self._read()
+        self._direct |= self._open.keys()
+
+    def __deepcopy__(self, memo: Any) -> Ledger:
+        return self  # what is spent is spent, whoever copies a model or its settings
+
+    # -- booking --
+
+    def book(
+        self,
+        source: str,
+        *,
+        usd: float | None = None,
+        priced: bool = True,
+        prompt_tokens: int = 0,
+        cached_tokens: int = 0,
+        completion_tokens: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            source: a path such as `judge/ruler`. Sums are made for each part of it.
+            usd: `None` if the price is not known.
+            priced: false for what has no price, as tokens of a policy on a machine of one's own.
+
+        Raises:
+            ConfigError: the source or the sum is none.
+        """
+        parts = source.split("/")
+        if not _SOURCE.fullmatch(source) or _RESERVED & set(parts):
+            raise ConfigError(
+                f"a source of costs is a path like 'judge/ruler', without {sorted(_RESERVED)}; got {source!r}"
+            )
+        if usd is not None and not math.isfinite(usd):
+            raise ConfigError(f"costs of {source!r} must be a finite number of USD, got {usd}")
+        amount = Amount(
+            usd=usd or 0.0, priced=int(usd is not None), unpriced=int(usd is None and priced),
+            prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, completion_tokens=completion_tokens,
+            seconds=seconds,
+        )  # fmt: skip
+        with self._lock:
+            self._direct.add(source)
+            self._write({"source": source, **amount.to_row()})
+
+    def book_reported(self, costs: Mapping[str, float]) -> None:
+        """What trajectories say they have cost, by source, except of sources that have booked it themselves."""
+        with self._lock:
+            for source, usd in costs.items():
+                if source not in self._direct and usd and math.isfinite(usd):
+                    self.book(source, usd=usd)
+                    self._direct.discard(source)
+
+    def book_counters(self, counters: Sequence[int], price: Callable[[int, int, int], float | None]) -> None:
+        """Book what a server's counters of the policy's tokens have grown by since they were last booked.
+
+        Args:
+            counters: prompt, cached and completion tokens. They never fall; ones that have are of another server.
+            price: of so many of each, in USD; `None` where nobody charges for them.
+        """
+        with self._lock:
+            self._read()
+            grown = [new - old if new >= old else new for new, old in zip(counters, self._counters, strict=True)]
+            if not any(grown):
+                return
+            usd = price(*grown)
+            amount = Amount(
+                usd=usd or 0.0, priced=int(usd is not None), prompt_tokens=grown[0], cached_tokens=grown[1],
+                completion_tokens=grown[2],
+            )  # fmt: skip
+            self._write({"source": "policy", **amount.to_row(), "counters": list(counters)})
+
+    def close(self, split: str, step: int) -> dict[str, float]:
+        """What was booked since the last time becomes that of a split and a step.
+
+        Returns:
+            Metrics of a row of the history: `costs/train/judge/ruler`, the sums `costs/train` and `costs/all`, the same
+            from the beginning on as `costs/cum/...`, tokens as `data/step_tokens/...`, seconds as `time/step_s/...`.
+        """
+        with self._lock:
+            self._read()
+            if not self._open and not self._closed:
+                return {}
+            step_amounts = {_full_name(source, split): amount for source, amount in self._open.items()}
+            if self._open:
+                self._write({"closed": split, "step": step})
+            return name_row(step_amounts, self._closed)
+
+    # -- looking at it --
+
+    @property
+    def spent_usd(self) -> float:
+        return math.fsum(amount.usd for amount in self.totals().values())
+
+    def totals(self) -> dict[str, Amount]:
+        """From the beginning on, by source; what no row has closed yet is without its split."""
+        with self._lock:
+            self._read()
+            totals = dict(self._closed)
+            for source, amount in self._open.items():
+                totals[source] = totals.get(source, Amount()) + amount
+            return dict(sorted(totals.items()))
+
+    def check(self) -> None:
+        """
+        Raises:
+            BudgetError: the budget is spent; says on what.
+        """
+        if self.max_usd is None or (spent_usd := self.spent_usd) < self.max_usd:
+            return
+        paid = sorted(((name, amount) for name, amount in self.totals().items() if amount.usd), key=lambda x: -x[1].usd)
+        on = ", ".join(f"{name} {amount.usd:.4f}" for name, amount in paid) or "nothing"
+        raise BudgetError(
+            f"the budget is {self.max_usd:.4f} USD, and {spent_usd:.4f} USD are spent: {on}. A higher budget goes on "
+            "where this one ended"
+        )
+
+    def lines(self) -> list[str]:
+        """For people: one line per source, and the sum."""
+        totals = self.totals()
+        if not totals:
+            return []
+        limit = "" if self.max_usd is None else f" of {self.max_usd:.4f}"
+        sources = [describe_source(name, amount) for name, amount in totals.items()]
+        return [*sources, f"{'in all':<28} {self.spent_usd:>10.4f}{limit} USD"]
+
+    def summary(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "spent_usd": self.spent_usd,
+            "budget_usd": self.max_usd,
+            "by_source": {name: amount.to_row() for name, amount in self.totals().items()},
+        }
+
+    # -- the file --
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self.path is None:
+            self._fold(row)
+            return
+        append_lines(self.path, [row | {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}])
+        self._read()
+
+    def _read(self) -> None:
+        """Take in what was appended since the last time, by whomever."""
+        if self.path is not None:
+            rows, self._offset = read_rows_from(self.path, self._offset)
+            for row in rows:
+                self._fold(row)
+
+    def _fold(self, row: Mapping[str, Any]) -> None:
+        if (counters := row.get("counters")) is not None:
+            self._counters = counters
+        if (source := row.get("source")) is not None:
+            self._open[source] = self._open.get(source, Amount()) + Amount.from_row(row)
+        if (split := row.get("closed")) is not None:
+            for name, amount in self._open.items():
+                full = _full_name(name, split)
+                self._closed[full] = self._closed.get(full, Amount()) + amount
+            self._open = {}
+
+
+def context_of(split: str) -> str:
+    """The first part of a source: `train`, or `eval` for the other splits that are known."""
+    return {"val": "eval", "test": "eval"}.get(split, split)
+
+
+def _full_name(source: str, split: str) -> str:
+    return source if source.partition("/")[0] in SHARED else f"{context_of(split)}/{source}"
