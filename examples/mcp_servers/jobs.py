@@ -128,12 +128,14 @@ def _job(task: str, difficulty: int, call: Call, wanted: str, other: str, slips:
 
 def _field(result: str, name: str) -> str:
     """
-    Example: _field('{"price": 35.5}', "price") is "35.5"; of an empty result it is "nothing".
+    Example: _field('{"price": 35.5}', "price") is "35.5"; of `{"result": []}` it is "nothing".
     """
     try:
         first, _ = json.JSONDecoder().raw_decode(result)
     except ValueError:
-        return "nothing" if not result else "failed"
+        return "failed"
+    if first == {"result": []}:
+        return "nothing"
     return str(first.get(name, "failed")) if isinstance(first, dict) else "failed"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import contextvars
 import functools
 import importlib.util
 import inspect
@@ -22,6 +23,8 @@ import random
 import re
 import sys
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,7 +48,7 @@ class Practice(McpTask):
     """The jobs of one server, with play that shows the form of its calls to a tiny model."""
 
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=3e-3,
+        learning_rate=2e-3,
         num_steps=16,
         groups_per_step=8,
         rollouts_per_group=6,
@@ -74,7 +77,7 @@ class Practice(McpTask):
     @functools.cached_property
     def tool_schemas(self) -> list[Any]:
         """As a rollout offers them."""
-        listed = asyncio.run(self.module.server.list_tools())
+        listed = _finish(self.module.server.list_tools())
         tools = [MCPTool(tool.name, tool.description or "", dict(tool.input_schema)) for tool in listed]
         return [*(tool.to_tool_schema() for tool in tools), complete_task_tool]
 
@@ -85,11 +88,13 @@ class Practice(McpTask):
         try:
             result = getattr(self.module, name)(**arguments)
             if inspect.iscoroutine(result):
-                result = asyncio.run(result)
+                result = _finish(result)
         except ToolError as error:
-            return f"Error: {error}"
+            return f"Error: Error executing tool {name}: {error}"
         if isinstance(result, str):
             return result
+        if result == []:
+            return '{"result": []}'
         return "\n".join(json.dumps(item, indent=2) for item in (result if isinstance(result, list) else [result]))
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
@@ -179,6 +184,12 @@ class Calendar(Practice):
 
 
 PRACTICES = {"inventory": Inventory, "calendar": Calendar}
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns. In a thread: the caller may be on an event loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
 
 def _said(call: Call) -> dict[str, Any]:

@@ -22,9 +22,6 @@ from practice import HERE, PRACTICES, Practice
 
 from art.testing.scripted_server import ScriptedServer
 
-STEPS, GROUPS, ROLLOUTS = 12, 6, 6
-"""With which the tiny model gets better: 12 steps of 6 scenarios with 6 rollouts each."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -42,8 +39,9 @@ def main() -> None:
         run(
             "mcp-rl", url, "--model", str(model), "--name", f"{args.server}-seed{args.seed}", "--seed", str(args.seed),
             "--judge", "openai/judge", "--judge-url", judge.base_url, "--data-dir", str(out / "art"),
-            "--out", str(out / f"{args.server}-seed{args.seed}"), "--steps", str(STEPS), "--groups", str(GROUPS),
-            "--rollouts", str(ROLLOUTS), "--learning-rate", f"{practice.defaults.learning_rate:g}",
+            "--out", str(out / f"{args.server}-seed{args.seed}"), "--steps", str(practice.defaults.num_steps),
+            "--groups", str(practice.defaults.groups_per_step), "--rollouts",
+            str(practice.defaults.rollouts_per_group), "--learning-rate", f"{practice.defaults.learning_rate:g}",
             "--max-completion-tokens", "100", *args.further,
         )  # fmt: skip
 

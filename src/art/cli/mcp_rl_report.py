@@ -7,6 +7,7 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import art
@@ -64,7 +65,7 @@ def describe_run(run: Run) -> Report:
     return Report(
         title=f"{run.model.name}: an agent for {len(run.tools)} tools",
         summary=(
-            f"{args.base_model} ({trained}) after {run.step} steps of reinforcement learning with the tools of "
+            f"{Path(args.base_model).name} ({trained}) after {run.step} steps of reinforcement learning with the tools of "
             f"{args.server}. {plan.generator} wrote the scenarios, and {args.judge} judged the rollouts (RULER); there "
             "were no labels."
         ),
@@ -138,10 +139,11 @@ def _telling(compared: Sequence[ComparedScenario]) -> list[Comparison]:
 
 
 def _compare(kind: str, item: ComparedScenario) -> Comparison:
-    """The pair of rollouts with the same random numbers whose change is nearest to that of the scenario."""
+    """One pair of rollouts with the same random numbers: the one that shows best what the scenario is shown for."""
     change = item.after_score - item.before_score
+    wanted = {"largest gain": 1.0, "largest loss": -1.0}.get(kind, change)
     pairs = list(zip(item.before, item.after, strict=False))
-    before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
+    before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - wanted))
     return Comparison(
         scenario=f"{item.scenario.inputs['task']} ({kind})", before=_transcript(before), after=_transcript(after)
     )
@@ -164,7 +166,7 @@ def _costs(run: Run) -> Table:
     for source, amount in run.model.costs.totals().items():
         usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
         seconds = duration(amount.seconds) if amount.seconds else ""
-        requests = f"{amount.priced + amount.unpriced:,}" if not amount.seconds else ""
+        requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
         tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
         rows.append([source, requests, *tokens, seconds, usd])
     return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
