@@ -93,11 +93,13 @@ async def train_task(
     seed: int,
     on_step: Callable[[StepReport], None],
     score: GroupScorer | None = None,
+    max_exceptions: float = 0,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
 
     Args:
         score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
+        max_exceptions: rollouts of a step that may fail; below 1 it is a share. They are left out.
 
     Raises:
         TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
@@ -106,7 +108,9 @@ async def train_task(
     barren = 0
     first = await model.get_step()
     for index in range(first, num_steps):
-        report = await _one_step(model, task, defaults, score, index=index, num_steps=num_steps, seed=seed)
+        report = await _one_step(
+            model, task, defaults, score, index=index, num_steps=num_steps, seed=seed, max_exceptions=max_exceptions
+        )
         reports.append(report)
         on_step(report)
         barren = 0 if report.trained else barren + 1
@@ -130,6 +134,7 @@ async def _one_step(
     index: int,
     num_steps: int,
     seed: int,
+    max_exceptions: float,
 ) -> StepReport:
     started = time.perf_counter()
     scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=defaults.groups_per_step)
@@ -140,6 +145,7 @@ async def _one_step(
         ),
         pbar_desc=None,
         after_each=score,
+        max_exceptions=max_exceptions,
     )
     rollout_s = time.perf_counter() - started
     trajectories = [trajectory for group in groups for trajectory in group]

@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
     "auto": "train an agent from one sentence",
+    "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
     "status": "show what the server of a data directory does, and who waits for whom",
