@@ -3,7 +3,42 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from app_support import AppBench
+    from served_app import ServedApp
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer in the style of ChatML."""
+    from gateway_support import make_tokenizer
+
+    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
+
+
+@pytest.fixture
+async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
+    """The real application in this process, over a scripted engine."""
+    from app_support import open_app
+
+    async with open_app(tmp_path, tokenizer_dir) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def served(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[ServedApp]:
+    """The same behind a real socket, with a model of somebody else beside it."""
+    from served_app import serve_app
+
+    async with serve_app(tmp_path, tokenizer_dir) as opened:
+        yield opened

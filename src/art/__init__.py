@@ -26,7 +26,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
-    from art import langgraph, mcp, rewards
+    from art import langgraph, mcp, rewards, scenarios
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -66,6 +66,7 @@ __all__ = [
     "mcp",
     "retry",
     "rewards",
+    "scenarios",
     "trajectory_group_batches",
     "utils",
     "yield_trajectory",
@@ -73,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: kinds of backends, rewards, MCP, integrations."""
+    """What not every program needs is imported at first use: backends, rewards, scenarios, MCP, integrations."""
     if name == "LocalBackend":
         from art.backends.local import LocalBackend
 
@@ -82,6 +83,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
-    if name in ("rewards", "langgraph", "mcp"):
+    if name in ("rewards", "langgraph", "mcp", "scenarios"):
         return importlib.import_module(f"art.{name}")
     raise AttributeError(f"module 'art' has no attribute {name!r}")

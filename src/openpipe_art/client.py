@@ -32,7 +32,7 @@ class AsyncArtClient:
         """
         Args:
             server_url: of an `art-server`; by default the variable ART_SERVER_URL.
-            api_key: by default the variable ART_API_KEY.
+            api_key: by default the variable ART_API_KEY, or the key that a server on this machine made for itself.
             model: `project/name`; by default the only one that the server knows.
             base_model: to register the model with if the server does not know it; by default the only one that the
                 server has loaded.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,11 +11,11 @@ import httpx2
 import openai
 import pytest
 
-from app_support import KEY, AppBench, open_app
+from app_support import KEY, AppBench
 from art.errors import NotFoundError, ProcessError
 from art.protocol.anthropic import MessagesAnswer
 from art.protocol.responses import ResponsesAnswer
-from gateway_support import LOOK_UP, make_tokenizer, user
+from gateway_support import LOOK_UP, user
 
 MODEL = "games/agent"
 SCHEMA: Any = LOOK_UP["function"]["parameters"]  # type: ignore[index]
@@ -27,17 +26,6 @@ FLAT_TOOL: Any = {"type": "function", "name": "look_up", "description": "find it
 ANTHROPIC_TOOL: Any = {"name": "look_up", "description": "find it", "input_schema": SCHEMA}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a b"}}\n</tool_call>'
 THOUGHT = "<think>\nhmm\n</think>\n\nlet me see\n"
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
-
-
-@pytest.fixture
-async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
-    async with open_app(tmp_path, tokenizer_dir) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from art.protocol.training import (
 )
 from art.server.app import create_app
 from art.server.errors import STATUS, failure
-from gateway_support import LOOK_UP, Bench, make_tokenizer, open_bench, user
+from gateway_support import LOOK_UP, Bench, open_bench, user
 
 KEY = "secret-key"
 LIMIT = 1 << 20
@@ -106,11 +106,6 @@ def _http(transport: httpx2.AsyncBaseTransport | None = None, url: str = "http:/
     # `verify=False` spares the slow loading of certificates; there is no TLS here.
     headers = {"authorization": f"Bearer {KEY}"}
     return httpx2.AsyncClient(transport=transport, base_url=url, headers=headers, timeout=20, verify=False)
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
 
 
 @pytest.fixture

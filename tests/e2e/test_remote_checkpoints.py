@@ -14,7 +14,6 @@ import httpx2
 import pytest
 import pytest_asyncio
 import torch
-from moto.server import ThreadedMotoServer
 
 import art
 from art.backend import Backend
@@ -24,6 +23,7 @@ from art.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from art.runtime.runtime import Runtime
 from art.server.app import create_app
 from art.storage import checkpoints
+from object_store import open_store
 
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 PROMPT = [{"role": "user", "content": "say yes, no or maybe"}]
@@ -263,22 +263,9 @@ async def test_gguf_needs_llama_cpp(
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An S3-compatible store with the bucket `team`."""
-    import boto3
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    boto3.client("s3").create_bucket(Bucket="team")
-    yield "s3://team/runs"
-    server.stop()
+    with open_store(monkeypatch) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        yield "s3://team/runs"
 
 
 @pytest.mark.slow

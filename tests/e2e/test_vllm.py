@@ -9,36 +9,25 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, VllmConfig
+from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import GenerateRequest
-from art.engines.vllm.command import MODEL_NAME, installed_vllm_python
+from art.engines.vllm.command import MODEL_NAME
 from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.replica import Replica
 from art.errors import HandshakeError
-from art.protocol.chat import parse_chat_request
-from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
+from art.protocol.training import RegisterRequest
 from art.runtime.publish import publish
 from art.runtime.runtime import Runtime
 from art.runtime.vllm_child import WATCH_S
 from art.testing.tiny.build import build_tiny_model
 from process_support import children_of, wait_until_gone
+from vllm_support import NEEDS_VLLM, complete, train
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),  # vLLM takes half a minute to start on an idle machine
-    pytest.mark.skipif(
-        installed_vllm_python() is None,
-        reason="vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>",
-    ),
-]
-
-PROMPT = {"role": "user", "content": "say yes, no or maybe"}
-REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+pytestmark = NEEDS_VLLM
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -55,7 +44,7 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
 
 async def test_a_step_is_trained_published_and_sampled_from(runtime: Runtime) -> None:
     for number in range(1, 3):
-        status = await train(runtime, f"vllm-job-{number}")
+        status = await train(runtime, "agent", f"vllm-job-{number}")
         assert (status.state, status.step) == ("succeeded", number), status.error
         assert status.metrics["publish/probe_gap"] < 1e-4
         assert status.metrics["publish/probe_effect"] > 1e-3
@@ -128,25 +117,6 @@ async def test_the_handshake_catches_an_adapter_on_base_requests(runtime: Runtim
             await publish(engine, "agent@1", checkpoint)
     finally:
         await engine.close()
-
-
-async def train(runtime: Runtime, job_id: str) -> JobStatus:
-    choices = (await complete(runtime, "p/agent"))["choices"]
-    trajectories = [
-        {"reward": REWARDS.get(choice["message"]["content"] or "", 0.0), "histories": [{"items": [PROMPT, {"choice": choice}]}]}
-        for choice in choices
-    ]  # fmt: skip
-    body = {"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": TrainConfig(learning_rate=2e-3)}
-    status = await runtime.submit_train("p", "agent", TrainRequest.model_validate(body))
-    async with asyncio.timeout(120):
-        while status.state in ("queued", "running"):
-            status = await runtime.job_status(status.job_id, 5.0)
-    return status
-
-
-async def complete(runtime: Runtime, model: str) -> dict[str, Any]:
-    chat = parse_chat_request({"model": model, "messages": [PROMPT], "n": 32, "max_tokens": 8})
-    return await runtime.gateway.complete(chat)
 
 
 def descendants(pid: int) -> list[int]:

@@ -7,34 +7,22 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from art.config import LoraConfig, ModelSettings, ServerConfig, TrainConfig, TrainerConfig, VllmConfig
+from art.config import LoraConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.engine import GenerateRequest, TokenChunk
-from art.engines.vllm.command import installed_vllm_python
 from art.errors import HandshakeError, NotFoundError
-from art.protocol.chat import parse_chat_request
-from art.protocol.training import JobStatus, RegisterRequest, TrainRequest
+from art.protocol.training import RegisterRequest
 from art.runtime.host import BaseModelHost
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
 from process_support import children_of
+from vllm_support import NEEDS_VLLM, complete, train
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),  # vLLM takes half a minute to start on an idle machine
-    pytest.mark.skipif(
-        installed_vllm_python() is None,
-        reason="vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>",
-    ),
-]
-
-PROMPT = {"role": "user", "content": "say yes, no or maybe"}
-REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+pytestmark = NEEDS_VLLM
 MERGED = VllmConfig(device="cpu", weights="merged")
 
 
@@ -176,23 +164,3 @@ def ask(adapter: str, prompt: list[int], seed: int, max_tokens: int = 8) -> Gene
 async def sample(host: BaseModelHost, adapter: str, prompt: list[int], seed: int, max_tokens: int = 8) -> TokenChunk:
     (chunk,) = [chunk async for chunk in host.engine.generate(ask(adapter, prompt, seed, max_tokens), stream=False)]
     return chunk
-
-
-async def train(runtime: Runtime, name: str, job_id: str, learning_rate: float = 2e-3) -> JobStatus:
-    choices = (await complete(runtime, f"p/{name}"))["choices"]
-    trajectories = [
-        {"reward": REWARDS.get(choice["message"]["content"] or "", 0.0), "histories": [{"items": [PROMPT, {"choice": choice}]}]}
-        for choice in choices
-    ]  # fmt: skip
-    config = TrainConfig(learning_rate=learning_rate)
-    body = {"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": config}
-    status = await runtime.submit_train("p", name, TrainRequest.model_validate(body))
-    async with asyncio.timeout(120):
-        while status.state in ("queued", "running"):
-            status = await runtime.job_status(status.job_id, 5.0)
-    return status
-
-
-async def complete(runtime: Runtime, model: str) -> dict[str, Any]:
-    chat = parse_chat_request({"model": model, "messages": [PROMPT], "n": 32, "max_tokens": 8})
-    return await runtime.gateway.complete(chat)

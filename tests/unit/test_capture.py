@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,21 +17,10 @@ from art.capture.conversations import add_exchange
 from art.capture.http import Exchange, read_exchange
 from art.errors import ConfigError
 from art.messages import is_choice, load_choice
-from gateway_support import LOOK_UP, make_tokenizer, system, user
-from served_app import ServedApp, serve_app
+from gateway_support import LOOK_UP, system, user
+from served_app import ServedApp
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "x"}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
-
-
-@pytest.fixture
-async def served(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[ServedApp]:
-    async with serve_app(tmp_path, tokenizer_dir) as opened:
-        yield opened
 
 
 def model_of(served: ServedApp, whose: str) -> art.Model:

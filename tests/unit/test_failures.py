@@ -16,7 +16,7 @@ from fake_art_server import FakeArtServer
 
 import art
 from art.errors import BudgetError, ConfigError, FaultRateError, JudgeError, RolloutError, ToolServerError
-from art.rewards import GroupScorer, JudgeSettings, Ruler
+from art.rewards import GroupScorer, Judgement, JudgeSettings, Ruler, Verdict, completion
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
 from art.testing.judge import ScriptedJudge
@@ -261,7 +261,10 @@ async def test_groups_that_are_all_bad_end_it_with_their_reason(
     assert trained_rewards(server) == []
 
 
-async def test_a_judge_that_is_down(model: art.TrainableModel, server: FakeArtServer) -> None:
+async def test_a_judge_that_is_down(
+    model: art.TrainableModel, server: FakeArtServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
     settings = JudgeSettings(cache_path=None, max_attempts=2, first_wait_s=0.001, budget=model.costs,
                              prompt_usd_per_million=1.0, completion_usd_per_million=1.0)  # fmt: skip
     with ScriptedJudge(lambda trajectory: 0.9, faults=["500"] * 8) as judge:
@@ -305,8 +308,6 @@ class GroupJudge:
     name = "mean"
 
     async def judge(self, group: TrajectoryGroup) -> Any:
-        from art.rewards import Judgement, Verdict
-
         return Judgement(verdicts=[Verdict(score=trajectory.reward) for trajectory in group])
 
 

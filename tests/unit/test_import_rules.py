@@ -51,7 +51,8 @@ ALLOWED: dict[str, set[str] | None] = {
         "errors",
     },
     "rewards": {"messages", "trajectory", "faults", "model", "costs", "errors"},
-    "mcp": {"messages", "trajectory", "model", "rewards", "protocol", "errors"},
+    "scenarios": {"model", "rewards", "errors"},
+    "mcp": {"messages", "trajectory", "model", "rewards", "scenarios", "protocol", "errors"},
     "report": set(),
     "engine": {"protocol", "errors"},
     "quantization": {"config", "errors"},
@@ -79,7 +80,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},
     "training_loop": {"faults", "task", "rewards", "gather", "model", "trajectory", "config", "errors"},
-    "tasks": {"task", "trajectory", "model", "gather", "errors"},
+    "tasks": {"task", "trajectory", "model", "gather", "scenarios", "errors"},
     "cli": ANYTHING,
     "testing": ANYTHING,
 }

@@ -8,7 +8,6 @@ import json
 import operator
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -21,8 +20,7 @@ from art.errors import ConfigError
 from art.langgraph import init_chat_model, wrap_rollout
 from art.messages import is_choice
 from art.tasks.search_emails import SearchEmails, open_desk
-from gateway_support import make_tokenizer
-from served_app import ServedApp, serve_app
+from served_app import ServedApp
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph")
 pytest.importorskip("langchain_openai", reason="needs the extra langgraph")
@@ -32,17 +30,6 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
-
-
-@pytest.fixture
-async def served(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[ServedApp]:
-    async with serve_app(tmp_path, tokenizer_dir) as opened:
-        yield opened
 
 
 @tool

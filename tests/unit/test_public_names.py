@@ -43,6 +43,7 @@ NAMES = {
     "mcp",
     "retry",
     "rewards",
+    "scenarios",
     "trajectory_group_batches",
     "utils",
     "yield_trajectory",
@@ -73,6 +74,14 @@ ELSEWHERE = {
         "generate_scenarios",
     ],
     "art.mcp.generate_scenarios": ["preview_scenarios"],
+    "art.scenarios": [
+        "Dataset",
+        "TaskText",
+        "WrittenScenario",
+        "generate_dataset",
+        "generate_inputs",
+        "measure_diversity",
+    ],
     "art.rewards": ["DEFAULT_RUBRIC", "TrajectoryScore", "ruler", "ruler_score_group"],
 }
 

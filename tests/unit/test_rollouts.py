@@ -5,29 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import art
-from app_support import AppBench, open_app
+from app_support import AppBench
 from art.errors import ConfigError, ConflictError, ProcessError
 from art.protocol.training import ModelStatus
-from gateway_support import make_tokenizer, user
+from gateway_support import user
 
 STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
-
-
-@pytest.fixture(scope="module")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
-
-
-@pytest.fixture
-async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
-    async with open_app(tmp_path, tokenizer_dir) as opened:
-        yield opened
 
 
 @pytest.fixture

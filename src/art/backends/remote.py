@@ -6,6 +6,7 @@ import os
 
 from art.backend import Backend
 from art.errors import ConfigError
+from art.storage.local_key import find_local_key
 
 
 class RemoteBackend(Backend):
@@ -21,7 +22,7 @@ class RemoteBackend(Backend):
         """
         Args:
             base_url: of the server, like `http://gpu-machine:5000`; by default the variable ART_SERVER_URL.
-            api_key: by default the variable ART_API_KEY.
+            api_key: by default the variable ART_API_KEY, or the key that a server on this machine made for itself.
 
         Raises:
             ConfigError: there is no address, or it is none.
@@ -31,4 +32,4 @@ class RemoteBackend(Backend):
             raise ConfigError(
                 "RemoteBackend needs the address of an `art-server`: pass base_url, or set ART_SERVER_URL"
             )
-        super().__init__(base_url, api_key or os.environ.get("ART_API_KEY"))
+        super().__init__(base_url, api_key or os.environ.get("ART_API_KEY") or find_local_key(base_url))

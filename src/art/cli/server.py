@@ -23,11 +23,11 @@ from art.errors import ArtError, ConfigError
 from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
+from art.storage.local_key import LOOPBACK, left_for_clients
 
 logger = logging.getLogger("art.server")
 
 _PR_SET_PDEATHSIG = 1
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
@@ -43,11 +43,16 @@ def main(argv: list[str] | None = None) -> int:
         config, data_dir = read_options(args)
         if args.die_with_parent:
             _die_with_parent()
-        api_key = _api_key(config, announce=args.fd is None)
-        _log_to_stderr(args.log_level, api_key)
-        _raise_file_limit()
+        api_key = _given_key(config)
         sock = _open_socket(config, args.fd)
-        run_coroutine(_serve(config, data_dir, sock, api_key))
+        _raise_file_limit()
+        with contextlib.ExitStack() as stack:
+            if api_key is None:
+                api_key = f"art-{secrets.token_urlsafe(24)}"
+                print(f"ART_API_KEY={api_key}", flush=True)
+                stack.enter_context(left_for_clients(sock.getsockname()[1], api_key))
+            _log_to_stderr(args.log_level, api_key)
+            run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
@@ -89,23 +94,21 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
         ) from error
 
 
-def _api_key(config: ServerConfig, *, announce: bool) -> str:
+def _given_key(config: ServerConfig) -> str | None:
+    """The operator's key; `None` if the server is to make one, which it may on loopback."""
     if key := os.environ.pop("ART_API_KEY", None):  # engines and trainers have no use for it
-        if config.host not in _LOOPBACK and len(key) < MIN_KEY_LENGTH:
+        if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
                 f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "
                 f"{MIN_KEY_LENGTH} random ones, e.g. of `openssl rand -hex 32`"
             )
         return key
-    if config.host not in _LOOPBACK:
+    if config.host not in LOOPBACK:
         raise ConfigError(
             f"refusing to listen on {config.host} without a key: set ART_API_KEY, e.g. to the output of "
             "`openssl rand -hex 32`"
         )
-    key = f"art-{secrets.token_urlsafe(24)}"
-    if announce:
-        print(f"ART_API_KEY={key}", flush=True)
-    return key
+    return None
 
 
 async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_key: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import sys
@@ -10,12 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
-from art.mcp.types import MAX_DIFFICULTY, MIN_DIFFICULTY, GeneratedScenario
-
-
-def words_of(task: str) -> frozenset[str]:
-    """The words of a task without case and punctuation: what two wordings of one task have in common."""
-    return frozenset("".join(c if c.isalnum() else " " for c in task.lower()).split())
+from art.mcp.types import GeneratedScenario
+from art.scenarios.words import position
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
@@ -60,7 +56,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         """
         if not 0 <= val_fraction <= 1:
             raise ValueError(f"val_fraction must be from 0 to 1, got {val_fraction}")
-        is_val = [_position(scenario.task) < val_fraction for scenario in self.scenarios]
+        is_val = [position(scenario.task) < val_fraction for scenario in self.scenarios]
         pairs = list(zip(self.scenarios, is_val, strict=True))
         return type(self)(s for s, val in pairs if not val), type(self)(s for s, val in pairs if val)
 
@@ -106,9 +102,3 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} scenarios)"
-
-
-def _position(task: str) -> float:
-    """A number from 0 to 1 that looks random and follows from the task's words."""
-    digest = hashlib.sha256(" ".join(sorted(words_of(task))).encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from art.errors import BudgetError, GenerationError, JudgeError
 from art.mcp.client import MCPClient
-from art.mcp.collection import GeneratedScenarioCollection, words_of
+from art.mcp.collection import GeneratedScenarioCollection
 from art.mcp.scenario_prompt import prompt, read_scenarios, response_format
 from art.mcp.types import GeneratedScenario, MCPResource, MCPTool
 from art.model import Model
-from art.rewards.completion import JudgeClient
 from art.rewards.settings import JudgeSettings
-
-logger = logging.getLogger(__name__)
-
-OPENROUTER_URL = "https://openrouter.ai/api/v1"
-PER_REQUEST = 25
-"""Scenarios to ask for at once: with more, models repeat themselves, and answers are cut short."""
-MAX_COMPLETION_TOKENS = 8000
-"""Of one answer; a scenario has about 60."""
-MAX_SIMILARITY = 0.8
-"""Two tasks are the same if this share of the words that either has is in both (Jaccard index)."""
+from art.scenarios.writer import OPENROUTER_URL, Messages, Writer
 
 
 async def generate_scenarios(
@@ -67,8 +54,7 @@ async def generate_scenarios(
         raise ValueError(f"num_scenarios must be 1 or more, got {num_scenarios}")
     if (tools is None) == (server_url is None):
         raise ValueError("give either `tools` or `server_url`, which is asked for its tools")
-    settings = settings or JudgeSettings()
-    client = _generator(generator_model, generator_api_key, generator_base_url, settings)
+    writer = Writer(generator_model, base_url=generator_base_url, api_key=generator_api_key, settings=settings)
     if server_url is not None:
         async with MCPClient(server_url, headers=headers) as server:
             tools, resources = await server.list_tools(), [*resources, *await server.list_resources()]
@@ -76,8 +62,15 @@ async def generate_scenarios(
     known_resources = [item if isinstance(item, MCPResource) else MCPResource.from_dict(item) for item in resources]
     if not known_tools:
         raise ValueError(f"there are no tools{f' at {server_url}' if server_url else ''}: an agent could do nothing")
-    found = await _collect(client, known_tools, known_resources, num_scenarios, custom_instructions, settings)
-    scenarios = GeneratedScenarioCollection(found)
+
+    def ask(count: int, *, known: Sequence[str], complaint: str | None) -> Messages:
+        return prompt(
+            known_tools, known_resources, count, instructions=custom_instructions, known=known, complaint=complaint
+        )
+
+    scenarios = GeneratedScenarioCollection(
+        await writer.write_many(num_scenarios, ask, read_scenarios, lambda item: item.task, response_format())
+    )
     if show_preview:
         preview_scenarios(scenarios)
         scenarios.print_difficulty_distribution()
@@ -87,78 +80,3 @@ async def generate_scenarios(
 def preview_scenarios(scenarios: Sequence[GeneratedScenario], n: int = 5) -> None:
     """Write the first `n` to standard output."""
     GeneratedScenarioCollection(scenarios).preview(n)
-
-
-def _generator(
-    model: str | Model[Any, Any], api_key: str | None, base_url: str | None, settings: JudgeSettings
-) -> JudgeClient:
-    limit = {"max_completion_tokens": MAX_COMPLETION_TOKENS}
-    if isinstance(model, str) and base_url is None:
-        return JudgeClient(model, limit | ({"api_key": api_key} if api_key else {}), settings, source="generator")
-    if isinstance(model, str):
-        at_openrouter = base_url == OPENROUTER_URL
-        key = api_key or os.environ.get("OPENROUTER_API_KEY" if at_openrouter else "OPENAI_API_KEY")
-        if at_openrouter and not key:
-            raise ValueError(
-                "OpenRouter wants a key: set OPENROUTER_API_KEY or pass `generator_api_key`; or pass "
-                "`generator_base_url` of another OpenAI-compatible server, or None to go through litellm"
-            )
-        # As a `Model` the name is sent as it is: OpenRouter's names begin with a provider too.
-        model = Model(
-            name="generator", project="generator", inference_model_name=model,
-            inference_base_url=base_url, inference_api_key=key or "none",
-        )  # fmt: skip
-    return JudgeClient(model, limit, settings, source="generator")
-
-
-async def _collect(
-    client: JudgeClient,
-    tools: Sequence[MCPTool],
-    resources: Sequence[MCPResource],
-    count: int,
-    instructions: str | None,
-    settings: JudgeSettings,
-) -> list[GeneratedScenario]:
-    found: list[GeneratedScenario] = []
-    in_vain, complaint = 0, None
-    while len(found) < count:
-        asked = min(count - len(found), PER_REQUEST)
-        known = [scenario.task for scenario in found]
-        messages = prompt(tools, resources, asked, instructions=instructions, known=known, complaint=complaint)
-        try:
-            answer = await client.complete(messages, response_format())
-        except BudgetError:
-            raise
-        except JudgeError as error:
-            raise GenerationError(f"the generator of scenarios failed: {error.message}") from error
-        complaint = None
-        try:
-            written = read_scenarios(answer.text)
-        except GenerationError as error:
-            written, complaint = [], error.message
-        new = _without_duplicates(found, written)[:asked]
-        found += new
-        in_vain = 0 if new else in_vain + 1
-        if not new and complaint is None:
-            complaint = "each of its scenarios existed already, or differed from one by a few words only"
-        if in_vain == settings.max_answers:
-            raise GenerationError(
-                f"the generator wrote {len(found)} of {count} scenarios; then {in_vain} answers brought nothing new: "
-                f"{complaint}. Ask for fewer, give it `custom_instructions`, or take a stronger model"
-            )
-        logger.info("%d of %d scenarios", len(found), count)
-    return found
-
-
-def _without_duplicates(
-    known: Sequence[GeneratedScenario], written: Sequence[GeneratedScenario]
-) -> list[GeneratedScenario]:
-    """Those of `written` that differ from all of `known` and from each other."""
-    seen = [words_of(scenario.task) for scenario in known]
-    new = []
-    for scenario in written:
-        words = words_of(scenario.task)
-        if all(len(words & other) < MAX_SIMILARITY * len(words | other) for other in seen):
-            seen.append(words)
-            new.append(scenario)
-    return new

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeVar
 
-T = TypeVar("T")
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
-MIN_DIFFICULTY, MAX_DIFFICULTY = 1, 5
+T = TypeVar("T")
 
 
 @dataclass

@@ -58,7 +58,8 @@ class JudgeClient:
         Args:
             model: as litellm names it (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
             params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            source: under which its answers are booked in the ledger of the settings.
+            source: under which its answers are booked in the ledger of the settings. Its first word is what errors call
+                the model.
         """
         self._model, self._params, self._settings, self._source = model, dict(params), settings, source
         self._structured = True
@@ -70,6 +71,10 @@ class JudgeClient:
         name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
         params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
         return {"model": name, **params}
+
+    @property
+    def _role(self) -> str:
+        return self._source.partition("/")[0]
 
     @property
     def _address(self) -> str | None:
@@ -117,7 +122,7 @@ class JudgeClient:
                 if self._structured and _refuses_format(error):
                     self._structured = False
                     continue
-                _raise_if_final(error, attempt, self._settings.max_attempts, self.identity["model"])
+                _raise_if_final(error, attempt, self._settings.max_attempts, f"{self._role} {self.identity['model']}")
                 pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
                 logger.info("judge: attempt %d failed, next in %.1f s: %s", attempt, pause_s, _describe(error))
             else:
@@ -151,9 +156,9 @@ class JudgeClient:
             return self._model, self._params
         if self._address is None:
             raise JudgeError(
-                f"the judge {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without it, "
-                "pass the `base_url` and `api_key` of an OpenAI-compatible server in `extra_litellm_params`, or an "
-                "`art.Model`"
+                f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. "
+                "Without it, pass the `base_url` and `api_key` of an OpenAI-compatible server in "
+                "`extra_litellm_params`, or an `art.Model`"
             )
         params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         provider, _, name = self._model.partition("/")
@@ -170,8 +175,9 @@ class JudgeClient:
         prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
         completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
         cached_tokens = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0) or 0
+        said = response.choices[0].message if response.choices else None
         return Answer(
-            text=response.choices[0].message.content or "" if response.choices else "",
+            text=(said.content or getattr(said, "refusal", None) or "") if said else "",
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=int(cached_tokens),
             cost_usd=await self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
         )  # fmt: skip
@@ -229,11 +235,11 @@ def _status(error: Exception) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: str) -> None:
+def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
     """Raise what trying again will not mend."""
     text = str(error).lower()
     if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
-        raise ContextLengthError(f"the judge {judge} cannot read so much: {_describe(error)}") from error
+        raise ContextLengthError(f"the {who} cannot read so much: {_describe(error)}") from error
     status = _status(error)
     transient = (
         isinstance(error, (TimeoutError, ConnectionError))
@@ -242,9 +248,9 @@ def _raise_if_final(error: Exception, attempt: int, max_attempts: int, judge: st
         or (status is not None and (status in _TRANSIENT_STATUS or status >= 500))
     )
     if not transient:
-        raise JudgeError(f"the judge {judge} refused the request: {_describe(error)}") from error
+        raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
     if attempt >= max_attempts:
-        raise JudgeError(f"the judge {judge} failed {attempt} times, the last time with {_describe(error)}") from error
+        raise JudgeError(f"the {who} failed {attempt} times, the last time with {_describe(error)}") from error
 
 
 def _refuses_format(error: Exception) -> bool:

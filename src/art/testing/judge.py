@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self, get_args
 
 from art.tasks.tic_tac_toe import FREE, POLICY, Board, parse_move
+from art.testing.scripted_server import Reply, ScriptedServer, completion, failure
 
 Fault = Literal[
     "429", "500", "401", "slow",  # before it answers
@@ -62,7 +62,7 @@ class ScriptedJudge:
     """0 takes a free one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies, in the order of their arrival."""
-    _server: ThreadingHTTPServer | None = None
+    _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _rng: random.Random = field(default_factory=random.Random)
 
@@ -74,39 +74,17 @@ class ScriptedJudge:
     @property
     def base_url(self) -> str:
         assert self._server is not None, "use the judge in a `with` statement"
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        return self._server.base_url
 
     def __enter__(self) -> Self:
-        judge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, answer = judge.answer(body)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                if status == 429:
-                    self.send_header("Retry-After", "0")
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: the caller sees every answer."""
-
-        self._server = _QuietServer(("127.0.0.1", self.port), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self._server = ScriptedServer(self.answer, self.port).__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._server is not None
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.__exit__()
 
-    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def answer(self, body: dict[str, Any]) -> Reply:
         """Status and body of the answer to one request."""
         with self._lock:
             fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
@@ -115,22 +93,13 @@ class ScriptedJudge:
         if fault == "slow":
             time.sleep(self.delay_s)
         if fault in ("429", "500", "401"):
-            return int(fault), _error(f"scripted fault {fault}")
+            return failure(int(fault), f"scripted fault {fault}")
         if fault == "no_schema" and "response_format" in body:
-            return 400, _error("response_format of type json_schema is not supported")
+            return failure(400, "response_format of type json_schema is not supported")
         if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
-            return 400, _error("this model's maximum context length is exceeded", "context_length_exceeded")
+            return failure(400, "this model's maximum context length is exceeded", "context_length_exceeded")
         rows = self._rows(body, rng)
-        text = _written(rows, fault)
-        prompt_tokens = sum(len(message["content"]) for message in body["messages"]) // 4
-        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(text) // 4}
-        return 200, {
-            "id": f"judge-{len(self.requests)}", "object": "chat.completion", "created": int(time.time()),
-            "model": body["model"], "usage": usage | {"total_tokens": sum(usage.values())},
-            "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-            ],
-        }  # fmt: skip
+        return completion(body, {"content": _written(rows, fault)})
 
     def _rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
         trajectories, instructions = read_prompt(body["messages"][1]["content"])
@@ -151,13 +120,6 @@ class ScriptedJudge:
                 }
             rows.append(row)
         return rows
-
-
-class _QuietServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has hung up is no error here: that is how time-outs look."""
 
 
 def asked_criteria(body: dict[str, Any]) -> list[str]:
@@ -218,10 +180,6 @@ def grade_tic_tac_toe(trajectory: dict[str, Any]) -> float:
     board.place(cell, POLICY)
     # A game that goes on after the policy's move was ended by the opponent's.
     return {"win": 0.9, "draw": 0.6}.get(board.outcome() or "loss", 0.35)
-
-
-def _error(message: str, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "scripted", "code": code, "param": None}}
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from moto.server import ThreadedMotoServer
 from safetensors.torch import load_file, save, save_file
 
 from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, ProcessError, StorageError
@@ -18,6 +17,7 @@ from art.exports.folder import copy_checkpoint, new_folder
 from art.exports.s3 import S3Store
 from art.protocol.checkpoints import S3Target
 from art.storage import checkpoints
+from object_store import BUCKET, open_store
 
 LAYERS = {"model.layers.0.q": (6, 4), "model.layers.1.q": (5, 4)}  # [out, in]
 RANK, ALPHA = 2, 6
@@ -210,21 +210,8 @@ def test_a_folder_is_whole_or_as_it_was(tmp_path: Path) -> None:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Target]:
-    import boto3
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "y",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    target = S3Target(bucket="team", prefix="/runs/", endpoint_url=f"http://{host}:{port}")
-    boto3.client("s3", endpoint_url=target.endpoint_url).create_bucket(Bucket="team")
-    yield target
-    server.stop()
+    with open_store(monkeypatch) as url:
+        yield S3Target(bucket=BUCKET, prefix="/runs/", endpoint_url=url)
 
 
 def test_a_store_has_a_checkpoint_once_its_manifest_is_there(

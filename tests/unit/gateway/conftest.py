@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from art.gateway.tokenizer import Tokenizer
-from gateway_support import Bench, make_tokenizer, open_bench
-
-
-@pytest.fixture(scope="session")
-def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("chatml"))
+from gateway_support import Bench, open_bench
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,29 @@
+"""Scenarios without a data set: a language model writes inputs, a system prompt and a rubric from one sentence.
+
+    dataset = await generate_dataset("answer questions about our opening hours", num=64, generator="openai/gpt-4.1")
+    dataset.save("opening-hours")          # task.toml and scenarios.jsonl, to be read and edited
+    train = Dataset.load("opening-hours").split("train")
+
+`art auto` does this from the command line, and trains.
+"""
+
+from art.scenarios.dataset import Dataset
+from art.scenarios.diversity import Diversity, measure_diversity
+from art.scenarios.generate import generate_dataset, generate_inputs, write_task_text
+from art.scenarios.task_text import TaskText
+from art.scenarios.writer import Writer
+from art.scenarios.written import WrittenScenario, split_of, with_splits
+
+__all__ = [
+    "Dataset",
+    "Diversity",
+    "TaskText",
+    "Writer",
+    "WrittenScenario",
+    "generate_dataset",
+    "generate_inputs",
+    "measure_diversity",
+    "split_of",
+    "with_splits",
+    "write_task_text",
+]

@@ -1,0 +1,86 @@
+"""What a generator is asked, for a task that is described in one sentence, and what is read from its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from art.errors import GenerationError
+from art.rewards.ruler import DEFAULT_RUBRIC
+from art.scenarios.rows import candidates_in, clean, further_parts, json_format, read_rows, rows_format
+from art.scenarios.task_text import TaskText
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY, WrittenScenario
+
+_WRITE_INPUTS = f"""You write inputs for an assistant that is to be trained for one job. You are told what the job is.
+
+- An input is what a user of the assistant would send: complete, with the text or data that the job needs, and \
+without the answer.
+- Its difficulty is a whole number from {MIN_DIFFICULTY} to {MAX_DIFFICULTY}: {MIN_DIFFICULTY} is routine, \
+{MAX_DIFFICULTY} takes care, or is ambiguous or at the edge of the job. Use all of them about equally often.
+- Inputs differ in subject, length, tone and in what makes them hard, not only in names and numbers. Real users are \
+brief or long-winded, make mistakes, and leave things out.
+- Each stands by itself: none refers to another.
+
+Answer with JSON only: {{"scenarios": [{{"input": "...", "difficulty": 3}}, ...]}}"""
+
+_WRITE_TASK = """An assistant is to be trained for one job. You are told what the job is. Write
+
+- `system_prompt`: what the assistant is told before each input, addressed to it. It says what to do, in which form, \
+and what to do when an input does not fit the job. At most 200 words; no examples.
+- `standards`: 3 to 6 sentences by which somebody who compares two answers to one input tells which is better. Each \
+can be checked by reading input and answer, and they say nothing about style where style does not matter.
+
+Answer with JSON only: {"system_prompt": "...", "standards": ["...", ...]}"""
+
+INPUTS_FORMAT = rows_format("input")
+TASK_FORMAT = json_format(
+    "task", {"system_prompt": {"type": "string"}, "standards": {"type": "array", "items": {"type": "string"}}}
+)
+
+
+def ask_for_inputs(
+    description: str, count: int, *, instructions: str | None, known: Sequence[str], complaint: str | None
+) -> list[dict[str, Any]]:
+    """The messages that ask for `count` inputs. See `WriteMessages`."""
+    parts = [f"The job: {description}", f"Write exactly {count} inputs."]
+    return _conversation(_WRITE_INPUTS, [*parts, *further_parts(instructions, known, complaint)])
+
+
+def ask_for_task(description: str, *, instructions: str | None, complaint: str | None) -> list[dict[str, Any]]:
+    """The messages that ask for a system prompt and standards."""
+    return _conversation(_WRITE_TASK, [f"The job: {description}", *further_parts(instructions, (), complaint)])
+
+
+def read_inputs(text: str) -> list[WrittenScenario]:
+    """The inputs of an answer (see `read_rows`).
+
+    Raises:
+        GenerationError: there is none; says why, for the generator.
+    """
+    return [WrittenScenario(input=row.text, difficulty=row.difficulty) for row in read_rows(text, "input")]
+
+
+def read_task(text: str, description: str) -> TaskText:
+    """System prompt and rubric of an answer. The rubric is RULER's own with the standards of the job under it.
+
+    Raises:
+        GenerationError: one of them is missing; says so, for the generator.
+    """
+    for value in candidates_in(text):
+        if not isinstance(value, dict):
+            continue
+        system_prompt, standards = value.get("system_prompt"), value.get("standards")
+        standards = [standards] if isinstance(standards, str) else standards
+        if not isinstance(system_prompt, str) or not system_prompt.strip() or not isinstance(standards, list):
+            continue
+        lines = [clean(line).lstrip("-*• ") for line in standards if isinstance(line, str) and line.strip()]
+        if lines:
+            rubric = "\n".join([DEFAULT_RUBRIC, "", "In this job:", *(f"- {line}" for line in lines)])
+            return TaskText(description=description, system_prompt=clean(system_prompt), rubric=rubric)
+    raise GenerationError(
+        "it is not a JSON object with a text `system_prompt` and a list of texts `standards`, or it was cut short"
+    )
+
+
+def _conversation(system: str, parts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]

@@ -1,0 +1,100 @@
+"""Rows `{"<text>": ..., "difficulty": ...}` in a model's answer: their schema, and what is accepted of what comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art.errors import GenerationError
+from art.rewards.answers import objects_in
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
+
+MAX_SHOWN = 200
+"""Earlier texts that a generator is told not to write again; the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    text: str
+    difficulty: int
+
+
+def rows_format(field: str) -> dict[str, Any]:
+    """OpenAI's `response_format` for a list `scenarios` whose texts are called `field`."""
+    # Strict schemas of several providers know no minimum and maximum; an enumeration is known to all.
+    difficulty = {"type": "integer", "enum": list(range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1))}
+    item = object_schema({field: {"type": "string"}, "difficulty": difficulty})
+    return json_format("scenarios", {"scenarios": {"type": "array", "items": item}})
+
+
+def json_format(name: str, properties: dict[str, Any]) -> dict[str, Any]:
+    schema = object_schema(properties)
+    return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
+
+
+def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """All properties are required, and there are no others: so strict schemas want it."""
+    return {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
+    }  # fmt: skip
+
+
+def further_parts(instructions: str | None, known: Sequence[str], complaint: str | None) -> list[str]:
+    """What a request says besides the task itself."""
+    parts = [instructions] if instructions else []
+    if known:
+        parts.append("These exist already; write other ones:\n" + "\n".join(f"- {text}" for text in known[-MAX_SHOWN:]))
+    if complaint:
+        parts.append(f"Your last answer was of no use: {complaint}.")
+    return parts
+
+
+def candidates_in(text: str) -> list[Any]:
+    """What an answer may mean, the likeliest first: all of it, or else the JSON that comes last in it."""
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError):
+        return objects_in(text)[::-1]  # models think aloud first
+
+
+def read_rows(text: str, field: str) -> list[Row]:
+    """The rows of an answer.
+
+    What has only one reading is repaired: a fence or words around the JSON, a list without the object around it, a
+    difficulty in quotes. A row without a text or with another difficulty is left out.
+
+    Raises:
+        GenerationError: there is none; says why, for the generator.
+    """
+    for value in candidates_in(text):
+        rows = value.get("scenarios") if isinstance(value, dict) else value
+        if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
+            found = [row for row in (_read_row(row, field) for row in rows) if row is not None]
+            if found:
+                return found
+            raise GenerationError(
+                f"no scenario has both a text `{field}` and a difficulty from {MIN_DIFFICULTY} to {MAX_DIFFICULTY}"
+            )
+    raise GenerationError("it is not a JSON object with a list `scenarios`, or it was cut short")
+
+
+def _read_row(row: Any, field: str) -> Row | None:
+    text = row.get(field) if isinstance(row, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        return None
+    difficulty = row.get("difficulty")
+    try:
+        if isinstance(difficulty, (str, float)):
+            difficulty = int(difficulty) if float(difficulty) == int(float(difficulty)) else None
+    except (ValueError, OverflowError):
+        return None
+    if isinstance(difficulty, bool) or difficulty not in range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1):
+        return None
+    return Row(clean(text), difficulty)
+
+
+def clean(text: str) -> str:
+    """Without blanks around it, and without halves of characters, which JSON can hold and files cannot."""
+    return text.encode("utf-8", "replace").decode().strip()

@@ -1,0 +1,101 @@
+"""TOML that people edit: written with a comment for each field, read with errors that name file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from art.errors import ConfigError
+
+M = TypeVar("M", bound=BaseModel)
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
+    """The text of a file of texts, numbers and truths; `None` leaves a key out, with a comment where it would be.
+
+    Args:
+        comments: by key; written above it.
+        head: a comment above all.
+    """
+    lines = [*(f"# {line}" for line in head.splitlines())]
+    for key, value in values.items():
+        lines += ["", *(f"# {line}" for line in comments.get(key, "").splitlines())]
+        lines.append(f"# {key} = ..." if value is None else f"{key} = {_value(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return repr(value)
+    if "\n" not in value:
+        return _escape_control(json.dumps(value, ensure_ascii=False))
+    # Without escapes as long as that is possible: prose is to be edited.
+    if "'''" not in value and not value.endswith("'") and not _CONTROL.search(value):
+        return f"'''\n{value}\n'''"
+    text = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"""\n{_escape_control(text)}\n"""'
+
+
+def _escape_control(text: str) -> str:
+    return _CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+def read_toml(path: Path, model: type[M]) -> M:
+    """The file as `model`.
+
+    Raises:
+        ConfigError: `FILE:LINE: what is wrong`.
+    """
+    text = read_text(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = found[1] if found else str(len(text.splitlines()))
+        raise ConfigError(f"{path}:{line}: this is not TOML: {error}") from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        known = ", ".join(model.model_fields)
+        what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
+        raise ConfigError(f"{path}:{_line_of(text, key)}: {key}: {what}") from None
+
+
+def _line_of(text: str, key: str) -> int:
+    """The line of a key; 1 if it is missing."""
+    lines = text.splitlines()
+    return next((i for i, line in enumerate(lines, 1) if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line)), 1)
+
+
+def read_text(path: Path) -> str:
+    """
+    Raises:
+        ConfigError: it is not there, or no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: this is not UTF-8: {error.reason}") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the whole file or nothing of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,124 @@
+"""A generator of scenarios that follows a script: an OpenAI-compatible server with faults on demand.
+
+with ScriptedGenerator(inputs=["What is 2 + 2?", ...], faults=["429", "duplicates"]) as generator:
+    await generate_inputs("do sums", 8, "openai/generator", generator_base_url=generator.base_url)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+from art.scenarios.words import without_twins
+from art.testing.scripted_server import Reply, ScriptedServer, completion, failure
+
+Fault = Literal[
+    "429", "500", "401", "slow",  # before it answers
+    "refusal", "refused_in_words", "not_json", "cut_short", "empty",  # no use: to be asked for again
+    "duplicates", "no_difficulty", "no_text",  # likewise, row by row
+    "too_few", "too_many", "fenced", "bare_list", "quoted",  # to be understood
+    "no_schema",  # it knows no `response_format`
+]  # fmt: skip
+
+_COUNT = re.compile(r"^Write exactly (\d+) ", re.MULTILINE)
+_KNOWN = re.compile(r"^- (.*)$", re.MULTILINE)
+_SORRY = "I'm sorry, but I can't help with that."
+
+
+@dataclass(slots=True)
+class ScriptedGenerator:
+    """The server, as a context manager."""
+
+    inputs: Sequence[str]
+    """What it can think of, in this order. It begins anew when it has come to the end."""
+    system_prompt: str = "Do the job."
+    standards: Sequence[str] = ("The answer is right.",)
+    faults: Sequence[Fault] = ()
+    """One per request, in their order; later requests are answered well."""
+    always: Fault | None = None
+    """The fault of every request after those."""
+    delay_s: float = 2.0
+    """Of `slow`."""
+    port: int = 0
+    """0 takes a free one."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies, in the order of their arrival."""
+    _next: int = 0
+    _server: ScriptedServer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(get_args(Fault)):
+            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(get_args(Fault))}")
+
+    @property
+    def base_url(self) -> str:
+        assert self._server is not None, "use the generator in a `with` statement"
+        return self._server.base_url
+
+    def __enter__(self) -> Self:
+        self._server = ScriptedServer(self.answer, self.port).__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.__exit__()
+
+    def answer(self, body: dict[str, Any]) -> Reply:
+        """Status and body of the answer to one request."""
+        with self._lock:
+            fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
+            self.requests.append(body)
+        if fault == "slow":
+            time.sleep(self.delay_s)
+        if fault in ("429", "500", "401"):
+            return failure(int(fault), f"scripted fault {fault}")
+        if fault == "no_schema" and "response_format" in body:
+            return failure(400, "response_format of type json_schema is not supported")
+        if fault == "refusal":
+            return completion(body, {"content": None, "refusal": _SORRY})
+        question = body["messages"][1]["content"]
+        found = _COUNT.search(question)
+        if found is None:
+            written: dict[str, Any] = {"system_prompt": self.system_prompt, "standards": list(self.standards)}
+        else:
+            written = {"scenarios": self._rows(int(found[1]), body, _KNOWN.findall(question), fault)}
+        return completion(body, {"content": _spoilt(written, fault)})
+
+    def _rows(self, count: int, body: dict[str, Any], known: list[str], fault: Fault | None) -> list[dict[str, Any]]:
+        if fault == "duplicates":
+            texts = [f"{text.upper()}!" for text in (known or self.inputs[:1])] * count
+        else:
+            count = {"too_few": max(1, count // 3), "too_many": count + 5}.get(fault or "", count)
+            with self._lock:
+                ring = [self.inputs[(self._next + i) % len(self.inputs)] for i in range(len(self.inputs))]
+                self._next += count
+            texts = [ring[i] for i in without_twins(ring, known)][:count]
+        name = "task" if '"task"' in body["messages"][0]["content"] else "input"
+        rows: list[dict[str, Any]] = [{name: text, "difficulty": 1 + i % 5} for i, text in enumerate(texts)]
+        for row in rows:
+            if fault == "no_difficulty":
+                row["difficulty"] = 0
+            elif fault == "no_text":
+                row[name] = "  "
+            elif fault == "quoted":
+                row["difficulty"] = str(row["difficulty"])
+        return rows
+
+
+def _spoilt(written: dict[str, Any], fault: Fault | None) -> str:
+    text = json.dumps(written)
+    if fault == "bare_list" and "scenarios" in written:
+        return json.dumps(written["scenarios"])
+    return {
+        "refused_in_words": _SORRY,
+        "not_json": "Here are some ideas: first, ...",
+        "cut_short": text[: len(text) // 2],
+        "empty": "",
+        "fenced": f"Let me think {{about}} it.\n```json\n{text}\n```\nAnything else?",
+    }.get(fault or "", text)

@@ -1,0 +1,211 @@
+"""Inputs and task texts: what the generator is told, and what becomes of its answers, good and bad."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import art
+from art.errors import BudgetError, GenerationError
+from art.rewards import DEFAULT_RUBRIC, Budget, JudgeSettings
+from art.scenarios import Writer, generate_dataset, generate_inputs, write_task_text
+from art.testing.generator import Fault, ScriptedGenerator
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
+
+NOUNS = ["desk", "lamp", "shelf", "chair", "paper", "clock", "stool", "mirror", "carpet", "window", "kettle", "ladder"]
+VERBS = ["buy", "paint", "mend", "sell", "find", "clean"]
+INPUTS = [f"How do I {verb} a {noun}?" for noun in NOUNS for verb in VERBS]
+SETTINGS = JudgeSettings(first_wait_s=0.01)
+
+
+@pytest.fixture
+def generator() -> Iterator[ScriptedGenerator]:
+    with ScriptedGenerator(inputs=INPUTS) as started:
+        yield started
+
+
+def writer(generator: ScriptedGenerator, settings: JudgeSettings = SETTINGS) -> Writer:
+    return Writer("some/model", base_url=generator.base_url, settings=settings)
+
+
+async def ask(generator: ScriptedGenerator, num: int = 6, **options: Any) -> list[str]:
+    return [s.input for s in await generate_inputs("help  with\nthings", num, writer(generator), **options)]
+
+
+async def test_what_the_generator_is_told(generator: ScriptedGenerator) -> None:
+    found = await ask(generator, 3, instructions="Only furniture.", known=["How do I buy a desk?"])
+    assert found == INPUTS[1:4]
+    (request,) = generator.requests
+    assert request["model"] == "some/model"
+    assert request["max_completion_tokens"] == 8000
+    schema = request["response_format"]["json_schema"]["schema"]
+    assert list(schema["properties"]["scenarios"]["items"]["properties"]) == ["input", "difficulty"]
+    told = request["messages"][1]["content"]
+    assert "The job: help with things" in told
+    assert "Only furniture." in told
+    assert "- How do I buy a desk?" in told
+
+
+async def test_many_are_asked_for_in_parts_and_all_differ(generator: ScriptedGenerator) -> None:
+    found = await ask(generator, 60)
+    assert len(set(found)) == 60
+    assert len(generator.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "fault", ["429", "500", "slow", "too_few", "too_many", "fenced", "bare_list", "quoted", "no_schema"]
+)
+async def test_what_passes_or_has_one_reading_is_no_failure(generator: ScriptedGenerator, fault: Fault) -> None:
+    generator.faults, generator.delay_s = [fault], 0.5
+    settings = JudgeSettings(first_wait_s=0.01, timeout_s=0.2)
+    found = await generate_inputs("help", 6, writer(generator, settings))
+    assert len(found) == 6
+    assert {scenario.difficulty for scenario in found} <= {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("refusal", "not a JSON object"),
+        ("refused_in_words", "not a JSON object"),
+        ("not_json", "not a JSON object"),
+        ("cut_short", "not a JSON object"),
+        ("empty", "not a JSON object"),
+        ("duplicates", "existed already"),
+        ("no_difficulty", "difficulty from 1 to 5"),
+        ("no_text", "text `input`"),
+    ],
+)
+async def test_what_is_of_no_use_is_asked_for_again(generator: ScriptedGenerator, fault: Fault, told: str) -> None:
+    generator.faults = [fault]
+    assert len(await ask(generator, known=INPUTS[:1])) == 6
+    assert told in generator.requests[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("refusal", "wrote 0 of 6.*'I'm sorry, but I can't help with that.'|\"I'm sorry"),
+        ("refused_in_words", "I'm sorry, but I can't"),
+        ("not_json", "not a JSON object.*Here are some ideas"),
+        ("empty", "The last was empty"),
+        ("duplicates", "existed already"),
+        ("401", "the generator .*some/model refused the request"),
+        ("429", "the generator .*some/model failed 2 times"),
+        ("slow", "no answer within"),
+    ],
+)
+async def test_a_generator_that_goes_on_failing_is_an_error_that_says_why(
+    generator: ScriptedGenerator, fault: Fault, message: str
+) -> None:
+    generator.always, generator.delay_s = fault, 0.3
+    settings = JudgeSettings(first_wait_s=0.01, timeout_s=0.1 if fault == "slow" else 5, max_attempts=2)
+    with pytest.raises(GenerationError, match=message):
+        await generate_inputs("help", 6, writer(generator, settings), known=INPUTS[:1])
+
+
+async def test_a_generator_that_is_down() -> None:
+    gone = Writer("m", base_url="http://127.0.0.1:9/v1", settings=JudgeSettings(first_wait_s=0.01, max_attempts=2))
+    with pytest.raises(GenerationError, match=r"the generator http://127.0.0.1:9/v1/m failed 2 times"):
+        await generate_inputs("help", 2, gone)
+
+
+async def test_a_generator_without_further_ideas_says_how_far_it_came() -> None:
+    with ScriptedGenerator(inputs=INPUTS[:4]) as generator, pytest.raises(GenerationError, match=r"wrote 4 of 6"):
+        await ask(generator)
+
+
+async def test_a_budget_ends_it(generator: ScriptedGenerator) -> None:
+    ledger = Budget(max_usd=1)
+    ledger.book("judge", usd=1)
+    spent = JudgeSettings(budget=ledger)
+    with pytest.raises(BudgetError):
+        await generate_inputs("help", 1, writer(generator, spent))
+    assert not generator.requests
+
+
+async def test_what_it_costs_is_booked(generator: ScriptedGenerator) -> None:
+    ledger = Budget()
+    priced = JudgeSettings(prompt_usd_per_million=1, completion_usd_per_million=2, budget=ledger)
+    await generate_inputs("help", 30, writer(generator, priced))
+    booked = ledger.totals()["generator"]
+    assert booked.prompt_tokens > 2 * 100
+    assert booked.usd == pytest.approx((booked.prompt_tokens + 2 * booked.completion_tokens) / 1e6)
+
+
+async def test_models_and_addresses_are_generators_too(generator: ScriptedGenerator) -> None:
+    options: dict[str, Any] = {"inference_base_url": generator.base_url, "inference_api_key": "none"}
+    model = art.Model(name="m", project="p", **options)
+    assert len(await generate_inputs("help", 2, model)) == 2
+    assert len(await generate_inputs("help", 2, "a/b", generator_base_url=generator.base_url)) == 2
+    assert [request["model"] for request in generator.requests] == ["m", "a/b"]
+
+
+@pytest.mark.parametrize(
+    ("description", "num", "options", "message"),
+    [
+        (" \n", 1, {}, "description is empty"),
+        ("help", 0, {}, "num must be 1 or more, got 0"),
+        ("help", 1, {"settings": SETTINGS}, "a `Writer` has address, key and settings"),
+    ],
+)
+async def test_wrong_arguments(
+    generator: ScriptedGenerator, description: str, num: int, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        await generate_inputs(description, num, writer(generator), **options)
+
+
+# -- system prompt and rubric --
+
+
+async def test_a_task_text(generator: ScriptedGenerator) -> None:
+    generator.system_prompt = " Be helpful \ud800."
+    generator.standards = ["- It is right.", " ", "It is short."]
+    task = await write_task_text("help", writer(generator), instructions="In French.")
+    assert task.system_prompt == "Be helpful ?."
+    assert task.rubric.startswith(DEFAULT_RUBRIC)
+    assert task.rubric.endswith("In this job:\n- It is right.\n- It is short.")
+    told = generator.requests[0]["messages"]
+    assert "The job: help" in told[1]["content"]
+    assert "In French." in told[1]["content"]
+
+
+@pytest.mark.parametrize("fault", ["refusal", "not_json", "cut_short"])
+async def test_a_task_text_is_asked_for_again(generator: ScriptedGenerator, fault: Fault) -> None:
+    generator.faults = [fault]
+    assert (await write_task_text("help", writer(generator))).system_prompt == "Do the job."
+    assert "system_prompt` and a list" in generator.requests[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"system_prompt": "", "standards": ["a"]},
+        {"system_prompt": "a", "standards": []},
+        {"system_prompt": "a", "standards": [" "]},
+        {"system_prompt": ["a"], "standards": ["a"]},
+        {"system_prompt": "a"},
+        [1],
+    ],
+)
+async def test_half_a_task_text_is_none(
+    generator: ScriptedGenerator, answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art.testing.generator._spoilt", lambda *_: json.dumps(answer))
+    with pytest.raises(GenerationError, match=r"3 answers of the generator were of no use.*The last began"):
+        await write_task_text("help", writer(generator))
+
+
+async def test_a_data_set_from_a_sentence(generator: ScriptedGenerator) -> None:
+    dataset = await generate_dataset("help", 40, writer(generator))
+    assert [request["messages"][1]["content"].count("Write exactly") for request in generator.requests] == [0, 1, 1]
+    assert dataset.task.system_prompt == "Do the job."
+    assert [scenario.input for scenario in dataset.scenarios] == INPUTS[:40]
+    assert sum(len(dataset.split(split)) for split in ("train", "val", "test")) == 40
+    assert all(scenario.split is not None for scenario in dataset.scenarios)

@@ -1,0 +1,55 @@
+"""The key of a server on this machine: found by its user's clients while it runs, and by nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import art
+from art.storage.local_key import find_local_key, left_for_clients
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("ART_API_KEY", raising=False)
+    return tmp_path
+
+
+def test_it_is_there_while_the_server_runs(state: Path) -> None:
+    with left_for_clients(5000, "art-key"):
+        (path,) = state.rglob("*.key")
+        assert path.stat().st_mode & 0o777 == 0o600
+        for host in ("localhost", "127.0.0.1", "[::1]"):
+            assert find_local_key(f"http://{host}:5000") == "art-key"
+        assert art.RemoteBackend("http://localhost:5000")._client.api_key == "art-key"
+        assert art.RemoteBackend("http://localhost:5000", "mine")._client.api_key == "mine"
+        for other in ("http://gpu-machine:5000", "http://localhost:5001", "http://localhost"):
+            assert find_local_key(other) is None
+    assert not list(state.rglob("*.key"))
+    assert find_local_key("http://localhost:5000") is None
+
+
+def test_what_others_can_read_is_not_used(state: Path) -> None:
+    with left_for_clients(5000, "art-key"):
+        (path,) = state.rglob("*.key")
+        path.chmod(0o644)
+        assert find_local_key("http://localhost:5000") is None
+
+
+def test_the_file_of_a_killed_server_is_replaced_and_that_of_a_successor_kept(state: Path) -> None:
+    with left_for_clients(5000, "old"):
+        with left_for_clients(5000, "new"):
+            assert find_local_key("http://localhost:5000") == "new"
+        assert find_local_key("http://localhost:5000") is None
+        successor = left_for_clients(5000, "newer")
+        successor.__enter__()
+    assert find_local_key("http://localhost:5000") == "newer"
+
+
+def test_without_a_home_the_server_runs_all_the_same(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(state / "file"))
+    with left_for_clients(5000, "art-key"):
+        assert find_local_key("http://localhost:5000") is None
