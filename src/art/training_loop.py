@@ -146,7 +146,6 @@ async def train_task(
     first = await model.get_step()
     step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
     for index in range(first, num_steps):
-        await model.book_costs()
         model.costs.check()
         report = await step.run(index=index, num_steps=num_steps, seed=seed)
         reports.append(report)

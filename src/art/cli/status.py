@@ -39,10 +39,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    report = ask_for_report(DataDir(args.data_dir.resolve()))
+    data_dir = DataDir(args.data_dir.resolve())
+    costs = describe_costs(data_dir)
+    try:
+        report = ask_for_report(data_dir)
+    except NotFoundError as error:
+        if not costs:
+            raise
+        report = error.message
     if not args.stacks:
         report = report.split(f"\n\n{STACKS_HEADING}")[0]
-    costs = describe_costs(DataDir(args.data_dir.resolve()))
     head, separator, stacks = report.partition(f"\n\n{STACKS_HEADING}")
     print("\n\n".join([head, *costs]) + separator + stacks)
     return 0

@@ -175,6 +175,7 @@ async def _evaluate(console: Console, model: TrainableModel, task: Task, args: a
     evaluation = await evaluate(
         model, task, count=args.evaluate, seed=args.seed, rollout_timeout_s=args.rollout_timeout
     )  # fmt: skip
+    await model.log(evaluation.trajectories, split="test")
     low, high = evaluation.interval
     console.print(
         f"{task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} "
