@@ -11,8 +11,9 @@ import pytest
 
 import art
 from art.cli import mcp_rl
+from art.cli.judged_run import Clock, load_comparison, save_comparison
 from art.cli.mcp_rl import command_of, name_after, read_env, read_headers
-from art.cli.mcp_rl_files import Clock, load_comparison, load_plan, save_comparison, save_plan
+from art.cli.mcp_rl_files import load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.errors import ConfigError
@@ -104,6 +105,7 @@ def test_an_evaluation_is_used_again_for_the_same_checkpoint_only(tmp_path: Path
     save_comparison(tmp_path, comparison, step=5, rollouts=1)
     assert load_comparison(tmp_path, step=5, rollouts=1, scenarios=scenarios) == comparison
     assert load_comparison(tmp_path, step=6, rollouts=1, scenarios=scenarios) is None
+    assert load_comparison(tmp_path, step=5, rollouts=1, scenarios=scenarios, about="another rubric") is None
     assert load_comparison(tmp_path, step=5, rollouts=2, scenarios=scenarios) is None
     assert load_comparison(tmp_path, step=5, rollouts=1, scenarios=scenarios[:1]) is None
     save_comparison(tmp_path, compared((0.1, 0.9), (0.4, 0.3), num_left_out=1), step=5, rollouts=1)

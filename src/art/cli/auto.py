@@ -12,19 +12,20 @@ import argparse
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from art.backends.local import LocalBackend
 from art.cli.auto_files import RunOptions, folder_of, inside
 from art.cli.auto_report import describe_run
+from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.judged_run import Clock, JudgedRun
+from art.cli.judged_run import Clock, JudgedRun, train_and_compare
 from art.cli.train_options import add_judge_options, add_loop_options, add_model_options, make_judge, model_settings
 from art.costs import Ledger
-from art.errors import ArtError, ConfigError
+from art.errors import ConfigError
 from art.model import TrainableModel
-from art.report import write_report
 from art.rewards import JudgeSettings, params_at
 from art.rewards.ruler import DEFAULT_JUDGE
 from art.scenarios import Dataset, Writer, generate_dataset, generate_inputs, with_splits
@@ -67,6 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument("--instructions", metavar="TEXT", help="what they should be about, in your words")
     group.add_argument("--write-only", action="store_true", help="write the files and stop, to look at them first")
     add_judge_options(parser, "a language model scores the answers to each input", default=DEFAULT_JUDGE)
+    add_cost_options(parser)
     parser.add_argument(
         "--evaluate", type=int, default=4, metavar="N",
         help="answers to each held-out input, before and after (default: 4; 0 for no evaluation)",
@@ -84,11 +86,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if known.base_model is not None and Path(known.base_model).is_dir():
         known.base_model = str(Path(known.base_model).resolve())  # the next call may come from elsewhere
     try:
-        run_coroutine(_Auto(console, known, out).run())
+        return run_coroutine(_Auto(console, known, out).run())
     except KeyboardInterrupt:
         console.print(f"Stopped. Every finished step is kept; `art auto {inside(out)}` continues")
         return 130
-    return 0
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class _Auto:
     args: argparse.Namespace
     out: Path
 
-    async def run(self) -> None:
+    async def run(self) -> int:
         args = self.args
         if not args.write_only and args.base_model is None:
             raise ConfigError("say what to train by `--model`; or `--write-only` to have the files written first")
@@ -108,33 +109,28 @@ class _Auto:
         self._show(dataset)
         if args.write_only:
             self.console.print(f"Edit them as you like, then: art auto {inside(self.out)} --model ...", highlight=False)
-            return
+            return 0
         task = DatasetTask(dataset)
         for split in ("train", "test"):
             task.scenarios(split, seed=args.seed, count=1)  # an empty one is an error now, and not after the training
-        judge = make_judge(args, args.data_dir, rubric=dataset.task.rubric)
+        model: TrainableModel[Any, Any] = TrainableModel(
+            name=args.name, project=args.project, base_model=args.base_model, base_path=str(args.data_dir),
+            settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
+        )  # fmt: skip
+        judge = make_judge(args, args.data_dir, model.costs, rubric=dataset.task.rubric)
+        clock = Clock.load(self.out)
         async with LocalBackend(path=args.data_dir) as backend:
-            model = TrainableModel(
-                name=args.name, project=args.project, base_model=args.base_model, base_path=str(args.data_dir),
-                settings=model_settings(args),
-            )  # fmt: skip
-            clock = Clock.load(self.out)
             with clock.measure("starting"), self.console.status("Starting server, engine and trainer ..."):
                 await model.register(backend)
             run = JudgedRun(
-                console=self.console, args=args, out=self.out, command=f"art auto {inside(self.out)}", task=task,
-                model=model, clock=clock, step=await model.get_step(),
+                args=args, command=f"art auto {inside(self.out)}", model=model, clock=clock,
+                step=await model.get_step(),
             )  # fmt: skip
-            try:
-                await run.train(judge)
-                if args.evaluate and run.step:
-                    held_out = task.scenarios("test", seed=args.seed, count=len(dataset.scenarios))
-                    await run.compare(judge, held_out, about=_digest(dataset))
-            except ArtError as error:
-                run.stopped = error.message
-                raise
-            finally:
-                self._report(run, dataset)
+            return await train_and_compare(
+                run, task, judge, self.console, out=self.out, about=_digest(dataset),
+                held_out=task.scenarios("test", seed=args.seed, count=len(dataset.scenarios)),
+                describe=lambda: describe_run(run, dataset),
+            )  # fmt: skip
 
     async def _dataset(self) -> Dataset:
         """The files as they are; or else new ones."""
@@ -189,8 +185,10 @@ class _Auto:
         """`--generator`, or else the judge."""
         args = self.args
         model, url = (args.generator, args.generator_url) if args.generator else (args.judge, args.judge_url)
-        ledger = Ledger(args.judge_budget, path=DataDir(args.data_dir).model(args.project, args.name).costs)
-        return Writer(model, extra_litellm_params=params_at(url), settings=JudgeSettings(budget=ledger))
+        ledger = Ledger(args.budget, path=DataDir(args.data_dir).model(args.project, args.name).costs)
+        # A price that was given is the judge's: of another model litellm has to know it.
+        settings = JudgeSettings(budget=ledger) if args.generator else judge_settings(args, JudgeSettings(), ledger)
+        return Writer(model, extra_litellm_params=params_at(url), settings=settings)
 
     def _show(self, dataset: Dataset) -> None:
         for scenario in dataset.scenarios[:PREVIEW]:
@@ -201,17 +199,6 @@ class _Auto:
         for warning in dataset.warnings():
             self.console.print(f"note: {warning}", style="yellow", highlight=False, markup=False, soft_wrap=True)
         self.console.print(f"files   {inside(self.out)}", highlight=False, soft_wrap=True)
-
-    def _report(self, run: JudgedRun, dataset: Dataset) -> None:
-        report = describe_run(run, dataset)
-        path = write_report(self.out, report)
-        if report.headline is not None:
-            headline = report.headline
-            self.console.print(
-                f"{headline.measure}: {headline.before.text()} before, [bold]{headline.after.text()}[/bold] after; "
-                f"change {headline.change.text(sign=True)}", highlight=False, soft_wrap=True,
-            )  # fmt: skip
-        self.console.print(f"report  {inside(path)}", highlight=False, soft_wrap=True)
 
 
 def _digest(dataset: Dataset) -> str:

@@ -39,7 +39,10 @@ class RunOptions(BaseModel):
     judge: str | None = None
     judge_url: str | None = None
     judge_passes: Literal[1, 2] | None = None
-    judge_budget: float | None = None
+    judge_price: tuple[float, float] | None = None
+    budget: float | None = None
+    price_per_hour: float | None = None
+    policy_price: tuple[float, float] | None = None
     generator: str | None = None
     generator_url: str | None = None
     steps: int | None = None
@@ -47,6 +50,7 @@ class RunOptions(BaseModel):
     learning_rate: float | None = None
     groups: int | None = None
     rollouts: int | None = None
+    rollout_timeout: float | None = None
     evaluate: int | None = None
     lora_rank: int | None = None
     full_finetuning: bool | None = None

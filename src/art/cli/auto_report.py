@@ -20,6 +20,7 @@ from art.report import Report, Section, Table
 from art.scenarios import Dataset
 from art.scenarios.written import SPLITS
 from art.task import Scenario
+from art.tasks.dataset import DatasetTask
 from art.trajectory import Trajectory
 
 
@@ -43,7 +44,7 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
         costs=cost_table(run),
         faults=[*dataset.warnings(), *faults_of(run)],
         command=run.command,
-        settings=settings_of(run),
+        settings=settings_of(args, DatasetTask.defaults),
         sections=_sections(dataset),
     )
 

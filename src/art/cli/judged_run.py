@@ -1,6 +1,10 @@
-"""What commands that train on a judge have in common: train, compare with the untrained policy, keep the clock.
+"""What commands that train on a judge have in common: train, compare with the untrained policy, report, keep time.
 
-`art mcp-rl` and `art auto` differ in where scenarios come from; from there on both are a task and a judge.
+`art mcp-rl` and `art auto` differ in where scenarios come from; from there on both are a task and a judge. Beside the
+report they keep
+
+evaluation.jsonl   the rollouts of the held-out scenarios with their scores, before and after
+seconds.json       wall time by what it was spent on, over all calls
 """
 
 from __future__ import annotations
@@ -10,16 +14,20 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.errors import ArtError, BudgetError
+from art.faults import FaultWatch
 from art.model import TrainableModel
+from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
 from art.task import Scenario, Task
 from art.training_loop import StepReport, train_task
@@ -27,7 +35,6 @@ from art.trajectory import Trajectory
 
 MAX_FAILED = 0.25
 """Share of the rollouts of a step that may fail, by whatever is no fault of the policy, before the run ends."""
-_EVALUATION = "evaluation.jsonl"
 
 
 @dataclass(slots=True)
@@ -57,14 +64,11 @@ class Clock:
 
 @dataclass(slots=True, kw_only=True)
 class JudgedRun:
-    """One call of a command, and what is known of the run so far."""
+    """What is known of a run."""
 
-    console: Console
     args: argparse.Namespace
-    out: Path
     command: str
-    task: Task
-    model: TrainableModel
+    model: TrainableModel[Any, Any]
     clock: Clock
     step: int = 0
     """The newest checkpoint."""
@@ -73,54 +77,117 @@ class JudgedRun:
     stopped: str = ""
     """Why it ended before its end."""
 
-    async def train(self, judge: Ruler) -> None:
-        """Up to `--steps`, from wherever the model stands."""
-        defaults = loop_defaults(self.task.defaults, self.args)
-        scorer = GroupScorer(judge, window=defaults.groups_per_step)
-        self.console.print(f"{self.model.get_inference_name()} stands at step {self.step} of {defaults.num_steps}")
 
-        def on_step(report: StepReport) -> None:
-            self.clock.add("rollouts and judging", report.timing.rollout_s)
-            self.clock.add("training", report.timing.train_s)
-            self.clock.add("publishing", report.timing.publish_s)
-            self.step += report.trained
-            line = report.line(self.task.headline_metric)
-            self.console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
+async def train_and_compare(
+    run: JudgedRun,
+    task: Task,
+    judge: Ruler,
+    console: Console,
+    *,
+    out: Path,
+    held_out: Sequence[Scenario],
+    about: str = "",
+    describe: Callable[[], Report],
+) -> int:
+    """Train, compare, and write the report, whatever happens; the exit code.
 
-        try:
-            await train_task(
-                self.model, self.task, defaults, num_steps=defaults.num_steps, seed=self.args.seed, on_step=on_step,
-                score=scorer, max_exceptions=MAX_FAILED,
-            )  # fmt: skip
-            self.step = await self.model.get_step()
-        finally:
-            self.groups_without_scores += scorer.num_faults
-
-    async def compare(self, judge: Ruler, scenarios: Sequence[Scenario], *, about: str = "") -> None:
-        """The newest checkpoint beside step 0, `--evaluate` rollouts each of every scenario.
-
-        Args:
-            about: what else the result depends on. An earlier one is shown again if nothing has changed.
-        """
-        rollouts, key = self.args.evaluate, {"step": self.step, "rollouts": self.args.evaluate, "about": about}
-        self.comparison = load_comparison(self.out, key, scenarios)
-        if self.comparison is not None:
-            return
-        with (
-            self.clock.measure("held-out evaluation"),
-            self.console.status(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ..."),
-        ):
-            self.comparison = await compare_checkpoints(
-                self.model, self.task, scenarios, before=0, after=self.step, rollouts=rollouts,
-                score=GroupScorer(judge, window=len(scenarios)), max_exceptions=MAX_FAILED,
-            )  # fmt: skip
-        save_comparison(self.out, key, self.comparison)
+    Args:
+        about: what the comparison depends on besides checkpoint and scenarios.
+        describe: the report of the run as it stands.
+    """
+    status = 0
+    try:
+        await train_run(run, task, judge, console)
+        if run.args.evaluate and run.step:
+            await compare_run(run, task, judge, console, out=out, scenarios=held_out, about=about)
+    except BudgetError as error:
+        status, run.stopped = EXIT_BUDGET, error.message
+        console.print(f"Stopped at step {run.step}: {error}. Every finished step is kept", highlight=False,
+                      soft_wrap=True)  # fmt: skip
+    except ArtError as error:
+        run.stopped = error.message
+        raise
+    finally:
+        await book_last(run.model)
+        publish_report(console, out, describe())
+        show_costs(console, run.model.costs)
+    return status
 
 
-def save_comparison(out: Path, key: dict[str, Any], comparison: CheckpointComparison) -> None:
-    head = key | {
-        "num_left_out": comparison.num_left_out, "num_failed_rollouts": comparison.num_failed_rollouts,
-        "seconds": comparison.seconds,
+async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console) -> None:
+    """Up to `--steps`, from wherever the model stands."""
+    defaults = loop_defaults(task.defaults, run.args)
+    # A judge that is down ends the run at its first step, not after many.
+    scorer = GroupScorer(judge, window=defaults.groups_per_step)
+    console.print(f"{run.model.get_inference_name()} stands at step {run.step} of {defaults.num_steps}")
+
+    def on_step(report: StepReport) -> None:
+        run.clock.add("rollouts and judging", report.timing.rollout_s)
+        run.clock.add("training", report.timing.train_s)
+        run.clock.add("publishing", report.timing.publish_s)
+        run.step += report.trained
+        line = report.line(task.headline_metric)
+        console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
+
+    try:
+        await train_task(
+            run.model, task, defaults, num_steps=defaults.num_steps, seed=run.args.seed, on_step=on_step,
+            score=scorer, faults=FaultWatch(MAX_FAILED), rollout_timeout_s=run.args.rollout_timeout,
+        )  # fmt: skip
+        run.step = await run.model.get_step()
+    finally:
+        run.groups_without_scores += scorer.num_faults
+
+
+async def compare_run(
+    run: JudgedRun,
+    task: Task,
+    judge: Ruler,
+    console: Console,
+    *,
+    out: Path,
+    scenarios: Sequence[Scenario],
+    about: str = "",
+) -> None:
+    """The newest checkpoint beside step 0, `--evaluate` rollouts of each on every scenario.
+
+    Args:
+        about: what else the result depends on. While nothing has changed an earlier one is taken from `out`.
+    """
+    rollouts, step = run.args.evaluate, run.step
+    run.comparison = load_comparison(out, step=step, rollouts=rollouts, scenarios=scenarios, about=about)
+    if run.comparison is not None:
+        return
+    with (
+        run.clock.measure("held-out evaluation"),
+        console.status(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ..."),
+    ):
+        run.comparison = await compare_checkpoints(
+            run.model, task, scenarios, before=0, after=step, rollouts=rollouts,
+            score=GroupScorer(judge, window=len(scenarios)), max_exceptions=MAX_FAILED,
+        )  # fmt: skip
+    save_comparison(out, run.comparison, step=step, rollouts=rollouts, about=about)
+    for at, side in ((0, "before"), (step, "after")):
+        trajectories = [t for item in run.comparison.compared for t in getattr(item, side)]
+        await run.model.log(trajectories, split="test", step=at)
+
+
+def publish_report(console: Console, out: Path, report: Report) -> None:
+    """Write the page, and show where it is and what the result was."""
+    path = write_report(out, report)
+    if report.headline is not None:
+        headline = report.headline
+        console.print(
+            f"{headline.measure}: {headline.before.text()} before, [bold]{headline.after.text()}[/bold] after; "
+            f"change {headline.change.text(sign=True)}", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    console.print(f"report  {path}", highlight=False, soft_wrap=True)
+
+
+def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int, about: str = "") -> None:
+    head = {
+        "step": step, "rollouts": rollouts, "about": about, "num_left_out": comparison.num_left_out,
+        "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
     }  # fmt: skip
     rows: list[dict[str, Any]] = [head]
     for item in comparison.compared:
@@ -129,12 +196,14 @@ def save_comparison(out: Path, key: dict[str, Any], comparison: CheckpointCompar
             {"scenario": item.scenario.model_dump(mode="json")}
             | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
         )
-    write_file(out / _EVALUATION, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_file(out / "evaluation.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def load_comparison(out: Path, key: dict[str, Any], scenarios: Sequence[Scenario]) -> CheckpointComparison | None:
-    """What `save_comparison` wrote with that key and for those scenarios; `None` if there is none."""
-    path = out / _EVALUATION
+def load_comparison(
+    out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario], about: str = ""
+) -> CheckpointComparison | None:
+    """What `save_comparison` wrote with the same arguments and for those scenarios; `None` if there is none."""
+    path = out / "evaluation.jsonl"
     if not path.exists():
         return None
     head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -146,7 +215,7 @@ def load_comparison(out: Path, key: dict[str, Any], scenarios: Sequence[Scenario
         )
         for row in rows
     ]
-    same = {name: head.get(name) for name in key} == key
+    same = (head["step"], head["rollouts"], head["about"]) == (step, rollouts, about)
     if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
         return None
     return CheckpointComparison(

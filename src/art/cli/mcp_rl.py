@@ -21,30 +21,26 @@ from typing import Any
 from rich.console import Console
 
 from art.backends.local import LocalBackend
+from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.mcp_rl_files import Clock, Plan, load_comparison, load_plan, save_comparison, save_plan
+from art.cli.judged_run import Clock, train_and_compare
+from art.cli.mcp_rl_files import Plan, load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
 from art.cli.train_options import (
     add_judge_options,
     add_loop_options,
     add_model_options,
-    loop_defaults,
     make_judge,
     model_settings,
 )
-from art.comparison import CheckpointComparison, compare_checkpoints
 from art.costs import Ledger
-from art.errors import ArtError, ConfigError
+from art.errors import ConfigError
 from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
 from art.model import TrainableModel
-from art.report import write_report
-from art.rewards import GroupScorer, JudgeSettings, Ruler
+from art.rewards import JudgeSettings
 from art.rewards.ruler import DEFAULT_JUDGE
-from art.training_loop import StepReport, train_task
 
 PREVIEW = 5
-MAX_FAILED = 0.25
-"""Share of the rollouts of a step that may fail, by the tool server or the model's, before the run ends."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,6 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_server_options(parser)
     _add_scenario_options(parser)
     add_judge_options(parser, "a language model scores the rollouts of each scenario", default=DEFAULT_JUDGE)
+    add_cost_options(parser)
     parser.add_argument(
         "--evaluate", type=int, default=4, metavar="N",
         help="rollouts of each held-out scenario, before and after (default: 4; 0 for no evaluation)",
@@ -119,11 +116,10 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) < 1:
             raise ConfigError(f"--{option.replace('_', '-')} must be 1 or more, got {getattr(args, option)}")
     try:
-        run_coroutine(_McpRl(console, args, out, args.data_dir.resolve()).run())
+        return run_coroutine(_McpRl(console, args, out, args.data_dir.resolve()).run())
     except KeyboardInterrupt:
         console.print("Stopped. Scenarios and every finished step are kept; the same command continues")
         return 130
-    return 0
 
 
 @dataclass(slots=True)
@@ -135,13 +131,13 @@ class _McpRl:
     out: Path
     data_dir: Path
 
-    async def run(self) -> None:
+    async def run(self) -> int:
         self.out.mkdir(parents=True, exist_ok=True)
         args, clock = self.args, Clock.load(self.out)
         headers, env = read_headers(args.header), read_env(args.server_env)
         model: TrainableModel[Any, Any] = TrainableModel(
             name=args.name, project=args.project, base_model=args.base_model, base_path=str(self.data_dir),
-            settings=model_settings(args), budget_usd=args.judge_budget,
+            settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
         )  # fmt: skip
         with clock.measure("discovering tools"):
             tools, resources = await self._discover(headers, env)
@@ -160,15 +156,10 @@ class _McpRl:
                 args=args, command=command_of(sys.argv[1:]), plan=plan, tools=tools, model=model, clock=clock,
                 step=await model.get_step(),
             )  # fmt: skip
-            try:
-                await self._train(run, task, judge)
-                if args.evaluate:
-                    run.comparison = await self._compare(run, task, GroupScorer(judge, window=len(plan.held_out)))
-            except ArtError as error:
-                run.stopped = error.message
-                raise
-            finally:
-                self._report(run)
+            return await train_and_compare(
+                run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
+                held_out=task.scenarios("test", seed=args.seed, count=len(plan.held_out)),
+            )  # fmt: skip
 
     async def _discover(
         self, headers: dict[str, str], env: dict[str, str]
@@ -204,11 +195,13 @@ class _McpRl:
             url = args.judge_url
         if url is not None:  # its server knows the model without the provider that litellm wants in front
             generator = generator.removeprefix("openai/").removeprefix("hosted_vllm/")
+        # A price that was given is the judge's: of another model litellm has to know it.
+        settings = JudgeSettings(budget=costs) if args.generator else judge_settings(args, JudgeSettings(), costs)
         with self.console.status(f"{generator} writes {args.num_scenarios + args.held_out} scenarios ..."):
             written = await generate_scenarios(
                 tools=tools, resources=resources, num_scenarios=args.num_scenarios + args.held_out,
                 show_preview=False, custom_instructions=args.instructions, generator_model=generator,
-                generator_base_url=url, settings=JudgeSettings(budget=costs),
+                generator_base_url=url, settings=settings,
             )  # fmt: skip
         train, held_out = written.shuffle(args.seed).split(args.num_scenarios)
         plan = save_plan(self.out, args.server, names, generator, train, held_out)
@@ -219,60 +212,6 @@ class _McpRl:
             highlight=False, soft_wrap=True,
         )  # fmt: skip
         return plan
-
-    async def _train(self, run: Run, task: McpTask, judge: Ruler) -> None:
-        defaults = loop_defaults(task.defaults, self.args)
-        # A judge that is down ends the run at its first step, not after many.
-        scorer = GroupScorer(judge, window=defaults.groups_per_step)
-        self.console.print(f"{run.model.get_inference_name()} stands at step {run.step} of {defaults.num_steps}")
-
-        def on_step(report: StepReport) -> None:
-            run.clock.add("rollouts and judging", report.timing.rollout_s)
-            run.clock.add("training", report.timing.train_s)
-            run.clock.add("publishing", report.timing.publish_s)
-            run.step += report.trained
-            line = report.line(task.headline_metric)
-            self.console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
-
-        try:
-            await train_task(
-                run.model, task, defaults, num_steps=defaults.num_steps, seed=self.args.seed, on_step=on_step,
-                score=scorer, max_exceptions=MAX_FAILED,
-            )  # fmt: skip
-            run.step = await run.model.get_step()
-        finally:
-            run.groups_without_scores += scorer.num_faults
-
-    async def _compare(self, run: Run, task: McpTask, scorer: GroupScorer) -> CheckpointComparison:
-        args, step, plan = self.args, run.step, run.plan
-        scenarios = task.scenarios("test", seed=args.seed, count=len(plan.held_out))
-        known = load_comparison(self.out, step=step, rollouts=args.evaluate, scenarios=scenarios)
-        if known is not None:
-            return known
-        with (
-            run.clock.measure("held-out evaluation"),
-            self.console.status(f"{len(scenarios)} held-out scenarios, {args.evaluate} rollouts before and after ..."),
-        ):
-            comparison = await compare_checkpoints(
-                run.model, task, scenarios, before=0, after=step, rollouts=args.evaluate, score=scorer,
-                max_exceptions=MAX_FAILED,
-            )  # fmt: skip
-        save_comparison(self.out, comparison, step=step, rollouts=args.evaluate)
-        for at, side in ((0, "before"), (step, "after")):
-            trajectories = [t for item in comparison.compared for t in getattr(item, side)]
-            await run.model.log(trajectories, split="test", step=at)
-        return comparison
-
-    def _report(self, run: Run) -> None:
-        report = describe_run(run)
-        path = write_report(self.out, report)
-        if report.headline is not None:
-            headline = report.headline
-            self.console.print(
-                f"{headline.measure}: {headline.before.text()} before, [bold]{headline.after.text()}[/bold] after; "
-                f"change {headline.change.text(sign=True)}", highlight=False,
-            )  # fmt: skip
-        self.console.print(f"report  {path}", highlight=False, soft_wrap=True)
 
 
 def name_after(server: str) -> str:

@@ -1,27 +1,21 @@
 """What `art mcp-rl` keeps in its folder, beside the report.
 
 scenarios.json     the scenarios, written once; may be edited
-evaluation.jsonl   the rollouts of the held-out scenarios with their scores, before and after
-seconds.json       wall time by what it was spent on, over all calls
+
+The rest is common to runs with a judge (`judged_run`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from art.comparison import CheckpointComparison, ComparedScenario
+from art.cli.judged_run import write_file
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario
 from art.scenarios.words import words_of
-from art.task import Scenario
-from art.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +42,7 @@ def save_plan(
     sides = {"train": [s.to_dict() for s in train], "held_out": [s.to_dict() for s in held_out]}
     content = {"server": server, "tools": list(tools), "generator": generator, **sides}
     path = out / "scenarios.json"
-    _write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return Plan(path=path, server=server, tools=tools, generator=generator, train=train, held_out=held_out)
 
 
@@ -80,73 +74,3 @@ def load_plan(out: Path) -> Plan | None:
     if both := [scenario.task for scenario in plan.held_out if words_of(scenario.task) in trained]:
         raise ConfigError(f"{path}: {both[0]!r} is trained on, so it cannot be held out too")
     return plan
-
-
-def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int) -> None:
-    head = {
-        "step": step, "rollouts": rollouts, "num_left_out": comparison.num_left_out,
-        "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
-    }  # fmt: skip
-    rows: list[dict[str, Any]] = [head]
-    for item in comparison.compared:
-        sides = {"before": item.before, "after": item.after}
-        rows.append(
-            {"scenario": item.scenario.model_dump(mode="json")}
-            | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
-        )
-    _write(out / "evaluation.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
-def load_comparison(
-    out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario]
-) -> CheckpointComparison | None:
-    """What `save_comparison` wrote for that step and those scenarios; `None` if there is none."""
-    path = out / "evaluation.jsonl"
-    if not path.exists():
-        return None
-    head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    compared = [
-        ComparedScenario(
-            scenario=Scenario.model_validate(row["scenario"]),
-            before=[Trajectory.model_validate(item) for item in row["before"]],
-            after=[Trajectory.model_validate(item) for item in row["after"]],
-        )
-        for row in rows
-    ]
-    same = (head["step"], head["rollouts"]) == (step, rollouts)
-    if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
-        return None
-    return CheckpointComparison(
-        compared=compared, num_left_out=0, num_failed_rollouts=head["num_failed_rollouts"], seconds=head["seconds"]
-    )
-
-
-@dataclass(slots=True)
-class Clock:
-    """Wall time by what it was spent on, over all calls of the command."""
-
-    path: Path
-    seconds: dict[str, float]
-
-    @classmethod
-    def load(cls, out: Path) -> Clock:
-        path = out / "seconds.json"
-        return cls(path, json.loads(path.read_text()) if path.exists() else {})
-
-    def add(self, what: str, seconds: float) -> None:
-        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
-        _write(self.path, json.dumps(self.seconds, indent=2) + "\n")
-
-    @contextlib.contextmanager
-    def measure(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(what, time.perf_counter() - started)
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

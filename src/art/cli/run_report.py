@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import statistics
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ from art.report import (
     estimate,
     estimate_change,
 )
+from art.report.page import duration
 from art.storage.history import means_by_step
 from art.storage.layout import DataDir
-from art.task import Scenario
+from art.task import Scenario, TaskDefaults
 from art.trajectory import Trajectory
 
 NOTE = (
@@ -113,16 +115,16 @@ def _transcript(trajectory: Trajectory, note_of: Callable[[Trajectory], str]) ->
     )
 
 
-def cost_table(run: JudgedRun) -> Table | None:
-    """What the model's ledger knows, over all calls."""
-    totals = run.model.costs.totals()
-    if not totals:
-        return None
-    rows = [
-        [name, f"{spent.prompt_tokens:,}", f"{spent.completion_tokens:,}", f"{spent.usd:.4f}" if spent.usd else ""]
-        for name, spent in totals.items()
-    ]
-    return Table(columns=["what for", "prompt tokens", "completion tokens", "USD"], rows=rows)
+def cost_table(run: JudgedRun) -> Table:
+    """What the ledger of the model has, over all calls."""
+    rows = []
+    for source, amount in run.model.costs.totals().items():
+        usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
+        seconds = duration(amount.seconds) if amount.seconds else ""
+        requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
+        tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
+        rows.append([source, requests, *tokens, seconds, usd])
+    return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
 
 
 def faults_of(run: JudgedRun) -> list[str]:
@@ -143,12 +145,12 @@ def faults_of(run: JudgedRun) -> list[str]:
     return faults or ["Nothing: every group was judged, and no rollout failed in the last call."]
 
 
-def settings_of(run: JudgedRun) -> dict[str, str]:
-    args = run.args
-    defaults = loop_defaults(run.task.defaults, args)
+def settings_of(args: argparse.Namespace, task_defaults: TaskDefaults) -> dict[str, str]:
+    """What a run is repeated with."""
+    defaults = loop_defaults(task_defaults, args)
     return {
         "base model": str(args.base_model),
-        "trained": "all weights" if args.full_finetuning else f"an adapter of rank {args.lora_rank}",
+        "trained": trained_part(args),
         "steps": str(defaults.num_steps),
         "scenarios per step": str(defaults.groups_per_step),
         "rollouts per scenario": str(defaults.rollouts_per_group),
@@ -158,6 +160,10 @@ def settings_of(run: JudgedRun) -> dict[str, str]:
         "seed": str(args.seed),
         "art": f"{art.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
     }
+
+
+def trained_part(args: argparse.Namespace) -> str:
+    return "all weights" if args.full_finetuning else f"an adapter of rank {args.lora_rank}"
 
 
 def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:

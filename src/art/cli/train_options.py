@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from art.cli.cost_options import judge_settings
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.costs import Ledger
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
@@ -24,6 +25,9 @@ def add_loop_options(parser: argparse.ArgumentParser, *, whose: str = "the task'
     parser.add_argument("--learning-rate", type=float, help=f"peak learning rate (default: {whose})")
     parser.add_argument("--groups", type=int, help=f"scenarios per step (default: {whose})")
     parser.add_argument("--rollouts", type=int, help=f"rollouts per scenario (default: {whose})")
+    parser.add_argument(
+        "--rollout-timeout", type=float, metavar="S", help="end a rollout that takes longer, and leave it out"
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +63,6 @@ def add_judge_options(parser: argparse.ArgumentParser, what_for: str, *, default
     judge.add_argument(
         "--judge-rubric", type=Path, metavar="FILE", help="what is good, in prose (default: RULER's own)"
     )
-    judge.add_argument("--judge-budget", type=float, metavar="USD", help="stop when the judge has cost so much")
 
 
 def loop_defaults(defaults: TaskDefaults, args: argparse.Namespace) -> TaskDefaults:
@@ -84,18 +87,17 @@ def judge_rubric(args: argparse.Namespace) -> str:
     return DEFAULT_RUBRIC if args.judge_rubric is None else str(args.judge_rubric.read_text())
 
 
-def make_judge(args: argparse.Namespace, data_dir: Path, costs: Ledger | None = None) -> Ruler:
+def make_judge(args: argparse.Namespace, data_dir: Path, costs: Ledger, *, rubric: str | None = None) -> Ruler:
     """The judge of `--judge`, with its cache in `data_dir`.
 
     Args:
-        costs: of the run, which knows its own budget; by default the judge has one of its own.
+        costs: where its answers are booked.
+        rubric: in place of that of `--judge-rubric`.
     """
-    if costs is None and args.judge_budget is not None:
-        costs = Ledger(args.judge_budget)
     settings = JudgeSettings(
-        passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite",
-        budget=costs,
+        passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite"
     )  # fmt: skip
     return Ruler(
-        args.judge, rubric=judge_rubric(args), extra_litellm_params=params_at(args.judge_url), settings=settings
-    )
+        args.judge, rubric=judge_rubric(args) if rubric is None else rubric,
+        extra_litellm_params=params_at(args.judge_url), settings=judge_settings(args, settings, costs),
+    )  # fmt: skip
