@@ -11,10 +11,10 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards fuzz test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations fuzz test-gpu lint format types bench bench-gpu docs clean
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
 
 $(INSTALLED): pyproject.toml
 	@echo "== Creating $(VENV) and installing ART with the extras local and dev (a few minutes the first time)"
@@ -61,6 +61,22 @@ test-rewards: $(INSTALLED) ## the tests of judges with the real litellm, which t
 	@echo "== Installing the extra rewards and running its tests"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
 	$(BIN)/python -m pytest tests/unit/rewards $(ARGS)
+
+# Packages of the extra `local` that the server needs, without torch: environments of other libraries are checked over HTTP.
+SERVED := pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 numpy orjson renderers safetensors tokenizers transformers uvicorn uvloop
+
+.venv-%/.installed: pyproject.toml
+	@echo "== Creating .venv-$* and installing the extra $* into it"
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]' $(SERVED)
+	@touch $@
+
+test-integrations: $(INSTALLED) .venv-verifiers/.installed .venv-openenv/.installed ## integrations with the real libraries, verifiers and OpenEnv in environments of their own
+	@echo "== Running the tests of integrations"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
+	$(BIN)/python -m pytest tests/unit/integrations tests/unit/test_langgraph.py $(ARGS)
+	.venv-verifiers/bin/python -m pytest tests/unit/integrations/test_verifiers.py $(ARGS)
+	.venv-openenv/bin/python -m pytest tests/unit/integrations/test_openenv.py $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

@@ -16,23 +16,27 @@ from art.tasks.search_emails import FOUND_BONUS, NO_IDEA, OUTCOMES, READ_BONUS, 
 MAX_MESSAGES = 14
 
 
-def build_agent(desk: Desk) -> Any:
+def make_tools(desk: Desk) -> list[Any]:
     @tool
     async def search_emails(keywords: list[str]) -> str:
-        """Find emails that have all the keywords; gives subject, id and sender of each."""
+        """Find emails by keywords."""
         return desk.call("search_emails", json.dumps({"keywords": keywords}))
 
     @tool
     async def read_email(message_id: int) -> str:
-        """The text of the email with this id."""
+        """Read an email."""
         return desk.call("read_email", json.dumps({"message_id": message_id}))
 
     @tool
     async def return_final_answer(answer: str) -> str:
-        """Give the answer, which ends the work."""
+        """Answer."""
         return desk.call("return_final_answer", json.dumps({"answer": answer}))
 
-    tools = [search_emails, read_email, return_final_answer]
+    return [search_emails, read_email, return_final_answer]
+
+
+def build_agent(desk: Desk) -> Any:
+    tools = make_tools(desk)
     chat = init_chat_model("gpt-4.1", max_tokens=80).bind_tools(tools)
 
     async def think(state: MessagesState) -> dict[str, Any]:

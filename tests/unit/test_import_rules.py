@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str] | None] = {
     },
     "server": {"runtime", "gateway", "storage", "protocol", "config", "errors"},
     "backends": {"backend", "client", "config", "protocol", "storage", "errors"},
-    "integrations": {"capture", "model", "trajectory", "utils", "errors"},
+    "integrations": {"capture", "model", "task", "trajectory", "utils", "errors"},
     "langgraph": {"integrations"},
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 
 import art
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         else:
             subparsers.add_parser(name, help=summary)
     args = parser.parse_args(arguments)
+    if argv is None:
+        sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
     try:
         status: int = args.run(args)

@@ -1,6 +1,6 @@
 """The server's inside: where gateway, engines, trainers and storage meet.
 
-    chat request  --> Gateway --resolve--> Runtime (which policy, which engine) --> engine process
+    chat request  --> Gateway --resolve--> PolicyResolver (which policy, which engine) --> engine process
     train request --> Runtime: resolve trajectories (samples) --> JobRunner --> trainer process --> publish --> engine
     process
 
@@ -21,7 +21,6 @@ from art.config import ServerConfig
 from art.config.base_models import resolve_base_model
 from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.gateway.recorder import Recorder
 from art.gateway.retention import forget_regularly
 from art.gateway.rollout_store import RolloutStore
@@ -58,6 +57,7 @@ from art.runtime.readiness import find_obstacles
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
 from art.runtime.registry import RegisteredModel, Registry
 from art.runtime.report import write_report
+from art.runtime.resolver import PolicyResolver
 from art.runtime.samples import exchange_ids, resolve
 from art.runtime.sft import sft_samples
 from art.runtime.training_jobs import TrainingWork
@@ -89,7 +89,7 @@ class Runtime:
         self._models: dict[str, RegisteredModel] = {}
         self._hosts = Hosts(self.data_dir, config)
         self._preflight = Preflight() if config.preflight else None
-        self._policies: dict[str, PolicyRef] = {}
+        self._resolver = PolicyResolver(self.data_dir, self._models, self._find)
         self._register_lock = asyncio.Lock()
         self._job_store = JobStore(
             self._database,
@@ -117,7 +117,7 @@ class Runtime:
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
         self._background: list[asyncio.Task[None]] = []
         self._retention_s = config.record_retention_s
-        self.gateway = Gateway(self, self._recorder)
+        self.gateway = Gateway(self._resolver, self._recorder)
 
     async def start(self) -> None:
         """
@@ -237,7 +237,7 @@ class Runtime:
         """Exchange all but the step: a job may have published one meanwhile."""
         current = self._models.get(model.key, model)
         self._models[model.key] = dataclasses.replace(model, step=current.step)
-        self._policies.clear()
+        self._resolver.forget()
 
     async def list_models(self) -> list[ModelStatus]:
         return [self._status(model) for model in self._models.values()]
@@ -290,7 +290,7 @@ class Runtime:
         plan = await asyncio.to_thread(plan_request)
         samples = plan.samples
         if (teacher := teacher_name(request.config)) is not None:
-            samples = await ask_teacher(await self.resolve(teacher), self._hosts.of(model).engine, samples)
+            samples = await ask_teacher(await self._resolver.resolve(teacher), self._hosts.of(model).engine, samples)
         call = {
             "samples": samples,
             "config": request.config.model_dump(),
@@ -364,65 +364,6 @@ class Runtime:
         """Which processes run, and who waits for whom, with stacks; see `report.py`."""
         return await write_report(self._hosts.processes(), self._jobs.describe())
 
-    # -- resolving a request's model, for the gateway ----------------------------------------------------------------
-
-    def is_ready(self, policy: PolicyRef) -> bool:
-        """Whether it can be sampled from right now."""
-        _, host = self._find(policy.project, policy.name)
-        return policy.adapter is None or host.is_loaded(policy.adapter)
-
-    def resolve_ready(self, model: str) -> PolicyRef | None:
-        """The policy behind a model name if it can be sampled from right now."""
-        policy = self._policies.get(model)
-        return policy if policy is not None and self.is_ready(policy) else None
-
-    async def resolve(self, model: str) -> PolicyRef:
-        """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
-
-        Raises:
-            NotFoundError: unknown model or step, or a bare name that two projects share.
-        """
-        wanted = parse_model_name(model)
-        key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
-        registered, host = self._find(*key)
-        step = registered.step if wanted.step is None else wanted.step
-        checkpoint = self._checkpoint(registered, step)
-        if step > registered.step or not checkpoint.exists():
-            raise NotFoundError(
-                f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
-                param="model",
-            )
-        if host.one_policy:
-            step = await self._only_step(registered, host, wanted.step)
-        adapter_id = registered.adapter_id(step)
-        if not host.one_policy:
-            await host.load(adapter_id, checkpoint)
-        policy = PolicyRef(
-            engine=host.engine,
-            renderer=await host.renderer(),
-            adapter=adapter_id,
-            project=registered.project,
-            name=registered.name,
-            policy_version=step,
-            max_context=(await host.engine_info()).max_context,
-        )
-        if self._models.get(registered.key) is registered:  # else a step was published meanwhile: look again next time
-            self._policies[model] = policy
-        return policy
-
-    async def _only_step(self, model: RegisteredModel, host: BaseModelHost, wanted: int | None) -> int:
-        """The step that the engine holds. That may be the one that a job has published and not recorded yet: what is
-        sampled now is of that step."""
-        newest = self._checkpoint(model, model.step)
-        step = int((await host.ensure(model.adapter_id(model.step), newest)).rpartition("@")[2])
-        if wanted not in (None, step):
-            raise NotFoundError(
-                f'{model.key}@{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
-                f'{step}. Ask for {model.key!r}; older steps beside it need `weights="lora"` or the embedded engine',
-                param="model",
-            )
-        return step
-
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _model(self, project: str, name: str) -> RegisteredModel:
@@ -440,7 +381,7 @@ class Runtime:
 
     def _on_published(self, model: RegisteredModel, step: int) -> None:
         self._models[model.key] = dataclasses.replace(self._models[model.key], step=step)
-        self._policies.clear()
+        self._resolver.forget()
 
     def _checkpoint(self, model: RegisteredModel, step: int) -> Path:
         return self.data_dir.model(model.project, model.name).checkpoint(step)

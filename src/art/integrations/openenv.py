@@ -1,0 +1,257 @@
+"""Environments that are served by OpenEnv as tasks: an observation is a message, an action is a tool call.
+
+    task = OpenEnvTask("http://127.0.0.1:8000")                        # art train my_module:task
+    trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
+
+An environment with tools (an `MCPEnvironment`) offers the model those. Any other offers one tool, `act`, whose
+parameters are the environment's action. Needs the extra `openenv`, of openenv 0.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from art.errors import ConfigError, ToolServerError
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+INSTALL = "pip install 'agent-reinforcement-trainer[openenv]'"
+SYSTEM = "You act in an environment by calling tools. Each result is what you observe next."
+ACT = "act"
+_MAX_SEED = 2**31
+"""Above what common generators of random numbers take."""
+_BEGIN = "Begin."
+"""Said where an environment shows nothing at first."""
+_CONNECT_TIMEOUT_S = 30.0
+
+
+class OpenEnvTask(Task):
+    """
+    A scenario's seed and `inputs` are the arguments of the environment's `reset`, so rollouts of a group begin alike.
+    The reward is the sum over the steps. Override `scenarios` for an environment that numbers its tasks.
+
+    Metrics: `done`, `num_turns`, `num_actions`, `num_invalid_actions`. `metadata["ending"]` is `done`, `out_of_turns`,
+    `no_action` (an answer without a call), `cut_short` (an answer was too long) or `context_full`; all but the first
+    are the policy's fault and keep the reward so far.
+    """
+
+    name: ClassVar[str] = "openenv"
+    description: ClassVar[str] = "an environment of OpenEnv"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=1e-5, num_steps=100)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        system_prompt: str = SYSTEM,
+        max_turns: int = 20,
+        max_sessions: int = 8,
+        headers: Mapping[str, str] | None = None,
+        request: Mapping[str, Any] | None = None,
+        show: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """
+        Args:
+            url: of the environment's server.
+            max_turns: answers of the model.
+            max_sessions: rollouts at once. At most the server's `max_concurrent_envs`, which is 1 unless set.
+            headers: of the connection; for keys.
+            request: further arguments of each request to the model: `max_completion_tokens`, ... The temperature is 1
+                unless given.
+            show: the text of an observation; by default its only text, or JSON.
+
+        Raises:
+            ConfigError: openenv is missing, or a limit is below 1.
+        """
+        if max_turns < 1 or max_sessions < 1:
+            raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_sessions=}")
+        self._client_class = _load_client()
+        self._url, self._headers = url.rstrip("/"), dict(headers or {})
+        self._system_prompt, self._max_turns, self._max_sessions = system_prompt, max_turns, max_sessions
+        self._request = {"temperature": 1.0, **(request or {})}
+        self._show = show or show_observation
+        self._action: dict[str, Any] | None = None
+        """JSON schema of an action, once asked for."""
+        self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        return [self.scenario(split, seed, index, {}) for index in range(count)]
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """
+        Raises:
+            ToolServerError: the environment is gone, full or failed. An action that it does not take does not raise.
+        """
+        gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._max_sessions))
+        async with gate, AsyncExitStack() as stack:
+            env = self._client_class(self._url, headers=self._headers or None)
+            await self._ask(stack.enter_async_context(env))
+            first = await self._ask(env.reset(seed=scenario.seed % _MAX_SEED, **scenario.inputs))
+            seat = _Seat(env=env, show=self._show, tools=await self._find_tools(env))
+            trajectory = Trajectory(
+                messages_and_choices=[
+                    {"role": "system", "content": self._system_prompt},
+                    {"role": "user", "content": self._show(first.observation) or _BEGIN},
+                ],
+                tools=list(seat.tools.values()),
+                reward=float(first.reward or 0.0),
+                metadata={"scenario_id": scenario.id},
+                metrics={"num_turns": 0, "num_actions": 0, "num_invalid_actions": 0},
+            )  # fmt: skip
+            ending = "done" if first.done else "out_of_turns"
+            while ending == "out_of_turns" and trajectory.metrics["num_turns"] < self._max_turns:
+                seed = derive_seed(scenario.seed, rollout_index, int(trajectory.metrics["num_turns"]))
+                ending = await self._turn(model, step, seed, trajectory, seat) or ending
+        trajectory.metrics["done"] = float(ending == "done")
+        trajectory.metadata |= {"outcome": "ok" if ending == "done" else "policy_fault", "ending": ending}
+        return trajectory.finish()
+
+    async def _turn(
+        self, model: Model[Any, Any], step: int | None, seed: int, trajectory: Trajectory, seat: _Seat
+    ) -> str | None:
+        """One answer and its actions; how the rollout ended, if it did."""
+        request: dict[str, Any] = {"seed": seed, **self._request}
+        try:
+            completion = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(step),
+                messages=trajectory.messages(),
+                tools=trajectory.tools or [],
+                **request,
+            )
+        except Exception as error:
+            if getattr(error, "code", None) == "context_length_exceeded" and trajectory.metrics["num_turns"]:
+                return "context_full"
+            raise
+        choice: Any = completion.choices[0]
+        trajectory.messages_and_choices.append(choice)
+        trajectory.metrics["num_turns"] += 1
+        if choice.finish_reason == "length":
+            return "cut_short"
+        for call in choice.message.tool_calls or ():
+            text, reward, is_done = await self._act(seat, trajectory, call.function)
+            trajectory.reward += reward
+            trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})
+            if is_done:
+                return "done"
+        return None if choice.message.tool_calls else "no_action"
+
+    async def _act(self, seat: _Seat, trajectory: Trajectory, function: Any) -> tuple[str, float, bool]:
+        """What the action shows and earns, and whether it ended the episode."""
+        trajectory.metrics["num_actions"] += 1
+        try:
+            action = seat.to_action(function.name, function.arguments)
+            result = await self._ask(seat.env.step(action))
+        except _InvalidActionError as error:
+            trajectory.metrics["num_invalid_actions"] += 1
+            return f"Error: {error}", 0.0, False
+        return seat.show(result.observation), float(result.reward or 0.0), bool(result.done)
+
+    async def _find_tools(self, env: Any) -> dict[str, Any]:
+        """Tools by name, as a request lists them."""
+        if self._action is None:
+            async with httpx2.AsyncClient(headers=self._headers, timeout=_CONNECT_TIMEOUT_S) as http:
+                answer = await self._ask(http.get(f"{self._url}/schema"))
+            if answer.status_code != 200:
+                raise ToolServerError(f"{self._url}/schema answered with HTTP status {answer.status_code}")
+            self._action = answer.json()["action"]
+        properties = {name: part for name, part in self._action.get("properties", {}).items() if name != "metadata"}
+        if properties and not _is_tool_call(properties):
+            return {ACT: _tool(ACT, self._action.get("description", ""), {**self._action, "properties": properties})}
+        listed = (await self._ask(env.step({"type": "list_tools"}))).observation["tools"]
+        return {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in listed}
+
+    async def _ask(self, question: Any) -> Any:
+        """
+        Raises:
+            _InvalidActionError: the environment does not take the action.
+            ToolServerError: anything else.
+        """
+        try:
+            return await question
+        except Exception as error:
+            if "(code: VALIDATION_ERROR)" in str(error):
+                raise _InvalidActionError("the environment does not take this action") from error
+            hint = (
+                "; start the server with a larger `max_concurrent_envs`, or pass a smaller `max_sessions`"
+                if "CAPACITY_REACHED" in str(error)
+                else ""
+            )
+            what = f"{type(error).__name__}: {error}"
+            raise ToolServerError(f"the environment at {self._url} failed: {what}{hint}") from error
+
+
+class _InvalidActionError(Exception):
+    """The model is told."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One rollout's place in the environment."""
+
+    env: Any
+    show: Callable[[dict[str, Any]], str]
+    tools: dict[str, Any] = field(default_factory=dict)
+
+    def to_action(self, name: str, arguments: str) -> dict[str, Any]:
+        try:
+            given = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise _InvalidActionError(f"the arguments of {name} are no JSON: {error}") from error
+        if name not in self.tools or not isinstance(given, dict):
+            raise _InvalidActionError(f"there is no tool {name} with such arguments; there are {', '.join(self.tools)}")
+        return given if list(self.tools) == [ACT] else {"type": "call_tool", "tool_name": name, "arguments": given}
+
+
+def show_observation(observation: dict[str, Any]) -> str:
+    """The only text of an observation, or JSON of what it holds; of a tool's result, its text.
+
+    Example: {"board": "X..", "metadata": {}} is `X..`, {"board": "X..", "moves": [1, 2]} is JSON, {} is ``.
+    """
+    if "tool_name" in observation:
+        if observation.get("error"):
+            return f"Error: {observation['error'].get('message', observation['error'])}"
+        return _text_of(observation.get("result"))
+    held = {
+        key: value
+        for key, value in observation.items()
+        if key not in ("done", "reward", "metadata") and value not in (None, "", [], {})
+    }
+    return _text_of(next(iter(held.values()))) if len(held) == 1 else json.dumps(held) if held else ""
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, dict) and isinstance(value.get("content"), list):  # of MCP
+        texts = [part["text"] for part in value["content"] if isinstance(part, dict) and "text" in part]
+        if texts:
+            return "\n".join(texts)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_tool_call(properties: Mapping[str, Any]) -> bool:
+    return {"tool_name", "arguments"} <= properties.keys()
+
+
+def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    schema = {key: value for key, value in parameters.items() if key not in ("title", "description")}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def _load_client() -> Any:
+    try:
+        from openenv.core.generic_client import GenericEnvClient
+    except ImportError as error:
+        raise ConfigError(f"environments of OpenEnv need openenv 0.10 or later: {INSTALL}") from error
+    return GenericEnvClient

@@ -1,0 +1,90 @@
+"""From the name of a model in a request to the policy that answers it, and the engine that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from art.errors import NotFoundError
+from art.gateway.policies import PolicyRef, find_model, parse_model_name
+from art.runtime.host import BaseModelHost
+from art.runtime.registry import RegisteredModel
+from art.storage.layout import DataDir
+
+Find: TypeAlias = Callable[[str, str], tuple[RegisteredModel, BaseModelHost]]
+"""Of project and name. Raises `NotFoundError`."""
+
+
+class PolicyResolver:
+    """The gateway's `ModelResolver`. Remembers what it found until `forget`."""
+
+    def __init__(self, data_dir: DataDir, models: Mapping[str, RegisteredModel], find: Find) -> None:
+        """
+        Args:
+            models: all that are registered, by `project/name`; what is put there later is seen.
+        """
+        self._data_dir = data_dir
+        self._models = models
+        self._find = find
+        self._policies: dict[str, PolicyRef] = {}
+
+    def forget(self) -> None:
+        """A step was published, or a model has new settings."""
+        self._policies.clear()
+
+    def is_ready(self, policy: PolicyRef) -> bool:
+        """Whether it can be sampled from right now."""
+        _, host = self._find(policy.project, policy.name)
+        return policy.adapter is None or host.is_loaded(policy.adapter)
+
+    def resolve_ready(self, model: str) -> PolicyRef | None:
+        """The policy behind a model name if it can be sampled from right now."""
+        policy = self._policies.get(model)
+        return policy if policy is not None and self.is_ready(policy) else None
+
+    async def resolve(self, model: str) -> PolicyRef:
+        """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
+
+        Raises:
+            NotFoundError: unknown model or step, or a bare name that two projects share.
+        """
+        wanted = parse_model_name(model)
+        key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
+        registered, host = self._find(*key)
+        step = registered.step if wanted.step is None else wanted.step
+        checkpoint = self._data_dir.model(*key).checkpoint(step)
+        if step > registered.step or not checkpoint.exists():
+            raise NotFoundError(
+                f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
+                param="model",
+            )
+        if host.one_policy:
+            step = await self._only_step(registered, host, wanted.step)
+        adapter_id = registered.adapter_id(step)
+        if not host.one_policy:
+            await host.load(adapter_id, checkpoint)
+        policy = PolicyRef(
+            engine=host.engine,
+            renderer=await host.renderer(),
+            adapter=adapter_id,
+            project=registered.project,
+            name=registered.name,
+            policy_version=step,
+            max_context=(await host.engine_info()).max_context,
+        )
+        if self._models.get(registered.key) is registered:  # else a step was published meanwhile: look again next time
+            self._policies[model] = policy
+        return policy
+
+    async def _only_step(self, model: RegisteredModel, host: BaseModelHost, wanted: int | None) -> int:
+        """The step that the engine holds. That may be the one that a job has published and not recorded yet: what is
+        sampled now is of that step."""
+        newest = self._data_dir.model(model.project, model.name).checkpoint(model.step)
+        step = int((await host.ensure(model.adapter_id(model.step), newest)).rpartition("@")[2])
+        if wanted not in (None, step):
+            raise NotFoundError(
+                f'{model.key}@{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
+                f'{step}. Ask for {model.key!r}; older steps beside it need `weights="lora"` or the embedded engine',
+                param="model",
+            )
+        return step
