@@ -34,7 +34,7 @@ from art.cli.train_options import (
 )
 from art.comparison import CheckpointComparison, compare_checkpoints
 from art.costs import Ledger
-from art.errors import ArtError, ConfigError
+from art.errors import ConfigError
 from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
 from art.model import TrainableModel
 from art.report import write_report
@@ -164,9 +164,15 @@ class _McpRl:
                 await self._train(run, task, judge)
                 if args.evaluate:
                     run.comparison = await self._compare(run, task, GroupScorer(judge, window=len(plan.held_out)))
-            except ArtError as error:
-                run.stopped = error.message
-                raise
+            except Exception as error:
+                run.stopped = str(error)
+                if getattr(error, "code", None) != "context_length_exceeded":
+                    raise
+                # Only what a rollout begins with raises; what the policy adds to it is the policy's fault.
+                raise ConfigError(
+                    f"the descriptions of {len(tools)} tools and a task do not fit the model's context; leave some out "
+                    f"with --tools, raise --max-context, or take another model. The model's server says: {error}"
+                ) from error
             finally:
                 self._report(run)
 
