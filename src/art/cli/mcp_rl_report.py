@@ -66,8 +66,8 @@ def describe_run(run: Run) -> Report:
         title=f"{run.model.name}: an agent for {len(run.tools)} tools",
         summary=(
             f"{Path(args.base_model).name} ({trained}) after {run.step} steps of reinforcement learning with the tools "
-            f"of {args.server}. {plan.generator} wrote the scenarios, and {args.judge} judged the rollouts (RULER); there "
-            "were no labels."
+            f"of {args.server}. {plan.generator} wrote the scenarios, and {args.judge} judged the rollouts (RULER); "
+            "there were no labels."
         ),
         headline=_headline(run.comparison, args.evaluate),
         curves=_curves(run),
