@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from art.backends.local import LocalBackend
+from art.cli.cost_options import EXIT_BUDGET, add_cost_options, prices_of
 from art.cli.event_loop import run_coroutine
 from art.cli.mcp_rl_files import Clock, Plan, load_comparison, load_plan, save_comparison, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
@@ -34,7 +35,7 @@ from art.cli.train_options import (
 )
 from art.comparison import CheckpointComparison, compare_checkpoints
 from art.costs import Ledger
-from art.errors import ConfigError
+from art.errors import BudgetError, ConfigError
 from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
 from art.model import TrainableModel
 from art.report import write_report
@@ -43,8 +44,6 @@ from art.rewards.ruler import DEFAULT_JUDGE
 from art.training_loop import StepReport, train_task
 
 PREVIEW = 5
-MAX_FAILED = 0.25
-"""Share of the rollouts of a step that may fail, by the tool server or the model's, before the run ends."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_server_options(parser)
     _add_scenario_options(parser)
     add_judge_options(parser, "a language model scores the rollouts of each scenario", default=DEFAULT_JUDGE)
+    add_cost_options(parser)
     parser.add_argument(
         "--evaluate", type=int, default=4, metavar="N",
         help="rollouts of each held-out scenario, before and after (default: 4; 0 for no evaluation)",
@@ -97,6 +97,9 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         "--max-completion-tokens", type=int, metavar="N", help="of one answer (default: what fits the context)"
     )
     group.add_argument(
+        "--rollout-timeout", type=float, metavar="S", help="end a rollout that takes longer, and leave it out"
+    )
+    group.add_argument(
         "--max-concurrent", type=int, default=16, metavar="N",
         help="rollouts at once, each with its own connection or process (default: 16)",
     )  # fmt: skip
@@ -123,6 +126,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print("Stopped. Scenarios and every finished step are kept; the same command continues")
         return 130
+    except BudgetError as error:
+        console.print(f"Stopped: {error}. Every finished step is kept", highlight=False, soft_wrap=True)
+        return EXIT_BUDGET
     return 0
 
 
@@ -141,7 +147,7 @@ class _McpRl:
         headers, env = read_headers(args.header), read_env(args.server_env)
         model: TrainableModel[Any, Any] = TrainableModel(
             name=args.name, project=args.project, base_model=args.base_model, base_path=str(self.data_dir),
-            settings=model_settings(args), budget_usd=args.judge_budget,
+            settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
         )  # fmt: skip
         with clock.measure("discovering tools"):
             tools, resources = await self._discover(headers, env)
@@ -243,7 +249,7 @@ class _McpRl:
         try:
             await train_task(
                 run.model, task, defaults, num_steps=defaults.num_steps, seed=self.args.seed, on_step=on_step,
-                score=scorer, max_exceptions=MAX_FAILED,
+                score=scorer, rollout_timeout_s=self.args.rollout_timeout,
             )  # fmt: skip
             run.step = await run.model.get_step()
         finally:
@@ -261,7 +267,7 @@ class _McpRl:
         ):
             comparison = await compare_checkpoints(
                 run.model, task, scenarios, before=0, after=step, rollouts=args.evaluate, score=scorer,
-                max_exceptions=MAX_FAILED,
+                rollout_timeout_s=args.rollout_timeout,
             )  # fmt: skip
         save_comparison(self.out, comparison, step=step, rollouts=args.evaluate)
         for at, side in ((0, "before"), (step, "after")):

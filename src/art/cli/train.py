@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from art.backends.local import LocalBackend
+from art.cli.cost_options import EXIT_BUDGET, add_cost_options, prices_of, show_costs
 from art.cli.event_loop import run_coroutine
 from art.cli.tiny_model import build_with_progress
 from art.cli.train_options import (
@@ -20,10 +23,13 @@ from art.cli.train_options import (
     make_judge,
     model_settings,
 )
+from art.errors import BudgetError
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Task, get_task
 from art.training_loop import StepReport, evaluate, train_task
+
+LAST_BOOKING_S = 3.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,6 +45,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_model_options(parser)
     add_judge_options(
         parser, "a language model scores the rollouts of each scenario, in place of the task's own reward"
+    )
+    add_cost_options(parser)
+    parser.add_argument(
+        "--rollout-timeout", type=float, metavar="S", help="end a rollout that takes longer, and leave it out"
     )
     parser.add_argument(
         "--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)"
@@ -59,17 +69,16 @@ def run(args: argparse.Namespace) -> int:
             build_with_progress(console, path, task=task.name, seed=args.seed, head_dim=head_dim)
         args.base_model = str(path)
     try:
-        run_coroutine(_train(console, task, args, data_dir))
+        return run_coroutine(_train(console, task, args, data_dir))
     except KeyboardInterrupt:
         console.print("Stopped. Every finished step is kept; the same command continues")
         return 130
-    return 0
 
 
-async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> None:
+async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> int:
     started = time.perf_counter()
-    defaults = loop_defaults(task.defaults, args)
-    scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir))
+    defaults, prices = loop_defaults(task.defaults, args), prices_of(args)
+    summary: dict[str, object] = {"task": task.name, "seed": args.seed, "stopped": None}
     async with LocalBackend(path=data_dir) as backend:
         model = TrainableModel(
             name=args.name or f"{task.name}-seed{args.seed}",
@@ -77,31 +86,52 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
             base_model=args.base_model,
             base_path=str(data_dir),
             settings=model_settings(args),
+            prices=prices,
+            budget_usd=args.budget,
         )
         await model.register(backend)
         console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
+        reports: list[StepReport] = []
+        scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir, model.costs))
 
         def on_step(report: StepReport) -> None:
+            reports.append(report)
             console.print(
                 f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False, soft_wrap=True
             )
 
-        reports = await train_task(
-            model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step,
-            score=scorer,
-        )  # fmt: skip
-        summary: dict[str, object] = {
-            "task": task.name, "seed": args.seed, "step": await model.get_step(),
-            "rewards": [report.reward for report in reports],
-        }  # fmt: skip
-        if args.evaluate:
-            evaluation = await evaluate(model, task, count=args.evaluate, seed=args.seed)
-            low, high = evaluation.interval
-            console.print(
-                f"{task.headline_metric} on {args.evaluate} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} to "
-                f"{high:.3f})"
-            )
-            summary |= {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}
+        try:
+            await train_task(
+                model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step,
+                score=scorer, rollout_timeout_s=args.rollout_timeout,
+            )  # fmt: skip
+            if args.evaluate:
+                summary |= await _evaluate(console, model, task, args)
+        except BudgetError as error:
+            summary["stopped"] = "budget"
+            console.print(f"Stopped at step {await model.get_step()}: {error}. Every finished step is kept",
+                          highlight=False, soft_wrap=True)  # fmt: skip
+        finally:
+            with contextlib.suppress(TimeoutError):  # a server that has died with Ctrl-C is not waited for
+                async with asyncio.timeout(LAST_BOOKING_S):
+                    await model.book_costs()
+            show_costs(console, model.costs)
+        summary |= {"step": await model.get_step(), "rewards": [report.reward for report in reports]}
+        summary["costs"] = model.costs.summary()
     summary["wall_s"] = time.perf_counter() - started
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return EXIT_BUDGET if summary["stopped"] else 0
+
+
+async def _evaluate(console: Console, model: TrainableModel, task: Task, args: argparse.Namespace) -> dict[str, object]:
+    evaluation = await evaluate(
+        model, task, count=args.evaluate, seed=args.seed, rollout_timeout_s=args.rollout_timeout
+    )  # fmt: skip
+    await model.log(evaluation.trajectories, split="test")
+    low, high = evaluation.interval
+    console.print(
+        f"{task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} "
+        f"to {high:.3f})"
+    )
+    return {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}

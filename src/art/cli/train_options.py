@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from art.cli.cost_options import judge_settings
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.costs import Ledger
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
@@ -59,7 +60,6 @@ def add_judge_options(parser: argparse.ArgumentParser, what_for: str, *, default
     judge.add_argument(
         "--judge-rubric", type=Path, metavar="FILE", help="what is good, in prose (default: RULER's own)"
     )
-    judge.add_argument("--judge-budget", type=float, metavar="USD", help="stop when the judge has cost so much")
 
 
 def loop_defaults(defaults: TaskDefaults, args: argparse.Namespace) -> TaskDefaults:
@@ -84,18 +84,10 @@ def judge_rubric(args: argparse.Namespace) -> str:
     return DEFAULT_RUBRIC if args.judge_rubric is None else str(args.judge_rubric.read_text())
 
 
-def make_judge(args: argparse.Namespace, data_dir: Path, costs: Ledger | None = None) -> Ruler:
-    """The judge of `--judge`, with its cache in `data_dir`.
-
-    Args:
-        costs: of the run, which knows its own budget; by default the judge has one of its own.
-    """
-    if costs is None and args.judge_budget is not None:
-        costs = Ledger(args.judge_budget)
-    settings = JudgeSettings(
-        passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite",
-        budget=costs,
-    )  # fmt: skip
+def make_judge(args: argparse.Namespace, data_dir: Path, ledger: Ledger) -> Ruler:
+    """The judge of `--judge`, with its cache in `data_dir`; it books in `ledger`, whose budget is its own."""
+    settings = JudgeSettings(passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite")
     return Ruler(
-        args.judge, rubric=judge_rubric(args), extra_litellm_params=params_at(args.judge_url), settings=settings
-    )
+        args.judge, rubric=judge_rubric(args), extra_litellm_params=params_at(args.judge_url),
+        settings=judge_settings(args, settings, ledger),
+    )  # fmt: skip
