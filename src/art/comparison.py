@@ -12,12 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from art.faults import FaultWatch
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
 
+MAX_FAULT_RATE = 0.5
 CHECKPOINT = "compared_checkpoint"
 """Metadata of a rollout: the step that it acted with. Judges are shown messages and tools, never metadata."""
 SCENARIO = "compared_scenario"
@@ -58,17 +60,15 @@ async def compare_checkpoints(
     after: int,
     rollouts: int,
     score: GroupScorer,
-    max_exceptions: float = 0,
+    rollout_timeout_s: float | None = None,
 ) -> CheckpointComparison:
     """`rollouts` with each of the two steps on every scenario; those of a pair draw the same random numbers.
 
     Args:
         score: judges the rollouts of both steps as one group; a group that it drops is left out, and counted.
-        max_exceptions: failed rollouts to tolerate; below 1 it is a share.
 
     Raises:
-        JudgeError: too many groups got no scores.
-        Exception: of a rollout, if more failed than that.
+        FaultRateError: more than half of the rollouts failed, or of the groups that `score` watches.
     """
     started = time.perf_counter()
 
@@ -84,7 +84,8 @@ async def compare_checkpoints(
         ],
         pbar_desc=None,
         after_each=score,
-        max_exceptions=max_exceptions,
+        faults=FaultWatch(MAX_FAULT_RATE, window=2 * rollouts * len(scenarios)),
+        rollout_timeout_s=rollout_timeout_s,
     )
     by_id = {scenario.id: scenario for scenario in scenarios}
     compared = []

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from art.cli.main import main
 from art.testing.judge import ScriptedJudge
-from art.testing.scripted_server import Reply, ScriptedServer
+from art.testing.scripted_server import Reply, ScriptedServer, failure
+from art.testing.tiny.build import build_tiny_model
 
 pytest.importorskip("mcp")
 pytest.importorskip("litellm")
@@ -39,50 +41,81 @@ def server(practice: Any) -> Iterator[str]:
         yield url
 
 
-def says_yes(trajectory: dict[str, Any]) -> tuple[float, str]:
-    """What the model of these tests can learn: it says yes, no or maybe, whatever it is asked."""
-    said = str(trajectory["messages"][-1]["content"]).lower()
-    return (0.9, "It says yes.") if "yes" in said else (0.2, "It does not say yes.")
+def short_is_good(trajectory: dict[str, Any]) -> tuple[float, str]:
+    """A standard that rollouts of an untrained model differ in."""
+    length = len(json.dumps(trajectory["messages"]))
+    return 1 / (1 + length / 100), f"It has {length} characters."
 
 
-def test_one_command(practice: Any, server: str, tiny_model: Path, tmp_path: Path) -> None:
-    inventory = practice.Inventory()
-    judge = ScriptedJudge(says_yes)
-    down = {"is": True}
+@pytest.fixture
+def untrained(practice: Any, tmp_path: Path) -> Path:
+    """A model that says anything; it has 1024 tokens of context, which the descriptions of 7 tools exceed."""
+    play = practice.Inventory().warm_start_conversations(random.Random(0), 50)
+    return Path(build_tiny_model(tmp_path / "model", conversations=play, warm_start_steps=0))
 
-    def reply(body: dict[str, Any]) -> Reply:
-        asks_for_scenarios = body["response_format"]["json_schema"]["name"] == "scenarios"
-        if down["is"] and not asks_for_scenarios:
-            return 401, {"error": {"message": "no such key", "code": None}}
-        return inventory.reply(body) if asks_for_scenarios else judge.answer(body)
 
-    out = tmp_path / "out"
-    with ScriptedServer(reply) as scripted:
-        command = [
-            "mcp-rl", server, "--model", str(tiny_model), "--name", "shop", "--tools", "get_product", "--judge",
-            "openai/judge", "--judge-url", scripted.base_url, "--num-scenarios", "4", "--held-out", "3", "--groups",
-            "3", "--rollouts", "4", "--evaluate", "2", "--steps", "1", "--learning-rate", "1e-3", "--out", str(out),
-            "--data-dir", str(tmp_path / "data"), "--max-completion-tokens", "8",
-        ]  # fmt: skip
-        assert main(command) == 1, "a judge that is down ends the run"
-        stopped = json.loads((out / "report.json").read_text())
-        assert "no such key" in stopped["faults"][0]
-        assert stopped["headline"] is None
-        plan = json.loads((out / "scenarios.json").read_text())
-        assert (plan["tools"], len(plan["train"]), len(plan["held_out"])) == (["get_product"], 4, 3)
-        plan["held_out"][0]["task"] = "What is the price of a desk, please?"
-        (out / "scenarios.json").write_text(json.dumps(plan))
-        down["is"] = False
-        assert main(command) == 0
-    report = json.loads((out / "report.json").read_text())
+class Script:
+    """Writes scenarios, and judges unless it is down."""
+
+    def __init__(self, inventory: Any) -> None:
+        self.inventory, self.judge, self.is_down = inventory, ScriptedJudge(short_is_good), False
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        if body["response_format"]["json_schema"]["name"] == "scenarios":
+            return cast(Reply, self.inventory.reply(body))
+        return failure(401, "no such key") if self.is_down else self.judge.answer(body)
+
+
+def command(server: str, model: Path, judge_url: str, folder: Path) -> list[str]:
+    return [
+        "mcp-rl", server, "--model", str(model), "--name", "shop", "--judge", "openai/judge", "--judge-url", judge_url,
+        "--num-scenarios", "4", "--held-out", "3", "--groups", "2", "--rollouts", "3", "--evaluate", "1", "--steps",
+        "1", "--learning-rate", "1e-3", "--out", str(folder / "out"), "--data-dir", str(folder / "data"),
+        "--max-completion-tokens", "8", "--tools", "get_product",
+    ]  # fmt: skip
+
+
+def test_one_command(practice: Any, server: str, untrained: Path, tmp_path: Path) -> None:
+    with ScriptedServer(Script(practice.Inventory()).reply) as scripted:
+        assert main(command(server, untrained, scripted.base_url, tmp_path)) == 0
+    plan = json.loads((tmp_path / "out" / "scenarios.json").read_text())
+    assert (plan["tools"], len(plan["train"]), len(plan["held_out"])) == (["get_product"], 4, 3)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert "after 1 steps" in report["summary"]
     assert {row["scenario"] for row in report["scenarios"]} == {row["task"] for row in plan["held_out"]}
     assert report["headline"]["change"]["count"] == 3
     assert len(report["curves"][0]["points"]) == 1
     explanations = {c[side]["explanation"] for c in report["comparisons"] for side in ("before", "after")}
-    assert explanations <= {"It says yes.", "It does not say yes."}
+    assert all(text.startswith("It has ") for text in explanations)
     assert {"train/judge/ruler", "eval/judge/ruler", "generator"} <= {row[0] for row in report["costs"]["rows"]}
-    assert (out / "report.html").read_text().count("What is the price of a desk, please?") >= 2
+    assert plan["held_out"][0]["task"] in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_what_stops_a_run_is_said_and_the_next_call_goes_on(
+    practice: Any, server: str, untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(practice.Inventory())
+    out = tmp_path / "out"
+    with ScriptedServer(script.reply) as scripted:
+        usual = command(server, untrained, scripted.base_url, tmp_path)
+        assert main(usual[:-2]) == 1
+        assert "do not fit the model's context; leave some out with --tools" in capsys.readouterr().err
+        script.is_down = True
+        assert main(usual) == 1
+        stopped = json.loads((out / "report.json").read_text())
+        assert "no such key" in stopped["faults"][0]
+        assert stopped["headline"] is None
+        plan = json.loads((out / "scenarios.json").read_text())
+        plan["held_out"][0]["task"] = "What is the price of a desk, please?"
+        (out / "scenarios.json").write_text(json.dumps(plan))
+        script.is_down = False
+        assert main(usual) == 0
+        assert main([*usual, "--steps", "2"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert "after 2 steps" in report["summary"]
+    assert len(report["curves"][0]["points"]) == 2
+    assert "What is the price of a desk, please?" in {row["scenario"] for row in report["scenarios"]}
 
 
 @pytest.mark.slow

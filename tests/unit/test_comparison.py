@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from art.comparison import CHECKPOINT, compare_checkpoints
-from art.errors import JudgeError, ToolServerError
+from art.errors import FaultRateError, JudgeError, ToolServerError
 from art.model import TrainableModel
 from art.rewards import GroupScorer, Judgement, Verdict
 from art.rewards.evidence import evidence_of
@@ -95,11 +95,12 @@ async def test_a_scenario_without_scores_is_left_out_and_counted() -> None:
 
 async def test_failed_rollouts_are_no_scores() -> None:
     task = Words(broken=[(0, 2, 0), (1, 8, 0), (1, 8, 1)])
-    comparison = await compare(task, Judge(), max_exceptions=3)
+    comparison = await compare(task, Judge())
     first, last = comparison.compared
     assert (first.scenario.inputs["number"], len(first.before), len(first.after)) == (0, 1, 2)
     assert first.before_score == 0.25, "the mean of what there is"
     assert last.scenario.inputs["number"] == 2, "one without a rollout after training says nothing"
     assert (comparison.num_left_out, comparison.num_failed_rollouts) == (1, 3)
-    with pytest.raises(ToolServerError):
-        await compare(task, Judge(), max_exceptions=2)
+    everywhere = Words(broken=[(number, step, index) for number in range(3) for step in (2, 8) for index in (0, 1)])
+    with pytest.raises(FaultRateError, match="gone"):
+        await compare(everywhere, Judge())

@@ -79,7 +79,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "langgraph": {"integrations"},
     "local": {"backends"},
     "task": {"messages", "trajectory", "model", "gather", "errors"},
-    "comparison": {"task", "rewards", "gather", "model", "trajectory"},
+    "comparison": {"faults", "task", "rewards", "gather", "model", "trajectory"},
     "training_loop": {"faults", "task", "rewards", "gather", "model", "trajectory", "config", "errors"},
     "tasks": {"task", "trajectory", "model", "gather", "scenarios", "errors"},
     "cli": ANYTHING,

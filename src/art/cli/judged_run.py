@@ -24,17 +24,13 @@ from rich.console import Console
 from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.errors import ArtError, BudgetError
-from art.faults import FaultWatch
+from art.errors import BudgetError
 from art.model import TrainableModel
 from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
 from art.task import Scenario, Task
 from art.training_loop import StepReport, train_task
 from art.trajectory import Trajectory
-
-MAX_FAILED = 0.25
-"""Share of the rollouts of a step that may fail, by whatever is no fault of the policy, before the run ends."""
 
 
 @dataclass(slots=True)
@@ -104,8 +100,8 @@ async def train_and_compare(
         status, run.stopped = EXIT_BUDGET, error.message
         console.print(f"Stopped at step {run.step}: {error}. Every finished step is kept", highlight=False,
                       soft_wrap=True)  # fmt: skip
-    except ArtError as error:
-        run.stopped = error.message
+    except Exception as error:
+        run.stopped = str(error)
         raise
     finally:
         await book_last(run.model)
@@ -132,7 +128,7 @@ async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console) 
     try:
         await train_task(
             run.model, task, defaults, num_steps=defaults.num_steps, seed=run.args.seed, on_step=on_step,
-            score=scorer, faults=FaultWatch(MAX_FAILED), rollout_timeout_s=run.args.rollout_timeout,
+            score=scorer, rollout_timeout_s=run.args.rollout_timeout,
         )  # fmt: skip
         run.step = await run.model.get_step()
     finally:
@@ -164,7 +160,7 @@ async def compare_run(
     ):
         run.comparison = await compare_checkpoints(
             run.model, task, scenarios, before=0, after=step, rollouts=rollouts,
-            score=GroupScorer(judge, window=len(scenarios)), max_exceptions=MAX_FAILED,
+            score=GroupScorer(judge, window=len(scenarios)), rollout_timeout_s=run.args.rollout_timeout,
         )  # fmt: skip
     save_comparison(out, run.comparison, step=step, rollouts=rollouts, about=about)
     for at, side in ((0, "before"), (step, "after")):

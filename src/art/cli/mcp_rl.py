@@ -94,6 +94,9 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         "--max-completion-tokens", type=int, metavar="N", help="of one answer (default: what fits the context)"
     )
     group.add_argument(
+        "--rollout-timeout", type=float, metavar="S", help="end a rollout that takes longer, and leave it out"
+    )
+    group.add_argument(
         "--max-concurrent", type=int, default=16, metavar="N",
         help="rollouts at once, each with its own connection or process (default: 16)",
     )  # fmt: skip
@@ -156,10 +159,19 @@ class _McpRl:
                 args=args, command=command_of(sys.argv[1:]), plan=plan, tools=tools, model=model, clock=clock,
                 step=await model.get_step(),
             )  # fmt: skip
-            return await train_and_compare(
-                run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
-                held_out=task.scenarios("test", seed=args.seed, count=len(plan.held_out)),
-            )  # fmt: skip
+            try:
+                return await train_and_compare(
+                    run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
+                    held_out=task.scenarios("test", seed=args.seed, count=len(plan.held_out)),
+                )  # fmt: skip
+            except Exception as error:
+                if getattr(error, "code", None) != "context_length_exceeded":
+                    raise
+                # Only what a rollout begins with raises; what the policy adds to it is the policy's fault.
+                raise ConfigError(
+                    f"the descriptions of {len(tools)} tools and a task do not fit the model's context; leave some out "
+                    f"with --tools, raise --max-context, or take another model. The model's server says: {error}"
+                ) from error
 
     async def _discover(
         self, headers: dict[str, str], env: dict[str, str]
