@@ -94,9 +94,6 @@ def _add_server_options(parser: argparse.ArgumentParser) -> None:
         "--max-completion-tokens", type=int, metavar="N", help="of one answer (default: what fits the context)"
     )
     group.add_argument(
-        "--rollout-timeout", type=float, metavar="S", help="end a rollout that takes longer, and leave it out"
-    )
-    group.add_argument(
         "--max-concurrent", type=int, default=16, metavar="N",
         help="rollouts at once, each with its own connection or process (default: 16)",
     )  # fmt: skip
