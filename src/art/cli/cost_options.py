@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 
 from art.costs import Ledger, Prices, TokenPrice
 from art.errors import ConfigError
+from art.model import TrainableModel
 from art.rewards import JudgeSettings
 
 EXIT_BUDGET = 3
 """The budget is spent: not what was asked for, and no failure either."""
+LAST_BOOKING_S = 3.0
 _PRICE = ("PROMPT", "COMPLETION")
 
 
@@ -53,6 +58,13 @@ def judge_settings(args: argparse.Namespace, settings: JudgeSettings, ledger: Le
     """Settings of a judge that books in `ledger`."""
     prompt, completion = args.judge_price or (None, None)
     return replace(settings, budget=ledger, prompt_usd_per_million=prompt, completion_usd_per_million=completion)
+
+
+async def book_last(model: TrainableModel[Any, Any]) -> None:
+    """Book what the end of a run still owes. A server that has died with Ctrl-C is not waited for."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_BOOKING_S):
+            await model.book_costs()
 
 
 def show_costs(console: Console, ledger: Ledger) -> None:
