@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from fake_art_server import FakeArtServer, refusal
@@ -16,7 +17,8 @@ from art.cli.main import main
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
-from art.rewards import JudgeSettings
+from art.rewards import JudgeSettings, completion
+from art.rewards.completion import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
 
@@ -100,12 +102,15 @@ def test_wrong_numbers() -> None:
         Ledger(max_usd=-1)
 
 
-def test_the_report_says_what_has_no_known_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_what_has_no_known_price(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(max_usd=2)
     ledger.book("judge/ruler", prompt_tokens=1200, completion_tokens=80)
     ledger.book("generator", usd=0.5)
     ledger.book("policy", priced=False, prompt_tokens=7)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "price of judge/ruler is not known" in caplog.text
     generator, judge, policy, total = ledger.lines()
     assert generator.split() == ["generator", "0.5000", "USD"]
     assert "1,200 prompt, 80 completion tokens" in judge
@@ -113,6 +118,40 @@ def test_the_report_says_what_has_no_known_price(monkeypatch: pytest.MonkeyPatch
     assert "no price" in policy
     assert total.split() == ["in", "all", "0.5000", "of", "2.0000", "USD"]
     assert ledger.summary()["by_source"]["generator"] == {"usd": 0.5, "priced": 1}
+
+
+# --- of judges ---
+
+
+class Table:
+    model_cost: ClassVar = {"gpt-x": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "usd"),
+    [
+        ("https://api.test/v1", "gpt-x", 1.4e-3),
+        ("https://api.test/v1", "gpt-y", None),  # not in the table
+        ("http://127.0.0.1:1/v1", "gpt-x", None),  # a namesake on this machine
+    ],
+)
+async def test_a_model_of_art_has_the_price_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, address: str, name: str, usd: float | None
+) -> None:
+    async def load() -> type[Table]:
+        return Table
+
+    monkeypatch.setattr(completion, "_has_litellm", lambda: True)
+    monkeypatch.setattr(completion, "_load_litellm", load)
+    model: Any = art.Model(name="j", project="p", inference_base_url=address, inference_api_key="k",
+                           inference_model_name=name)  # fmt: skip
+    client = JudgeClient(model, {}, JudgeSettings())
+    details = SimpleNamespace(cached_tokens=300)
+    usage = SimpleNamespace(prompt_tokens=1000, completion_tokens=200, prompt_tokens_details=details)
+    choice = SimpleNamespace(message=SimpleNamespace(content="hi"))
+    answer = await client._read(SimpleNamespace(usage=usage, choices=[choice]), 1.0)
+    assert answer.cost_usd == (None if usd is None else pytest.approx(usd))
+    assert answer.cached_tokens == 300
 
 
 # --- in commands ---
