@@ -14,6 +14,7 @@ import pytest
 
 from art.cli.main import main
 from art.report import Estimate
+from art.rewards import completion
 from art.scenarios import Dataset
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
 from art.testing.generator import ScriptedGenerator
@@ -37,6 +38,7 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
     with ScriptedGenerator(inputs=INPUTS) as generator, ScriptedJudge(maybe_is_best, noise=0.1) as judge:
         servers = ["--generator", "openai/g", "--generator-url", generator.base_url, "--judge", "openai/j",
                    "--judge-url", judge.base_url]  # fmt: skip

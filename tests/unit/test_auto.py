@@ -12,10 +12,12 @@ import art
 from art.cli.auto_files import RunOptions, folder_of, slug
 from art.cli.main import main
 from art.errors import ConfigError
+from art.rewards import completion
 from art.scenarios import Dataset, TaskText, WrittenScenario
 from art.tasks.dataset import DatasetTask
 from art.testing.generator import ScriptedGenerator
-from art.testing.scripted_server import Reply, ScriptedServer, completion
+from art.testing.scripted_server import Reply, ScriptedServer
+from art.testing.scripted_server import completion as completed
 
 SENTENCE = "Answer the questions of guests"
 INPUTS = [f"{word} the {thing}?" for word in ("where is", "who made", "I want") for thing in "abcdefghij"]
@@ -24,7 +26,7 @@ INPUTS = [f"{word} the {thing}?" for word in ("where is", "who made", "I want") 
 @pytest.fixture
 def generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedGenerator]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setattr(completion, "_has_litellm", lambda: False)  # importing it takes seconds
     with ScriptedGenerator(inputs=INPUTS) as started:
         yield started
 
@@ -168,7 +170,7 @@ async def test_a_rollout_of_a_data_set() -> None:
 
     def reply(body: dict[str, object]) -> Reply:
         bodies.append(body)
-        status, answer = completion(body, {"content": "yes"})
+        status, answer = completed(body, {"content": "yes"})
         answer["choices"][0]["finish_reason"] = "stop" if len(bodies) == 1 else "length"
         return status, answer
 
