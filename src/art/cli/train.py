@@ -86,7 +86,6 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
         await model.register(backend)
         console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
         reports: list[StepReport] = []
-        scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir, model.costs))
 
         def on_step(report: StepReport) -> None:
             reports.append(report)
