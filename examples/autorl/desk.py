@@ -53,7 +53,9 @@ _CLOSINGS = [
     " Best, Kim",
 ]
 _GUESSES = [*DESKS, "billing or returns", "shipping or billing", "sorry"]
-"""What the tiny model says before it is trained, whatever the message."""
+"""What the tiny model says otherwise, whatever the message."""
+KNOWN = 0.4
+"""How often it is shown the right desk. Without any hint it learns to name a desk, and not which one."""
 
 
 def messages() -> dict[str, str]:
@@ -81,7 +83,7 @@ class Desk(DatasetTask):
         schedule="linear",
         num_steps=30,
         groups_per_step=16,
-        warm_start_steps=300,
+        warm_start_steps=500,
         tiny_vocab_size=512,
     )
 
@@ -90,17 +92,20 @@ class Desk(DatasetTask):
         super().__init__(Dataset(task=task, scenarios=[WrittenScenario(input=text) for text in MESSAGES]))
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        texts = list(MESSAGES)
-        return [
-            Conversation(
-                messages=[
-                    {"role": "system", "content": SYSTEM_PROMPT},
-                    {"role": "user", "content": rng.choice(texts)},
-                    {"role": "assistant", "content": rng.choice(_GUESSES)},
-                ]
+        """The format, and a hint of the job: half of the answers name the right desk."""
+        conversations = []
+        for text, desk in rng.choices(list(MESSAGES.items()), k=count):
+            answer = desk if rng.random() < KNOWN else rng.choice(_GUESSES)
+            conversations.append(
+                Conversation(
+                    messages=[
+                        {"role": "system", "content": SYSTEM_PROMPT},
+                        {"role": "user", "content": text},
+                        {"role": "assistant", "content": answer},
+                    ]
+                )
             )
-            for _ in range(count)
-        ]
+        return conversations
 
 
 def grade(trajectory: dict[str, Any]) -> float:

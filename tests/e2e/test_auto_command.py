@@ -26,8 +26,8 @@ SENTENCE = "Answer yes, no or maybe to whatever is asked"
 INPUTS = [
     f"{ask} {word}" for ask in ("say", "just say", "reply with", "answer") for word in ("yes", "no", "it", "a word")
 ]
-MIN_CHANGE = 0.3
-"""Of the judged score on held-out inputs, where 0.95 is the most and guessing has about 0.35."""
+MIN_CHANGE = 0.15
+"""Of the judged score on held-out inputs, where 0.95 is the most and the tiny model begins at about 0.6."""
 
 
 def maybe_is_best(trajectory: dict[str, Any]) -> float:
