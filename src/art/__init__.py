@@ -18,6 +18,7 @@ from art.capture.context import (
 )
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.errors import ArtError
+from art.faults import FaultWatch
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 from art.model import Model, TrainableModel
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArtError",
     "Backend",
+    "FaultWatch",
     "History",
     "LocalBackend",
     "LocalTrainResult",

@@ -36,7 +36,7 @@ from art.protocol.training import (
     WireTrajectory,
 )
 from art.rollouts import RolloutCollector, load_trajectory
-from art.trajectory import History, Trajectory, TrajectoryGroup, to_plain
+from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,13 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
     """
     groups = list(groups)
     wired = [
-        WireGroup(trajectories=[wire_trajectory(t, f"trajectory {j} of group {i}") for j, t in enumerate(group)])
+        WireGroup(
+            trajectories=[
+                wire_trajectory(trajectory, f"trajectory {j} of group {i}")
+                for j, trajectory in enumerate(group)
+                if infra_fault(trajectory) is None  # said so after the group was made
+            ]
+        )
         for i, group in enumerate(groups)
     ]
     if not any(len(group) > 0 for group in groups):

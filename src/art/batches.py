@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from itertools import islice
 
+from art.faults import FaultWatch
 from art.gather import GatherContext, finish_group, progress_bar, set_gather_context
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
@@ -19,6 +20,8 @@ async def trajectory_group_batches(
     skip_batches: int = 0,
     pbar_desc: str | None = "batches",
     pbar_total_completion_tokens: bool = False,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
 ) -> AsyncGenerator[list[TrajectoryGroup], None]:
     """Yield lists of `batch_size` finished groups, in the order in which they finish; the last may be shorter.
 
@@ -27,11 +30,12 @@ async def trajectory_group_batches(
         max_batch_exceptions: failed rollouts to tolerate for each batch; below 1 a share of its rollouts.
         max_concurrent_batches: `max_concurrent_batches * batch_size` groups run at once.
         skip_batches: inputs of this many batches are skipped, to continue an earlier run.
+        faults, rollout_timeout_s: as for `gather_trajectory_groups`.
     """
     waiting = iter(groups)
     close_unstarted(islice(waiting, batch_size * skip_batches))
     batch_context = GatherContext(
-        max_exceptions=max_batch_exceptions, pbar_total_completion_tokens=pbar_total_completion_tokens
+        max_exceptions=max_batch_exceptions, pbar_total_completion_tokens=pbar_total_completion_tokens, faults=faults
     )
     running: dict[asyncio.Task[list[TrajectoryGroup]], tuple[Awaitable[TrajectoryGroup], GatherContext]] = {}
     batch: list[TrajectoryGroup] = []
@@ -40,7 +44,10 @@ async def trajectory_group_batches(
             for group in islice(waiting, batch_size * max_concurrent_batches - len(running)):
                 # A failure counts for the batch that its group ends up in, which is not known yet: one context each.
                 num_rollouts = batch_size * getattr(group, "_num_trajectories", 1)
-                context = GatherContext(max_exceptions=max_batch_exceptions, num_rollouts=num_rollouts)
+                context = GatherContext(
+                    max_exceptions=max_batch_exceptions, num_rollouts=num_rollouts, faults=faults,
+                    rollout_timeout_s=rollout_timeout_s,
+                )  # fmt: skip
                 batch_context.num_rollouts = num_rollouts
                 # The context is set while the task starts, not around a yield: there it would leak into the caller.
                 with set_gather_context(context):

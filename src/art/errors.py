@@ -24,6 +24,7 @@
     |   |-- JudgeAnswerError        it answered, but not with scores that can be used
     |   +-- BudgetError             the cost limit of its budget is reached
     |-- GenerationError             a language model wrote no scenarios that can be used
+    |-- RolloutError                a rollout failed outside of the policy, by what it says itself or by its time limit
     |-- ToolServerError             an MCP server is gone or late; a rollout fails then, and is never a reward of 0
     |-- StorageError                reading or writing the data directory failed
     |   |-- DiskFullError
@@ -150,6 +151,10 @@ class FaultRateError(ArtError):
 
 class GenerationError(ArtError):
     code = "generation_failed"
+
+
+class RolloutError(ArtError):
+    code = "rollout_failed"
 
 
 class ToolServerError(ArtError):

@@ -5,6 +5,8 @@
     )
 
 All rollouts run concurrently. A rollout that raises is counted; one failure more than `max_exceptions` ends everything.
+With `faults=`, a `FaultWatch`, the share of failures over the last rollouts decides instead, also those of earlier
+gathers, and a group that cannot be scored costs no more than its rollouts.
 Whatever ends a gather early (an error, Ctrl-C, cancellation) cancels the other rollouts and waits until they are gone.
 """
 
@@ -19,8 +21,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from art.errors import ArtError, JudgeError
+from art.faults import FATAL, FaultWatch
 from art.messages import is_choice
-from art.trajectory import Trajectory, TrajectoryGroup, cancel_and_wait, close_unstarted, rollout_observer
+from art.trajectory import (
+    Trajectory,
+    TrajectoryGroup,
+    cancel_and_wait,
+    close_unstarted,
+    infra_fault,
+    rollout_observer,
+    within,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +56,9 @@ class GatherContext:
     increment_pbar: bool = True
     pbar_total_completion_tokens: bool = False
     """Deprecated; has no effect."""
+    faults: FaultWatch | None = None
+    """Decides in place of `max_exceptions`."""
+    rollout_timeout_s: float | None = None
     _seen: dict[int, Trajectory] = field(default_factory=dict, repr=False)
     _last_error: Exception | None = None
 
@@ -59,6 +74,8 @@ class GatherContext:
         if id(trajectory) in self._seen:
             return
         self._seen[id(trajectory)] = trajectory
+        if self.faults is not None:
+            self.faults.count(trajectory)
         _add_completion_tokens(trajectory)
         for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
             self.metric_sums[name] += value  # type: ignore[assignment]
@@ -69,14 +86,38 @@ class GatherContext:
         """Count a failure.
 
         Raises:
-            Exception: `error` itself, if it is one more than `max_exceptions` allows.
+            Exception: `error` itself, if it is one more than `max_exceptions` allows, or one of `FATAL`.
+            FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
         self._last_error = error
         self.update_pbar(int(self.increment_pbar))
-        if self.too_many_exceptions():
+        if isinstance(error, FATAL) or (self.faults is None and self.too_many_exceptions()):
             raise error
+        if self.faults is not None:
+            self.faults.failed(error)
         logger.warning("a rollout failed, and its group goes on without it: %s: %s", type(error).__name__, error)
+
+    def group_failed(self, group: TrajectoryGroup, error: Exception) -> None:
+        """Count a group that `after_each` failed for.
+
+        Without `faults` only what is known to be no bug, such as a judge that is out of order, can be tolerated.
+
+        Raises:
+            Exception: `error` itself, if it must not be tolerated.
+            FaultRateError: its rollouts are too many with those that failed before.
+        """
+        known = isinstance(error, JudgeError) or (isinstance(error, ArtError) and error.transient)
+        if isinstance(error, FATAL) or (self.faults is None and not known):
+            raise error
+        if self.faults is None:
+            self.metric_sums["exceptions"] += 1
+            if self.too_many_exceptions():
+                raise error
+        else:
+            for _ in group:
+                self.faults.lost(error)
+        logger.warning("a group is left out, for nothing scored it: %s: %s", type(error).__name__, error)
 
     def add(self, part: GatherContext) -> None:
         """Count what `part`, which has ended, counted.
@@ -87,7 +128,7 @@ class GatherContext:
         self.metric_sums.update(part.metric_sums)
         self.metric_divisors.update(part.metric_divisors)
         self.update_pbar(1)
-        if part._last_error is not None and self.too_many_exceptions():
+        if part._last_error is not None and self.faults is None and self.too_many_exceptions():
             raise part._last_error
 
     def too_many_exceptions(self) -> bool:
@@ -160,23 +201,28 @@ async def gather_trajectory_groups(
     max_exceptions: float = 0,
     max_metrics: int | None = None,
     after_each: AfterEach | None = None,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
 ) -> list[TrajectoryGroup]:
     """Run all rollouts of all groups and return the groups in input order.
 
     Args:
         groups: mostly `TrajectoryGroup(coroutines)`, not awaited; any awaitable of a group will do, and so do groups
-        that
-            are finished.
+            that are finished.
         pbar_desc: label of the progress bar, `None` for no bar.
         max_exceptions: failed rollouts to tolerate; below 1 it is a share of all rollouts.
         max_metrics: how many metrics the bar shows.
         after_each: called with each finished group; gives the group to keep, several, or `None` to drop it.
+        faults: decides how many failures are too many, in place of `max_exceptions`, and counts them for the log.
+        rollout_timeout_s: for each rollout of a `TrajectoryGroup(coroutines)`; a late one is cancelled, and has failed.
 
     Groups without a single trajectory are left out: their exceptions were counted, and there is nothing to compare.
     """
     _warn_if_used(pbar_total_completion_tokens)
     groups = list(groups)
-    context = GatherContext(max_exceptions=max_exceptions, max_metrics=max_metrics)
+    context = GatherContext(
+        max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
+    )
     total = sum(getattr(group, "_num_trajectories", 1) for group in groups)
     with _progress_bar(context, pbar_desc, total), set_gather_context(context):
         results = await _all_or_nothing(groups, lambda group: finish_group(group, after_each))
@@ -191,7 +237,11 @@ async def finish_group(
     if finished is None or len(finished) == 0:
         logger.warning("a group is left out: none of its rollouts gave a trajectory")
         return []
-    kept = finished if after_each is None else await after_each(finished)
+    try:
+        kept = finished if after_each is None else await after_each(finished)
+    except Exception as error:
+        get_gather_context().group_failed(finished, error)
+        return []
     if kept is None:
         return []
     return kept if isinstance(kept, list) else [kept]
@@ -203,25 +253,30 @@ async def gather_trajectories(
     pbar_desc: str | None = "gather",
     pbar_total_completion_tokens: bool = False,
     max_exceptions: float = 0,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
 ) -> list[T]:
-    """Run rollouts that are not grouped, each giving a trajectory or several.
+    """Run rollouts that are not grouped, each giving a trajectory or several; options as above.
 
     Returns:
-        The results in input order. Where a rollout failed and `max_exceptions` allowed it, its exception stands.
+        The results in input order. Where a rollout failed and that was tolerated, its exception stands.
     """
     _warn_if_used(pbar_total_completion_tokens)
     rollouts = list(trajectories)
-    context = GatherContext(max_exceptions=max_exceptions)
+    context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
     with _progress_bar(context, pbar_desc, len(rollouts)), set_gather_context(context):
         return cast(list[T], await _all_or_nothing(rollouts, lambda rollout: _outcome(rollout, context)))
 
 
 async def _outcome(rollout: Awaitable[Any], context: GatherContext) -> Any:
     try:
-        result = await rollout
+        result = await within(rollout, context.rollout_timeout_s)
     except Exception as error:
         context.rollout_failed(error)
         return error
+    if (fault := infra_fault(result)) is not None:
+        context.rollout_failed(fault)
+        return fault
     for trajectory in [result] if isinstance(result, Trajectory) else result:
         context.rollout_finished(trajectory)
     return result

@@ -303,10 +303,15 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             raise ConfigError(f"model {self.name!r} has both `settings` and `_internal_config`: keep one")
         return self.settings or settings_from_internal_config(self._internal_config)
 
+    async def register(self, backend: Backend) -> None:
+        """Tie the model to a backend, which serves it from then on."""
+        started = time.monotonic()
+        await super().register(backend)
+        self._booked_at = self._booked_at or started  # processes that load a model occupy the devices too
+
     def _adopt(self, registration: Registration) -> None:
         super()._adopt(registration)
         self._collector = None
-        self._booked_at = time.monotonic()
         self._registered_as = (self.project, self.name)
 
     def get_inference_name(self, step: int | None = None) -> str:

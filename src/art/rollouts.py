@@ -37,7 +37,8 @@ def load_trajectory(record: RolloutRecord) -> Trajectory:
     """What was said in a rollout, its longest conversation first, with its reward if it has one."""
     histories = [_load_history(item) for item in record.histories]
     main = max(histories, key=lambda history: len(history.messages_and_choices), default=History())
-    metadata = record.metadata | ({"scenario_id": record.scenario_id} if record.scenario_id is not None else {})
+    told = {"scenario_id": record.scenario_id, "outcome": record.outcome, "error": record.error}
+    metadata = record.metadata | {key: value for key, value in told.items() if value not in (None, "ok")}
     return Trajectory(
         messages_and_choices=main.messages_and_choices,
         tools=main.tools,

@@ -79,6 +79,8 @@ class TaskDefaults:
     """Optimiser steps of supervised play that give a tiny model the format."""
     tiny_vocab_size: int = 384
     """Of a tiny model: 265 for bytes and tags, the others for the task's own words."""
+    tiny_context: int = 1024
+    """Tokens that a tiny model can read: the descriptions of many tools need more."""
 
     def learning_rate_at(self, index: int, num_steps: int) -> float:
         """The rate of step `index`, counted from 0, in a run of `num_steps`."""

@@ -5,6 +5,7 @@ It uses nothing but the public API, so it is also the longest example of it.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 import time
@@ -12,16 +13,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from art.config import TrainConfig
-from art.errors import NothingTrainableError, TrainingError
+from art.errors import BudgetError, NothingTrainableError, TrainingError
+from art.faults import FaultWatch
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Split, Task, TaskDefaults
 from art.trajectory import Trajectory, TrajectoryGroup
 
+logger = logging.getLogger(__name__)
+
 MAX_BARREN_STEPS = 5
 """Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be
 perfect)."""
+MAX_FAULT_RATE = 0.5
+"""Of the last rollouts: more failures, none of them the policy's, end a run."""
+_FAULT_RATES = {
+    "data/infra_fault_rate": "faults", "data/policy_fault_rate": "policy faults", "data/judge_fault_rate": "unjudged",
+}  # fmt: skip
+"""What a progress line shows of those that are not 0."""
 CONFIDENCE_Z = 1.959964
 """Normal quantile of a 95 % interval."""
 
@@ -48,15 +58,23 @@ class StepReport:
     timing: Timing
     trained: bool
     metrics: dict[str, float] = field(default_factory=dict)
+    num_groups: int = 0
+    """With rewards: what failed is left out."""
+
+    @property
+    def why_not_trained(self) -> str:
+        return "no reward spread" if self.num_groups else "no group with rewards"
 
     def line(self, headline_metric: str) -> str:
         """Without the number of the step. The gap is how far sampler and trainer are apart on the same tokens."""
         gap = self.metrics.get("offpolicy/first_update_gap")
+        rates = [f"{name} {self.metrics[key]:.0%}" for key, name in _FAULT_RATES.items() if self.metrics.get(key)]
         return (
             f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  {self.tokens_per_s:,.0f} tokens/s  "
             f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
             + (f"  gap {gap:.0e} nats" if gap is not None else "")
-            + ("" if self.trained else "  (no reward spread: not trained)")
+            + "".join(f"  {rate}" for rate in rates)
+            + ("" if self.trained else f"  ({self.why_not_trained}: not trained)")
         )
 
 
@@ -68,15 +86,31 @@ class Evaluation:
     interval: tuple[float, float]
     """95 %: Wilson for a share, normal otherwise."""
     trajectories: list[Trajectory]
+    """Of those that did not fail."""
     seconds: float
 
 
-async def evaluate(model: TrainableModel, task: Task, *, count: int, seed: int, split: Split = "test") -> Evaluation:
-    """`count` rollouts on held-out scenarios, sampled like in training."""
+async def evaluate(
+    model: TrainableModel,
+    task: Task,
+    *,
+    count: int,
+    seed: int,
+    split: Split = "test",
+    rollout_timeout_s: float | None = None,
+) -> Evaluation:
+    """`count` rollouts on held-out scenarios, sampled like in training.
+
+    Raises:
+        FaultRateError: more than `MAX_FAULT_RATE` of them failed, and not by the policy's fault.
+    """
     started = time.perf_counter()
     scenarios = task.scenarios(split, seed=seed, count=count)
     gathered = await gather_trajectories(
-        (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios), pbar_desc=None
+        (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios),
+        pbar_desc=None,
+        faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1)),
+        rollout_timeout_s=rollout_timeout_s,
     )
     trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
     values = [headline_value(task, trajectory) for trajectory in trajectories]
@@ -93,23 +127,31 @@ async def train_task(
     seed: int,
     on_step: Callable[[StepReport], None],
     score: GroupScorer | None = None,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
 
     Args:
         score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
+        faults: counts rollouts that fail, and says when they are too many; by default `MAX_FAULT_RATE` of 64.
 
     Raises:
+        BudgetError: the model's budget is spent. What was sampled and judged before is trained on.
+        FaultRateError: too many rollouts, or groups without scores.
         TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
     """
     reports: list[StepReport] = []
     barren = 0
     first = await model.get_step()
+    step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
     for index in range(first, num_steps):
-        report = await _one_step(model, task, defaults, score, index=index, num_steps=num_steps, seed=seed)
+        model.costs.check()
+        report = await step.run(index=index, num_steps=num_steps, seed=seed)
         reports.append(report)
         on_step(report)
-        barren = 0 if report.trained else barren + 1
+        # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
+        barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:
             raise TrainingError(
                 f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If "
@@ -121,53 +163,70 @@ async def train_task(
     return reports
 
 
-async def _one_step(
-    model: TrainableModel,
-    task: Task,
-    defaults: TaskDefaults,
-    score: GroupScorer | None,
-    *,
-    index: int,
-    num_steps: int,
-    seed: int,
-) -> StepReport:
-    started = time.perf_counter()
-    scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=defaults.groups_per_step)
-    groups = await gather_trajectory_groups(
-        (
-            TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(defaults.rollouts_per_group))
-            for scenario in scenarios
-        ),
-        pbar_desc=None,
-        after_each=score,
-    )
-    rollout_s = time.perf_counter() - started
-    trajectories = [trajectory for group in groups for trajectory in group]
-    metrics: dict[str, float] = {}
-    trained = True
-    try:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the steps of a training have in common."""
+
+    model: TrainableModel
+    task: Task
+    defaults: TaskDefaults
+    score: GroupScorer | None
+    faults: FaultWatch
+    rollout_timeout_s: float | None
+
+    async def run(self, *, index: int, num_steps: int, seed: int) -> StepReport:
+        started = time.perf_counter()
+        groups = await self._gather(index, seed)
+        rollout_s = time.perf_counter() - started
+        trajectories = [trajectory for group in groups for trajectory in group]
         config = TrainConfig(
-            learning_rate=defaults.learning_rate_at(index, num_steps), num_minibatches=defaults.num_minibatches
+            learning_rate=self.defaults.learning_rate_at(index, num_steps),
+            num_minibatches=self.defaults.num_minibatches,
         )
-        result = await model.backend().train(model, groups, config=config)
-        metrics = result.metrics | (score.metrics() if score is not None else {})
-        await model.log(groups, split="train", metrics=metrics, step=result.step)
-    except NothingTrainableError:
-        trained = False
-    sampled = metrics.get("ledger/sampled_tokens", math.nan)
-    return StepReport(
-        step=index + 1,
-        reward=_mean([trajectory.reward for trajectory in trajectories]),
-        headline=_mean([headline_value(task, trajectory) for trajectory in trajectories]),
-        tokens_per_s=sampled / rollout_s,
-        timing=Timing(
-            rollout_s=rollout_s,
-            train_s=metrics.get("time/step_trainer_s", 0.0),
-            publish_s=metrics.get("time/publish_s", 0.0),
-        ),
-        trained=trained,
-        metrics=metrics,
-    )
+        metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
+        try:
+            result = await self.model.backend().train(self.model, groups, config=config)
+        except NothingTrainableError:
+            trained = False
+            await self.model.log(groups, split="train", metrics=metrics)
+        else:
+            trained = True
+            metrics = result.metrics | metrics
+            await self.model.log(groups, split="train", metrics=metrics, step=result.step)
+        return StepReport(
+            step=index + 1,
+            reward=_mean([trajectory.reward for trajectory in trajectories]),
+            headline=_mean([headline_value(self.task, trajectory) for trajectory in trajectories]),
+            tokens_per_s=metrics.get("ledger/sampled_tokens", math.nan) / rollout_s,
+            timing=Timing(
+                rollout_s=rollout_s,
+                train_s=metrics.get("time/step_trainer_s", 0.0),
+                publish_s=metrics.get("time/publish_s", 0.0),
+            ),
+            trained=trained,
+            metrics=metrics,
+            num_groups=len(groups),
+        )
+
+    async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
+        task, size = self.task, self.defaults.rollouts_per_group
+        scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=self.defaults.groups_per_step)
+        return await gather_trajectory_groups(
+            (TrajectoryGroup(task.rollout(self.model, s, rollout_index=i) for i in range(size)) for s in scenarios),
+            pbar_desc=None,
+            after_each=self._score,
+            faults=self.faults,
+            rollout_timeout_s=self.rollout_timeout_s,
+        )
+
+    async def _score(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
+        if self.score is None:
+            return group
+        try:
+            return await self.score(group)
+        except BudgetError:  # ends the run before the next step: the groups that were paid for are trained on
+            logger.warning("a group is left out: nothing is left to pay its judge with")
+            return None
 
 
 def _mean(values: list[float]) -> float:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, field_validator, model_validator
 
+from art.errors import RolloutError
 from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_item, to_message
 
 MetricValue = float | int | bool
@@ -28,6 +29,9 @@ MetadataValue = float | int | str | bool | None
 
 class RolloutObserver(Protocol):
     """Whoever gathers groups and wants to know how each rollout ends (`art.gather.GatherContext`)."""
+
+    rollout_timeout_s: float | None
+    """For each rollout of a group; `None` for no limit."""
 
     def rollout_finished(self, trajectory: Trajectory) -> None: ...
 
@@ -183,7 +187,8 @@ class TrajectoryGroup(_Record, metaclass=_GroupType):
         """
         Args:
             trajectories: trajectories, exceptions of rollouts that failed, dumps of trajectories, or awaitables of
-                trajectories; with any awaitable among them the call gives a coroutine instead of a group.
+                trajectories; with any awaitable among them the call gives a coroutine instead of a group. What says of
+                itself that it is an `infra_fault` (`metadata["outcome"]`) has no reward, and joins the exceptions.
             fields: `exceptions`, `metadata`, `metrics`, `logs`.
         """
         BaseModel.__init__(self, trajectories=trajectories, **fields)
@@ -193,7 +198,7 @@ class TrajectoryGroup(_Record, metaclass=_GroupType):
     def _sort_items(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
-        items = list(data.get("trajectories", ()))
+        items = [infra_fault(item) or item for item in data.get("trajectories", ())]
         failed = [*(data.get("exceptions") or ()), *(item for item in items if isinstance(item, BaseException))]
         given = {key: value for key, value in data.items() if value is not None}
         return given | {
@@ -211,6 +216,15 @@ class TrajectoryGroup(_Record, metaclass=_GroupType):
 
     def __len__(self) -> int:
         return len(self.trajectories)
+
+
+def infra_fault(item: Any) -> RolloutError | None:
+    """What to put in the place of a trajectory, or of its dump, that must not be scored; `None` for any other."""
+    metadata = item.metadata if isinstance(item, Trajectory) else item.get("metadata") if isinstance(item, dict) else {}
+    if not metadata or metadata.get("outcome") != "infra_fault":
+        return None
+    logs = item.logs if isinstance(item, Trajectory) else item.get("logs", [])
+    return RolloutError(str(metadata.get("error") or (logs or ["a rollout ended as infra_fault"])[-1]))
 
 
 def _load_trajectory(item: Any) -> Any:
@@ -268,7 +282,8 @@ async def _run_group(group_type: Any, items: list[Any], fields: dict[str, Any]) 
     Cancelling this, or an error that ends it, cancels the rollouts and waits until they are gone.
     """
     observer = rollout_observer.get()
-    outcomes = [asyncio.ensure_future(item) if inspect.isawaitable(item) else item for item in items]
+    limit_s = None if observer is None else observer.rollout_timeout_s
+    outcomes = [asyncio.ensure_future(within(item, limit_s)) if inspect.isawaitable(item) else item for item in items]
     tasks = [outcome for outcome in outcomes if isinstance(outcome, asyncio.Future)]
     try:
         for finished in asyncio.as_completed(tasks):
@@ -279,12 +294,34 @@ async def _run_group(group_type: Any, items: list[Any], fields: dict[str, Any]) 
                     raise
                 observer.rollout_failed(error)
             else:
-                if observer is not None and isinstance(trajectory, Trajectory):
+                if observer is not None and (fault := infra_fault(trajectory)) is not None:
+                    observer.rollout_failed(fault)
+                elif observer is not None and isinstance(trajectory, Trajectory):
                     observer.rollout_finished(trajectory)
     except BaseException:
         await cancel_and_wait(tasks)
+        close_unstarted(items)  # within a time limit that was cancelled before it began
         raise
     return cast(TrajectoryGroup, group_type([_outcome(item) for item in outcomes], **fields))
+
+
+def within(rollout: Awaitable[Any], limit_s: float | None) -> Awaitable[Any]:
+    """A rollout with a time limit.
+
+    Raises (when it is awaited):
+        TimeoutError: it was cancelled then.
+    """
+    return rollout if limit_s is None else _within(rollout, limit_s)
+
+
+async def _within(rollout: Awaitable[Any], limit_s: float) -> Any:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await rollout
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # its own
+        raise TimeoutError(f"a rollout took longer than {limit_s:g} s") from error
 
 
 def _outcome(item: Any) -> Any:

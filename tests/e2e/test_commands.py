@@ -52,6 +52,15 @@ def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_pa
     summary = json.loads((tmp_path / "train.json").read_text())
     assert summary["step"] == 3
     assert len(summary["rewards"]) == 1
+    assert summary["costs"]["by_source"]["train/policy"]["completion_tokens"] > 0
+    assert summary["costs"]["by_source"]["eval/policy"]["completion_tokens"] > 0
+    spent = subprocess.run(
+        [sys.executable, "-m", "art.cli.main", *command, "--steps", "9", "--price-per-hour", "3600", "--budget", "0.1"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert spent.returncode == 3, spent.stdout + spent.stderr
+    assert "Stopped at step" in spent.stdout
+    assert "gpu/rollouts" in spent.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from art.cli import train
+from art.cli import train, train_options
 from art.cli.main import StderrHandler
 from art.config import VllmConfig
 
@@ -32,7 +32,7 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    settings = train._settings(parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option]))
+    settings = train_options.model_settings(parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option]))
     assert isinstance(settings.engine, VllmConfig)
     assert settings.engine.weights == weights
     assert (settings.lora is None) is (weights == "merged")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from fake_art_server import FakeArtServer, refusal
 
 import art
+from art.cli.cost_options import add_cost_options, judge_settings, prices_of
+from art.cli.main import main
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
+from art.rewards import JudgeSettings, completion
+from art.rewards.completion import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
 
@@ -96,12 +102,15 @@ def test_wrong_numbers() -> None:
         Ledger(max_usd=-1)
 
 
-def test_the_report_says_what_has_no_known_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_what_has_no_known_price(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = Ledger(max_usd=2)
     ledger.book("judge/ruler", prompt_tokens=1200, completion_tokens=80)
     ledger.book("generator", usd=0.5)
     ledger.book("policy", priced=False, prompt_tokens=7)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "price of judge/ruler is not known" in caplog.text
     generator, judge, policy, total = ledger.lines()
     assert generator.split() == ["generator", "0.5000", "USD"]
     assert "1,200 prompt, 80 completion tokens" in judge
@@ -109,6 +118,90 @@ def test_the_report_says_what_has_no_known_price(monkeypatch: pytest.MonkeyPatch
     assert "no price" in policy
     assert total.split() == ["in", "all", "0.5000", "of", "2.0000", "USD"]
     assert ledger.summary()["by_source"]["generator"] == {"usd": 0.5, "priced": 1}
+
+
+# --- of judges ---
+
+
+class Table:
+    model_cost: ClassVar = {"gpt-x": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "usd"),
+    [
+        ("https://api.test/v1", "gpt-x", 1.4e-3),
+        ("https://api.test/v1", "gpt-y", None),  # not in the table
+        ("http://127.0.0.1:1/v1", "gpt-x", None),  # a namesake on this machine
+    ],
+)
+async def test_a_model_of_art_has_the_price_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, address: str, name: str, usd: float | None
+) -> None:
+    async def load() -> type[Table]:
+        return Table
+
+    monkeypatch.setattr(completion, "_has_litellm", lambda: True)
+    monkeypatch.setattr(completion, "_load_litellm", load)
+    model: Any = art.Model(name="j", project="p", inference_base_url=address, inference_api_key="k",
+                           inference_model_name=name)  # fmt: skip
+    client = JudgeClient(model, {}, JudgeSettings())
+    details = SimpleNamespace(cached_tokens=300)
+    usage = SimpleNamespace(prompt_tokens=1000, completion_tokens=200, prompt_tokens_details=details)
+    choice = SimpleNamespace(message=SimpleNamespace(content="hi"))
+    answer = await client._read(SimpleNamespace(usage=usage, choices=[choice]), 1.0)
+    assert answer.cost_usd == (None if usd is None else pytest.approx(usd))
+    assert answer.cached_tokens == 300
+
+
+# --- in commands ---
+
+
+def test_status_shows_what_models_have_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--data-dir", str(tmp_path)]) == 1
+    ledger = Ledger(path=tmp_path / "shop" / "models" / "agent" / "costs.jsonl")
+    ledger.book("judge/ruler", usd=1.5, prompt_tokens=10)
+    ledger.close("train", 1)
+    capsys.readouterr()
+    assert main(["status", "--data-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("no art-server runs on")
+    assert shown[2:] == [
+        "Costs of shop/agent",
+        "  train/judge/ruler                1.5000 USD  10 prompt tokens",
+        "  in all                           1.5000 USD",
+    ]
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--judge")
+    add_cost_options(parser)
+    return parser.parse_args(arguments)
+
+
+def test_prices_of_the_command_line() -> None:
+    given = options("--budget", "5", "--price-per-hour", "2", "--policy-price", "1", "3", "--judge-price", "4", "8")
+    prices = prices_of(given)
+    assert prices == Prices(policy=TokenPrice(prompt=1, completion=3), device_usd_per_hour=2)
+    ledger = Ledger()
+    settings = judge_settings(given, JudgeSettings(), ledger)
+    assert settings.budget is ledger
+    assert (settings.prompt_usd_per_million, settings.completion_usd_per_million) == (4, 8)
+    assert prices_of(options()) == Prices()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--budget", "5"], "--budget needs something that costs"),
+        (["--budget", "-5", "--judge", "openai/o3"], "0 USD or more"),
+        (["--judge-price", "1", "-1"], "0 USD or more"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prices_of(options(*arguments))
 
 
 # --- on a model ---

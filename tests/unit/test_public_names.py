@@ -12,6 +12,7 @@ import art
 NAMES = {
     "ArtError",
     "Backend",
+    "FaultWatch",
     "History",
     "LocalBackend",
     "LocalTrainResult",
@@ -85,10 +86,12 @@ ELSEWHERE = {
 }
 
 PARAMETERS = {
-    "art.gather_trajectory_groups": "groups pbar_desc pbar_total_completion_tokens max_exceptions max_metrics after_each",
-    "art.gather_trajectories": "trajectories pbar_desc pbar_total_completion_tokens max_exceptions",
+    "art.gather_trajectory_groups": "groups pbar_desc pbar_total_completion_tokens max_exceptions max_metrics after_each "
+    "faults rollout_timeout_s",
+    "art.gather_trajectories": "trajectories pbar_desc pbar_total_completion_tokens max_exceptions faults "
+    "rollout_timeout_s",
     "art.trajectory_group_batches": "groups batch_size max_batch_exceptions max_concurrent_batches skip_batches pbar_desc "
-    "pbar_total_completion_tokens",
+    "pbar_total_completion_tokens faults rollout_timeout_s",
     "art.retry": "max_attempts delay backoff_factor exceptions on_retry jitter",
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -47,24 +48,50 @@ server = MCPServer(
     instructions=f"The calendar of {', '.join(PEOPLE)}. Today is Monday, {TODAY}. Work is from 9:00 to 17:00.",
     log_level="WARNING",
 )
-events = {event.id: event for event in EVENTS}
+rollout: ContextVar[str] = ContextVar("rollout", default="")
+"""Whose request it is, over HTTP: there one process serves many rollouts at once."""
+calendars: dict[str, dict[int, Event]] = {}
+"""By rollout; "" for whoever does not say."""
+MAX_CALENDARS = 1000
+"""The oldest is forgotten first."""
 
 
-# Asynchronous tools run one after the other on the event loop, so `events` needs no lock.
+class KeepRolloutsApart:
+    """Takes the rollout from its header, so that each finds a week of its own, as if it had started the server."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        rollout.set(dict(scope.get("headers", ())).get(b"x-rollout-id", b"").decode("latin-1"))
+        await self.app(scope, receive, send)
+
+
+def events() -> dict[int, Event]:
+    """The calendar of this rollout, by the number of each event."""
+    name = rollout.get()
+    if name not in calendars:
+        if len(calendars) > MAX_CALENDARS:
+            del calendars[next(iter(calendars))]
+        calendars[name] = {event.id: event for event in EVENTS}
+    return calendars[name]
+
+
+# Asynchronous tools run one after the other on the event loop, so calendars need no lock.
 @server.tool()
 async def list_events(day: str, person: str | None = None) -> list[dict[str, Any]]:
     """Events of a day (YYYY-MM-DD), of one person or of all."""
     wanted = parse_day(day)
     if person is not None:
         check_people([person])
-    found = [e for e in events.values() if e.begin.date() == wanted and (person is None or person in e.people)]
+    found = [e for e in events().values() if e.begin.date() == wanted and (person is None or person in e.people)]
     return [asdict(event) for event in sorted(found, key=lambda event: event.begin)]
 
 
 @server.tool()
 async def search_events(text: str) -> list[dict[str, Any]]:
     """Events whose title contains the text."""
-    return [asdict(event) for event in events.values() if text.lower() in event.title.lower()]
+    return [asdict(event) for event in events().values() if text.lower() in event.title.lower()]
 
 
 @server.tool()
@@ -86,9 +113,9 @@ async def find_free_times(day: str, minutes: int, people: list[str]) -> list[str
 @server.tool()
 async def create_event(title: str, start: str, minutes: int, people: list[str]) -> dict[str, Any]:
     """Make an event. `start` is YYYY-MM-DD HH:MM. Fails if one of the people is busy then."""
-    event = Event(max(events, default=0) + 1, title, start, minutes, people)
+    event = Event(max(events(), default=0) + 1, title, start, minutes, people)
     check(event)
-    events[event.id] = event
+    events()[event.id] = event
     return asdict(event)
 
 
@@ -98,14 +125,14 @@ async def move_event(id: int, start: str) -> dict[str, Any]:
     old = find(id)
     moved = Event(id, old.title, start, old.minutes, old.people)
     check(moved)
-    events[id] = moved
+    events()[id] = moved
     return asdict(moved)
 
 
 @server.tool()
 async def cancel_event(id: int) -> str:
     """Delete an event."""
-    return f"cancelled: {events.pop(find(id).id).title}"
+    return f"cancelled: {events().pop(find(id).id).title}"
 
 
 @server.resource("calendar://people", description="The people of this calendar", mime_type="text/plain")
@@ -121,9 +148,9 @@ def parse_day(day: str) -> date:
 
 
 def find(event_id: int) -> Event:
-    if event_id not in events:
+    if event_id not in events():
         raise ToolError(f"there is no event {event_id}")
-    return events[event_id]
+    return events()[event_id]
 
 
 def check_people(people: list[str]) -> None:
@@ -147,7 +174,7 @@ def clashes(begin: datetime, minutes: int, people: list[str], but: int | None = 
     end = begin + timedelta(minutes=minutes)
     return [
         other
-        for other in events.values()
+        for other in events().values()
         if other.id != but and set(other.people) & set(people) and other.begin < end and begin < other.end
     ]
 
@@ -159,7 +186,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8021)
     args = parser.parse_args()
     if args.http:
-        server.run("streamable-http", host=args.host, port=args.port)
+        import uvicorn
+
+        app = KeepRolloutsApart(server.streamable_http_app(host=args.host))
+        uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
     else:
         server.run("stdio")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sqlite3
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 from mcp.server.mcpserver import MCPServer
@@ -33,8 +34,35 @@ PRODUCTS = [
 server = MCPServer(
     "inventory", instructions="The stock of a shop. Products have a SKU such as P-100.", log_level="WARNING"
 )
-lock = threading.Lock()  # tools run in threads
-database: sqlite3.Connection
+lock = threading.RLock()  # tools run in threads
+rollout: ContextVar[str] = ContextVar("rollout", default="")
+"""Whose request it is, over HTTP: there one process serves many rollouts at once."""
+databases: dict[str, sqlite3.Connection] = {}
+"""By rollout; "" for whoever does not say."""
+MAX_DATABASES = 1000
+"""The oldest is forgotten first."""
+
+
+class KeepRolloutsApart:
+    """Takes the rollout from its header, so that each finds a shop of its own, as if it had started the server."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        rollout.set(dict(scope.get("headers", ())).get(b"x-rollout-id", b"").decode("latin-1"))
+        await self.app(scope, receive, send)
+
+
+def database() -> sqlite3.Connection:
+    """The shop of this rollout."""
+    name = rollout.get()
+    with lock:
+        if name not in databases:
+            if len(databases) > MAX_DATABASES:
+                databases.pop(next(key for key in databases if key)).close()
+            databases[name] = open_database(":memory:")
+        return databases[name]
 
 
 def open_database(path: str) -> sqlite3.Connection:
@@ -50,7 +78,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 def rows(query: str, *values: Any) -> list[dict[str, Any]]:
     with lock:
-        return [dict(row) for row in database.execute(query, values)]
+        return [dict(row) for row in database().execute(query, values)]
 
 
 @server.tool()
@@ -84,13 +112,13 @@ def list_low_stock() -> list[dict[str, Any]]:
 def change_stock(sku: str, change: int, reason: str) -> dict[str, Any]:
     """Add to the stock of a product, or take from it with a negative change. The stock cannot go below 0."""
     product = get_product(sku)
-    with lock, database:
-        done = database.execute(
+    with lock, database() as opened:
+        done = opened.execute(
             "UPDATE products SET stock = stock + ?1 WHERE sku = ?2 AND stock + ?1 >= 0", (change, sku)
         )
         if not done.rowcount:
             raise ToolError(f"{sku} has a stock of {product['stock']}; it cannot change by {change}")
-        database.execute("INSERT INTO movements (sku, change, reason) VALUES (?, ?, ?)", (sku, change, reason))
+        opened.execute("INSERT INTO movements (sku, change, reason) VALUES (?, ?, ?)", (sku, change, reason))
     return get_product(sku)
 
 
@@ -100,8 +128,8 @@ def set_price(sku: str, price: float) -> dict[str, Any]:
     get_product(sku)
     if price <= 0:
         raise ToolError(f"a price is above 0, not {price}")
-    with lock, database:
-        database.execute("UPDATE products SET price = ? WHERE sku = ?", (price, sku))
+    with lock, database() as opened:
+        opened.execute("UPDATE products SET price = ? WHERE sku = ?", (price, sku))
     return get_product(sku)
 
 
@@ -124,10 +152,14 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8020)
     args = parser.parse_args()
-    global database
-    database = open_database(args.db)
+    databases[""] = open_database(args.db)
     if args.http:
-        server.run("streamable-http", host=args.host, port=args.port)
+        import uvicorn
+
+        app: Any = server.streamable_http_app(host=args.host)
+        # A shop that is kept in a file is one shop, for whoever comes.
+        uvicorn.run(app if args.db != ":memory:" else KeepRolloutsApart(app), host=args.host, port=args.port,
+                    log_level="warning")  # fmt: skip
     else:
         server.run("stdio")
 

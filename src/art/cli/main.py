@@ -15,6 +15,8 @@ from art.errors import ArtError
 COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
+    "auto": "train an agent from one sentence",
+    "mcp-rl": "train an agent for the tools of an MCP server, without labels",
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
     "status": "show what the server of a data directory does, and who waits for whom",
@@ -43,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             subparsers.add_parser(name, help=summary)
     args = parser.parse_args(arguments)
+    args.argv = arguments
     if argv is None:
         sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])

@@ -1,4 +1,5 @@
-"""`art status`: how the server of a data directory stands: its processes, its jobs, and who waits for whom.
+"""`art status`: how the server of a data directory stands: its processes, its jobs, who waits for whom, and what its
+models have cost.
 
 It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: where its event
 loop stands. With --stacks the report ends with the stacks of all tasks and processes.
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 from art.cli.server_watch import REPORT_SIGNAL, STACKS_SIGNAL
+from art.costs import Ledger
 from art.errors import NotFoundError, ProcessError
 from art.runtime.report import STACKS_HEADING
 from art.runtime.vitals import process_state
@@ -37,11 +39,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    report = ask_for_report(DataDir(args.data_dir.resolve()))
+    data_dir = DataDir(args.data_dir.resolve())
+    costs = describe_costs(data_dir)
+    try:
+        report = ask_for_report(data_dir)
+    except NotFoundError as error:
+        if not costs:
+            raise
+        report = error.message
     if not args.stacks:
         report = report.split(f"\n\n{STACKS_HEADING}")[0]
-    print(report)
+    head, separator, stacks = report.partition(f"\n\n{STACKS_HEADING}")
+    print("\n\n".join([head, *costs]) + separator + stacks)
     return 0
+
+
+def describe_costs(data_dir: DataDir) -> list[str]:
+    """What each model of a data directory has cost so far, of those that have cost anything."""
+    found = []
+    for path in sorted(data_dir.root.glob("*/models/*/costs.jsonl")):
+        if lines := Ledger(path=path).lines():
+            found.append("\n  ".join([f"Costs of {path.parents[2].name}/{path.parent.name}", *lines]))
+    return found
 
 
 def ask_for_report(data_dir: DataDir) -> str:

@@ -15,6 +15,7 @@ Lines since the last closing belong to the next one.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import threading
@@ -27,6 +28,8 @@ from art.costs.amount import Amount
 from art.costs.report import describe_source, name_row
 from art.errors import BudgetError, ConfigError
 from art.storage.jsonl import append_lines, read_rows_from
+
+logger = logging.getLogger(__name__)
 
 SHARED = frozenset({"gpu", "generator"})
 """Sources that are not told apart by split: a machine that is rented, and scenarios that are written once."""
@@ -57,6 +60,7 @@ class Ledger:
         self._counters: Sequence[int] = (0, 0, 0)
         self._direct: set[str] = set()
         """Sources that book by themselves, so that what trajectories say of them must not be booked again."""
+        self._warned: set[str] = set()
         self._read()
         self._direct |= self._open.keys()
 
@@ -98,6 +102,9 @@ class Ledger:
             seconds=seconds,
         )  # fmt: skip
         with self._lock:
+            if amount.unpriced and self.max_usd is not None and source not in self._warned:
+                self._warned.add(source)
+                logger.warning("the price of %s is not known, so it does not count towards the budget", source)
             self._direct.add(source)
             self._write({"source": source, **amount.to_row()})
 

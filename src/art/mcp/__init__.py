@@ -12,6 +12,7 @@ from art.mcp.collection import GeneratedScenarioCollection
 from art.mcp.default_tools import complete_task_tool
 from art.mcp.generate_scenarios import generate_scenarios
 from art.mcp.rollout import mcp_rollout
+from art.mcp.task import McpTask
 from art.mcp.types import GeneratedScenario, MCPResource, MCPTool
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "MCPClient",
     "MCPResource",
     "MCPTool",
+    "McpTask",
     "ToolResult",
     "complete_task_tool",
     "generate_scenarios",

@@ -50,6 +50,11 @@ _NOT_THE_TOOL = frozenset({401, 403, 408, 429})
 """A key that is refused or a limit of requests; like everything from 500 on, it says nothing about the tool."""
 
 
+def is_address(server: str | Sequence[str]) -> bool:
+    """Whether that is the address of a server, and not a command that starts one."""
+    return isinstance(server, str) and server.startswith(("http://", "https://"))
+
+
 class MCPClient:
     """
     Example:
@@ -78,8 +83,8 @@ class MCPClient:
             connect_timeout_s: for starting or reaching the server; and for the lists of its tools and resources.
             call_timeout_s: for one call.
         """
-        self._is_http = isinstance(server, str) and server.startswith(("http://", "https://"))
-        self._command = [] if self._is_http else shlex.split(server) if isinstance(server, str) else list(server)
+        self._is_http = is_address(server)
+        self._command = [] if is_address(server) else shlex.split(server) if isinstance(server, str) else list(server)
         self.address = server if isinstance(server, str) else shlex.join(server)
         if not self._is_http and not self._command:
             raise ConfigError("an MCP server is an http:// or https:// address or a command; got nothing")

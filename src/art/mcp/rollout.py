@@ -74,6 +74,7 @@ async def mcp_rollout(
     server: MCPClient | str | Sequence[str],
     *,
     step: int | None = None,
+    tools: Sequence[MCPTool] | None = None,
     max_turns: int = 10,
     max_parallel_calls: int = 8,
     max_result_chars: int = 8000,
@@ -91,6 +92,7 @@ async def mcp_rollout(
         server: an address or a command, for a connection of this rollout's own: what a command starts then begins in
             the same state for each rollout, as rollouts that are compared should. A connected client can be shared.
         step: checkpoint to act with; `None` is the newest.
+        tools: of the server, that the agent may use; by default all that it lists.
         max_turns: answers of the model.
         max_parallel_calls: of the calls of one answer, how many run at once.
         max_result_chars: longer results are cut.
@@ -103,11 +105,11 @@ async def mcp_rollout(
         raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")
     async with contextlib.AsyncExitStack() as stack:
         client = server if isinstance(server, MCPClient) else await stack.enter_async_context(MCPClient(server))
-        tools = name_tools(await client.list_tools())
+        named = name_tools(await client.list_tools() if tools is None else tools)
         desk = _Desk(
-            client=client, tools=tools, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
+            client=client, tools=named, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
         )
-        trajectory = _open(scenario, system_prompt, tools)
+        trajectory = _open(scenario, system_prompt, named)
         ending = "out_of_turns"
         for _ in range(max_turns):
             said = await _turn(model, trajectory, desk, step, request or {})

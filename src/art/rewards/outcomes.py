@@ -10,7 +10,8 @@ import logging
 import math
 from typing import Literal
 
-from art.errors import BudgetError, ConfigError, JudgeError
+from art.errors import ConfigError, JudgeError
+from art.faults import FaultWatch
 from art.rewards.combine import as_judge
 from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
@@ -97,56 +98,41 @@ class GroupScorer:
         Args:
             on_fault: what becomes of a group without scores. `drop` leaves it out; `keep` gives it back with the
                 rewards of its rollouts and `metadata["outcome"] = "infra_fault"`; `raise` ends the gather.
-            max_fault_rate: share of the last `window` groups that may fail; more, and the judge's error is raised.
+            max_fault_rate: share of the last `window` groups that may fail; more ends the gather.
         """
         if on_fault not in ("drop", "keep", "raise"):
             raise ConfigError(f"on_fault must be 'drop', 'keep' or 'raise', got {on_fault!r}")
-        if not 0 <= max_fault_rate <= 1 or window < 1:
-            raise ConfigError(f"expected 0 <= max_fault_rate <= 1 and window >= 1, got {max_fault_rate} and {window}")
         self._judge, self._on_fault = as_judge(judge), on_fault
-        self._max_fault_rate, self._window = max_fault_rate, window
-        self._recent: list[bool] = []
-        """Whether each of the last groups failed."""
-        self.num_groups = 0
-        self.num_faults = 0
+        self._watch = FaultWatch(max_fault_rate, window=window, name="judge_fault", what="groups")
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
         """For `after_each` of `gather_trajectory_groups`.
 
         Raises:
-            BudgetError: the judge may cost no more.
-            JudgeError: with `on_fault="raise"`, or when too many groups have failed.
+            BudgetError: nothing is left to pay the judge with.
+            FaultRateError: too many of the last groups have failed.
+            JudgeError: with `on_fault="raise"`.
         """
         try:
             scored = await score_group(group, self._judge)
-        except BudgetError:
-            raise  # no later group would fare better
         except JudgeError as error:
-            self._count(failed=True)
             if self._on_fault == "raise":
                 raise
-            if self._too_many():
-                raise JudgeError(
-                    f"{sum(self._recent)} of the last {len(self._recent)} groups got no scores (allowed is a share of "
-                    f"{self._max_fault_rate:g}); the last error: {error}"
-                ) from error
+            self._watch.failed(error)
             logger.warning("a group gets no scores (infra_fault), %s: %s", self._what_happens(), error)
             return self._unscored(group, error) if self._on_fault == "keep" else None
-        self._count(failed=False)
+        self._watch.succeeded()
         return scored
 
+    @property
+    def num_faults(self) -> int:
+        """Groups without scores, since the beginning."""
+        return self._watch.num_faults
+
     def metrics(self) -> dict[str, float]:
-        """Groups without scores over all groups, for `model.log`."""
-        return {"data/judge_fault_rate": self.num_faults / self.num_groups} if self.num_groups else {}
-
-    def _count(self, *, failed: bool) -> None:
-        self.num_groups += 1
-        self.num_faults += failed
-        self._recent = [*self._recent, failed][-self._window :]
-
-    def _too_many(self) -> bool:
-        """A single failure says nothing about a rate: the window must be full."""
-        return len(self._recent) == self._window and sum(self._recent) > self._max_fault_rate * self._window
+        """For `model.log`: `data/judge_fault_rate`, groups without scores over all groups since this was last asked,
+        and how many failed of what (`data/judge_faults/...`)."""
+        return self._watch.metrics()
 
     def _what_happens(self) -> str:
         return "it is left out" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"

@@ -20,15 +20,17 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
-    """The text of a file of texts, numbers and truths; `None` leaves a key out, with a comment where it would be.
+    """The text of a file. `None` leaves a key out, with a comment where it would be.
 
     Args:
+        values: texts, numbers, truths, tuples of numbers.
         comments: by key; written above it.
         head: a comment above all.
     """
-    lines = [*(f"# {line}" for line in head.splitlines())]
+    lines = [f"# {line}" for line in head.splitlines()]
     for key, value in values.items():
-        lines += ["", *(f"# {line}" for line in comments.get(key, "").splitlines())]
+        if key in comments:
+            lines += ["", *(f"# {line}" for line in comments[key].splitlines())]
         lines.append(f"# {key} = ..." if value is None else f"{key} = {_value(value)}")
     return "\n".join(lines) + "\n"
 
@@ -37,7 +39,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
-        return repr(value)
+        return repr(list(value) if isinstance(value, tuple) else value)
     if "\n" not in value:
         return _escape_control(json.dumps(value, ensure_ascii=False))
     # Without escapes as long as that is possible: prose is to be edited.

@@ -46,6 +46,7 @@ class Writer:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        extra_litellm_params: Mapping[str, Any] | None = None,
         settings: JudgeSettings | None = None,
     ) -> None:
         """
@@ -53,13 +54,14 @@ class Writer:
             model: an `art.Model`, the name of a model at `base_url`, or without that a model as litellm names it.
             base_url: of an OpenAI-compatible server.
             api_key: by default that of `OPENROUTER_API_KEY` for OpenRouter, of `OPENAI_API_KEY` for other addresses.
+            extra_litellm_params: further arguments of each request, as for judges.
             settings: time-outs, attempts, prices and budget.
 
         Raises:
             ValueError: no key for OpenRouter.
         """
         self.settings = settings or JudgeSettings()
-        params: dict[str, Any] = {"max_completion_tokens": MAX_COMPLETION_TOKENS}
+        params = {"max_completion_tokens": MAX_COMPLETION_TOKENS, **(extra_litellm_params or {})}
         if isinstance(model, str) and base_url is None:
             params |= {"api_key": api_key} if api_key else {}
         elif isinstance(model, str):
@@ -69,6 +71,11 @@ class Writer:
                 inference_base_url=base_url, inference_api_key=_key_for(base_url, api_key),
             )  # fmt: skip
         self._client = JudgeClient(model, params, self.settings, source="generator")
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return str(self._client.identity["model"])
 
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]

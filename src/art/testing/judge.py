@@ -41,8 +41,9 @@ _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 class ScriptedJudge:
     """The server, as a context manager. Threads answer the requests."""
 
-    grade: Callable[[dict[str, Any]], float]
-    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared."""
+    grade: Callable[[dict[str, Any]], float | tuple[float, str]]
+    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared. With
+    an explanation, if there is one."""
     criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
     """For a rubric of criteria: how each is scored that `grade` does not tell."""
     faults: Sequence[Fault] = ()
@@ -109,10 +110,12 @@ class ScriptedJudge:
         rows = []
         for position, trajectory in enumerate(trajectories):
             lean = 1 - 2 * position / (len(trajectories) - 1) if len(trajectories) > 1 else 0.0
-            score = self.grade(trajectory) + self.position_bias * lean + rng.gauss(0, self.noise)
+            graded = self.grade(trajectory)
+            true, explanation = graded if isinstance(graded, tuple) else (graded, "as the script says")
+            score = true + self.position_bias * lean + rng.gauss(0, self.noise)
             identity = trajectory["id"]
             score = float(orders[identity]) if identity in orders else min(max(score, 0.0), 1.0)
-            row: dict[str, Any] = {"trajectory_id": identity, "explanation": "as the script says", "score": score}
+            row: dict[str, Any] = {"trajectory_id": identity, "explanation": explanation, "score": score}
             if self.criteria is not None:
                 row["criteria"] = {
                     key: self.criteria[key](trajectory) if key in self.criteria else score

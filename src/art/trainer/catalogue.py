@@ -159,6 +159,36 @@ JOB_METRICS: dict[str, Metric] = {
 """What the server adds of every step once it is published."""
 
 
+LOG_METRICS: dict[str, Metric] = {
+    "costs/*": Metric(
+        "USD of the row by source, with the sums of its parts: `costs/train/judge/ruler`, `costs/train`",
+        "rows with something that has a price",
+    ),
+    "costs/all": Metric("their sum", "rows with something that has a price"),
+    "costs/cum/*": Metric("the same from the beginning on, restarts included", "models that have cost anything"),
+    "data/step_tokens/*": Metric(
+        "tokens by source and kind: `train/policy/prompt`, its part `cached`, `completion`", "rows with tokens"
+    ),
+    "data/cum/tokens/*": Metric("the same from the beginning on", "models with tokens"),
+    "time/step_s/gpu/trainer": Metric("seconds since the row before that the trainer worked", "registered models"),
+    "time/step_s/gpu/rollouts": Metric("the other seconds: rollouts, rewards, waiting", "registered models"),
+    "time/cum/s/gpu/*": Metric("both from the beginning on", "registered models"),
+}
+"""What `model.log` adds to every row."""
+
+FAULT_METRICS: dict[str, Metric] = {
+    "data/infra_fault_rate": Metric("rollouts that failed, and not by the policy's fault, over all of the step"),
+    "data/infra_faults/*": Metric(
+        "how many, by what failed: `timeout`, `rate_limit`, `tool_server`, `server`, `judge`, or the error's name",
+        "steps with faults",
+    ),
+    "data/policy_fault_rate": Metric("rollouts that the policy spoilt, which are scored", "steps with such rollouts"),
+    "data/judge_fault_rate": Metric("groups that no judge could score, over all of the step", "`GroupScorer`"),
+    "data/judge_faults/*": Metric("how many, by what failed", "steps with such groups"),
+}
+"""What `FaultWatch.metrics` and `GroupScorer.metrics` give."""
+
+
 def describe(name: str, values: Sequence[float]) -> dict[str, float]:
     """The distribution of `values` (at least one, all finite) as metrics; quantiles interpolate linearly.
 

@@ -9,7 +9,16 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from art.trainer.catalogue import ALWAYS, JOB_METRICS, PLAN_METRICS, SFT_METRICS, TRAINER_METRICS, Metric
+from art.trainer.catalogue import (
+    ALWAYS,
+    FAULT_METRICS,
+    JOB_METRICS,
+    LOG_METRICS,
+    PLAN_METRICS,
+    SFT_METRICS,
+    TRAINER_METRICS,
+    Metric,
+)
 from art.trainer.findings import BEFORE, RULES, Limit, Rule
 
 _INTRODUCTION = """\
@@ -38,6 +47,8 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the server adds to a step of reinforcement learning", PLAN_METRICS),
     ("What the server adds to a step of supervised fine-tuning", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
+    ("Costs, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
+    ("Failures, counted by `FaultWatch` and `GroupScorer`", FAULT_METRICS),
 )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -97,3 +100,19 @@ def inventory() -> list[str]:
 @pytest.fixture
 def calendar() -> list[str]:
     return CALENDAR
+
+
+@pytest.fixture(scope="session")
+def inventory_url() -> Iterator[str]:
+    """The inventory over HTTP. Those that name their rollout find it unchanged."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([*INVENTORY, "--http", "--port", str(port)], stderr=subprocess.DEVNULL) as process:
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -154,21 +153,6 @@ async def test_a_server_that_says_nothing() -> None:
 
 
 # -- HTTP --
-
-
-@pytest.fixture
-def inventory_url(inventory: list[str]) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with subprocess.Popen([*inventory, "--http", "--port", str(port)], stderr=subprocess.DEVNULL) as process:
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
-        process.kill()
 
 
 async def test_inventory_over_http(inventory_url: str) -> None:

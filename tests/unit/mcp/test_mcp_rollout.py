@@ -93,8 +93,10 @@ async def test_a_dead_server_fails_the_rollout_and_not_the_gather(scripted: Call
     model = scripted([[("die", '{"status": 1}')], "No tools needed."])
     command = [sys.executable, "-c", DIES]
     pending = art.TrajectoryGroup(mcp_rollout(model.model(), "Go.", command) for _ in range(2))
-    (group,) = await art.gather_trajectory_groups([pending], max_exceptions=1)
+    faults = art.FaultWatch()
+    (group,) = await art.gather_trajectory_groups([pending], faults=faults)
     assert [error.type for error in group.exceptions] == [ToolServerError.__name__]
+    assert faults.metrics() == {"data/infra_fault_rate": 0.5, "data/infra_faults/tool_server": 1}
     assert [trajectory.metadata["ending"] for trajectory in group] == ["answered"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import art
-from art.errors import BudgetError, ConfigError, JudgeError
+from art.errors import BudgetError, ConfigError, FaultRateError, JudgeError
 from art.rewards import (
     AbsoluteJudge,
     Budget,
@@ -146,7 +146,8 @@ async def test_one_bad_group_never_ends_a_gather(make_group, on_fault: Any, capl
     groups = [make_group(0.1, 0.2), make_group(0.3, metadata={"scenario_id": "s"}), make_group(0.4, 0.5)]
     groups[1].trajectories[0].reward = 0.7
     gathered = await art.gather_trajectory_groups(groups, pbar_desc=None, after_each=scorer)
-    assert scorer.metrics() == {"data/judge_fault_rate": pytest.approx(1 / 3)}
+    assert scorer.metrics() == {"data/judge_fault_rate": pytest.approx(1 / 3), "data/judge_faults/judge": 1.0}
+    assert scorer.metrics() == {}, "each step has its own"
     assert "infra_fault" in caplog.text
     if on_fault == "drop":
         assert [len(group) for group in gathered] == [2, 2]
@@ -162,7 +163,7 @@ async def test_too_many_bad_groups_end_it(make_group) -> None:
     scorer = GroupScorer(Moody(), max_fault_rate=0.5, window=4)
     for size in (1, 1, 2):
         await scorer(make_group(*[0.1] * size))
-    with pytest.raises(JudgeError, match=r"3 of the last 4 groups.*out of order"):
+    with pytest.raises(FaultRateError, match=r"3 of the last 4 groups.*judge 3.*out of order"):
         await scorer(make_group(0.1))
     for _ in range(3):
         await scorer(make_group(0.1, 0.2))
@@ -171,7 +172,7 @@ async def test_too_many_bad_groups_end_it(make_group) -> None:
         await GroupScorer(Moody(), on_fault="raise")(make_group(0.1))
     with pytest.raises(ConfigError, match="on_fault"):
         GroupScorer(Moody(), on_fault="zero")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="max_fault_rate"):
+    with pytest.raises(ConfigError, match="max_rate"):
         GroupScorer(Moody(), max_fault_rate=2)
 
 

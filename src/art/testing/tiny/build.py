@@ -16,7 +16,7 @@ from typing import Any
 
 from art.errors import ConfigError
 from art.task import Conversation, Task, TaskDefaults, get_task
-from art.testing.tiny.model import HEAD_DIM, MAX_CONTEXT, VLLM_HEAD_DIM, create_model, save_model
+from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import train_tokenizer
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
 
@@ -61,8 +61,10 @@ def build_tiny_model(
             source.defaults,
         )
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
-    tokenizer = train_tokenizer(_texts(conversations), vocab_size=defaults.tiny_vocab_size, max_length=MAX_CONTEXT)
-    model = create_model(tokenizer, seed=seed, head_dim=head_dim)
+    tokenizer = train_tokenizer(
+        _texts(conversations), vocab_size=defaults.tiny_vocab_size, max_length=defaults.tiny_context
+    )
+    model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=defaults.tiny_context)
     warm_start(
         model, tokenizer, conversations, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress
     )

@@ -11,16 +11,13 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from art.testing.tiny.tokenizer import END_OF_TURN, PAD_TOKEN
 
-MAX_CONTEXT = 1024
-
-
 HIDDEN = 64
 HEAD_DIM = 16
 VLLM_HEAD_DIM = 32
 """The smallest that vLLM's attention has kernels for. Half as many heads of it are as many parameters."""
 
 
-def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM) -> Any:
+def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM, max_context: int = 1024) -> Any:
     """A `Qwen3ForCausalLM` in float32 with random weights for this tokenizer.
 
     The wide initialisation matters: with the usual 0.02 a model this small spends most of its warm start on a plateau.
@@ -34,7 +31,7 @@ def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM) -> Any:
         num_attention_heads=HIDDEN // head_dim,
         num_key_value_heads=HIDDEN // head_dim // 2,
         head_dim=head_dim,
-        max_position_embeddings=MAX_CONTEXT,
+        max_position_embeddings=max_context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=True,
         initializer_range=0.15,

@@ -1,0 +1,139 @@
+"""A job for a tiny model, and scripted models that write and judge for it: which desk is a customer's message for?
+
+user       Hello, the courier has lost my parcel. Can you help?
+assistant  shipping
+
+art tiny-model ./tiny --task desk:Desk        a model that knows the format and guesses the desk
+python desk.py                                serves a generator and a judge until Ctrl-C
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+from typing import Any, ClassVar
+
+from art.scenarios import Dataset, TaskText, WrittenScenario
+from art.task import Conversation, TaskDefaults
+from art.tasks.dataset import DatasetTask
+from art.testing.generator import ScriptedGenerator
+from art.testing.judge import ScriptedJudge
+
+DESCRIPTION = "Say which desk a customer's message is for: billing, shipping or returns"
+SYSTEM_PROMPT = "Name the desk: billing, shipping or returns."
+STANDARDS = ["The desk is the one that the message is about.", "The answer is the name of the desk and nothing else."]
+DESKS = {
+    "billing": [
+        "the invoice shows a wrong sum", "you charged my card twice", "my payment was declined", "the bill has no date",
+        "I need a receipt for my employer", "the price was lower in the ad", "your bank details seem wrong",
+        "the discount is missing", "I would like to pay by instalments", "a fee was added without a word",
+    ],
+    "shipping": [
+        "the courier has lost my parcel", "tracking stands still since Monday", "nobody rang the bell",
+        "the package went to a neighbour", "I have moved, send it elsewhere", "the driver left it in the rain",
+        "delivery takes too long", "do you ship to Iceland", "half of the order has not arrived",
+        "the van was at the wrong street",
+    ],
+    "returns": [
+        "the zip broke after two days", "these shoes are too small", "I want to swap blue for green",
+        "the lamp does not work", "two plates came in pieces", "how do I send a jacket back",
+        "the colour is not as pictured", "the kettle leaks", "a seam has torn", "I changed my mind about the chair",
+    ],
+}  # fmt: skip
+_OPENINGS = ["", "Hello, ", "Good morning. ", "Hi there! ", "Sorry to bother you, but ", "Listen: ", "Dear team, "]
+_CLOSINGS = [
+    "",
+    " Can you help?",
+    " Thanks a lot.",
+    " Please answer soon.",
+    " What now?",
+    " I am quite annoyed.",
+    " Best, Kim",
+]
+_GUESSES = [*DESKS, "billing or returns", "shipping or billing", "sorry"]
+"""What the tiny model says before it is trained, whatever the message."""
+
+
+def messages() -> dict[str, str]:
+    """Messages and the desks that they are for, in an order that shows all kinds early."""
+    rng = random.Random(0)
+    found = {
+        f"{opening}{complaint}.{closing}": desk
+        for desk, complaints in DESKS.items()
+        for complaint in complaints
+        for opening, closing in zip(rng.sample(_OPENINGS, 4), rng.sample(_CLOSINGS, 4), strict=True)
+    }
+    return dict(rng.sample(list(found.items()), len(found)))
+
+
+MESSAGES = messages()
+
+
+class Desk(DatasetTask):
+    """The same job with synthetic play, for the warm start of a tiny model."""
+
+    name: ClassVar[str] = "desk"
+    description: ClassVar[str] = DESCRIPTION
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        learning_rate=5e-3,
+        schedule="linear",
+        num_steps=30,
+        groups_per_step=16,
+        warm_start_steps=300,
+        tiny_vocab_size=512,
+    )
+
+    def __init__(self) -> None:
+        task = TaskText(description=DESCRIPTION, system_prompt=SYSTEM_PROMPT)
+        super().__init__(Dataset(task=task, scenarios=[WrittenScenario(input=text) for text in MESSAGES]))
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        texts = list(MESSAGES)
+        return [
+            Conversation(
+                messages=[
+                    {"role": "system", "content": SYSTEM_PROMPT},
+                    {"role": "user", "content": rng.choice(texts)},
+                    {"role": "assistant", "content": rng.choice(_GUESSES)},
+                ]
+            )
+            for _ in range(count)
+        ]
+
+
+def grade(trajectory: dict[str, Any]) -> float:
+    """The right desk alone 0.95, with more 0.6; another desk 0.3; anything else 0.1."""
+    said = [*trajectory.get("context", []), *trajectory["messages"]]
+    right = MESSAGES.get(next(m["content"] for m in said if m["role"] == "user"))
+    answer = str(said[-1]["content"]).strip()
+    if right is not None and right in answer:
+        return 0.95 if answer == right else 0.6
+    return 0.3 if answer in DESKS else 0.1
+
+
+def scripted_generator(**options: Any) -> ScriptedGenerator:
+    return ScriptedGenerator(inputs=list(MESSAGES), system_prompt=SYSTEM_PROMPT, standards=STANDARDS, **options)
+
+
+def scripted_judge(**options: Any) -> ScriptedJudge:
+    """It favours what it is shown first, and errs."""
+    return ScriptedJudge(grade, **{"position_bias": 0.1, "noise": 0.1, **options})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8020, help="of the generator; the judge has the next one")
+    args = parser.parse_args()
+    with scripted_generator(port=args.port) as generator, scripted_judge(port=args.port + 1) as judge:
+        sys.stdout.write(f"generator at {generator.base_url}, judge at {judge.base_url}\n")
+        sys.stdout.flush()
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            return
+
+
+if __name__ == "__main__":
+    main()

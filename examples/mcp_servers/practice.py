@@ -1,0 +1,241 @@
+"""Practice with the two servers, without a pretrained model, a real judge or an account.
+
+    art tiny-model tiny/inventory --task practice:Inventory     a model of 0.1 M parameters that has seen the tools
+    python practice.py inventory --port 8010                    writes scenarios and judges rollouts, by a script
+
+The tiny model is made for this: it has read conversations of beginners, who know the form of every call but often take
+the wrong product or read the wrong line. It can do nothing else. The judge looks for evidence in the transcript: the
+call that the task wants, its result, an answer that says what came back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import inspect
+import itertools
+import json
+import random
+import re
+import sys
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jobs import Call, Job, calendar_jobs, inventory_jobs
+
+from art.mcp import GeneratedScenario, McpTask, MCPTool, complete_task_tool
+from art.mcp.rollout import SYSTEM
+from art.task import Conversation, TaskDefaults
+from art.testing.judge import ScriptedJudge
+from art.testing.scripted_server import Reply, ScriptedServer, completion
+
+HERE = Path(__file__).parent
+SKILL = 0.6
+"""Of each step of the play: how often it is the right one."""
+WITH_TOOLS = 0.06
+"""Share of the play that shows the descriptions of the tools; they are 1400 tokens, ten times the conversation."""
+_numbers = itertools.count()
+
+
+class Practice(McpTask):
+    """The jobs of one server, with play that shows the form of its calls to a tiny model."""
+
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        learning_rate=2e-3,
+        num_steps=16,
+        groups_per_step=8,
+        rollouts_per_group=6,
+        warm_start_steps=900,
+        tiny_vocab_size=512,
+        tiny_context=2048,
+    )
+
+    def __init__(self, folder: str, jobs: list[Job]) -> None:
+        self.folder, self.jobs = folder, jobs
+        scenarios = [GeneratedScenario(job.task, job.difficulty) for job in jobs]
+        path = str(HERE / folder / "server.py")
+        super().__init__([sys.executable, path], train=scenarios[::2], held_out=scenarios[1::2])
+
+    @functools.cached_property
+    def module(self) -> Any:
+        """The server's own code, in this process: what its tools return without asking them over a wire."""
+        spec = importlib.util.spec_from_file_location(f"{self.folder}_server", HERE / self.folder / "server.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    @functools.cached_property
+    def tool_schemas(self) -> list[Any]:
+        """As a rollout offers them."""
+        listed = _finish(self.module.server.list_tools())
+        tools = [MCPTool(tool.name, tool.description or "", dict(tool.input_schema)) for tool in listed]
+        return [*(tool.to_tool_schema() for tool in tools), complete_task_tool]
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The text of a tool's result, as a rollout shows it to the model."""
+        from mcp.server.mcpserver.exceptions import ToolError
+
+        try:
+            result = getattr(self.module, name)(**arguments)
+            if inspect.iscoroutine(result):
+                result = _finish(result)
+        except ToolError as error:
+            return f"Error: Error executing tool {name}: {error}"
+        if isinstance(result, str):
+            return result
+        if result == []:
+            return '{"result": []}'
+        return "\n".join(json.dumps(item, indent=2) for item in (result if isinstance(result, list) else [result]))
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        """Play and drill in turns: a model this small has to learn to copy, of which a whole rollout shows little."""
+        return [self._play(rng) if i % 2 else self._drill(rng) for i in range(count)]
+
+    def _play(self, rng: random.Random) -> Conversation:
+        """A rollout of a beginner."""
+        self.module.rollout.set(f"practice-{next(_numbers)}")  # in a state of its own
+        job = rng.choice(self.jobs)
+        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": job.task}]
+        call = job.call if rng.random() < SKILL else rng.choice(job.slips)
+        result = self.call(*call)
+        messages += [_said(call), _returned(result)]
+        answer = job.answer(result) if rng.random() < SKILL else job.mistaken(result)
+        messages.append(_said(("complete_task", {"summary": answer})))
+        return Conversation(messages=messages, tools=self.tool_schemas if rng.random() < WITH_TOOLS else None)
+
+    def _drill(self, rng: random.Random) -> Conversation:
+        """Short exchanges: a task and its call, or a task with a result and the answer."""
+        messages: list[Any] = []
+        for job in rng.sample(self.jobs, 3):
+            self.module.rollout.set(f"practice-{next(_numbers)}")
+            messages.append({"role": "user", "content": job.task})
+            messages.append(_said(job.call))
+            if rng.random() < 0.5:
+                result = self.call(*job.call)
+                messages += [_returned(result), _said(("complete_task", {"summary": job.answer(result)}))]
+        return Conversation(messages=messages)
+
+    def grade(self, trajectory: dict[str, Any]) -> tuple[float, str]:
+        """Score and explanation of a rollout, by what its transcript shows."""
+        messages = [*trajectory.get("context", []), *trajectory["messages"]]
+        task = next((message["content"] for message in messages if message["role"] == "user"), "")
+        job = next((job for job in self.jobs if job.task == task), None)
+        if job is None:
+            return 0.5, "The script does not know this task."
+        calls, summary = _calls_of(messages)
+        done = [result for call, result in calls if call == job.call and not result.startswith("Error")]
+        errors = sum(result.startswith("Error") for _, result in calls)
+        others = len(calls) - len(done) - errors
+        said = summary is not None and bool(done) and _says(summary, job.answer(done[0]))
+        score = 0.05 + 0.45 * bool(done) + 0.4 * said + 0.1 * (summary is not None) - 0.1 * errors - 0.15 * others
+        name, wanted = job.call
+        words = [f"It called {name} as the task wants." if done else f"It never called {name} with {wanted}."]
+        if summary is None:
+            words.append("It did not answer.")
+        else:
+            words.append(
+                f"Its answer {summary!r} {'says what came back' if said else 'is not what the task asks for'}."
+            )
+        words += [f"{errors} calls failed."] * bool(errors) + [f"{others} calls were no help."] * bool(others)
+        return min(max(round(score, 2), 0.0), 1.0), " ".join(words)
+
+    @functools.cached_property
+    def judge(self) -> ScriptedJudge:
+        return ScriptedJudge(self.grade)
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        """The answer to a request for scenarios or for scores."""
+        shape = body.get("response_format", {}).get("json_schema", {})
+        if shape.get("name") != "scenarios":
+            return self.judge.answer(body)
+        return completion(body, {"content": json.dumps({"scenarios": self.write(body["messages"][-1]["content"])})})
+
+    def write(self, prompt: str) -> list[dict[str, Any]]:
+        """Scenarios for a prompt of `generate_scenarios`: as many as it asks for, other ones than it names."""
+        asked = re.search(r"Write exactly (\d+) scenarios", prompt)
+        known = set(re.findall(r"^- (.*)$", prompt, re.MULTILINE))
+        free = [job for job in self.jobs if job.task not in known]
+        random.Random(0).shuffle(free)
+        return [{"task": job.task, "difficulty": job.difficulty} for job in free[: int(asked[1]) if asked else 10]]
+
+
+class Inventory(Practice):
+    name: ClassVar[str] = "inventory"
+
+    def __init__(self) -> None:
+        super().__init__("inventory", inventory_jobs())
+
+
+class Calendar(Practice):
+    name: ClassVar[str] = "calendar"
+
+    def __init__(self) -> None:
+        super().__init__("calendar", calendar_jobs())
+
+
+PRACTICES = {"inventory": Inventory, "calendar": Calendar}
+
+
+def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What it returns. In a thread: the caller may be on an event loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
+
+
+def _said(call: Call) -> dict[str, Any]:
+    function = {"name": call[0], "arguments": json.dumps(call[1])}
+    return {
+        "role": "assistant", "content": "", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]
+    }  # fmt: skip
+
+
+def _returned(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call_0", "content": text}
+
+
+def _calls_of(messages: list[dict[str, Any]]) -> tuple[list[tuple[Call, str]], str | None]:
+    """Every call of a tool with its result, and the summary of `complete_task` if it was called."""
+    results = {m["tool_call_id"]: str(m.get("content")) for m in messages if m["role"] == "tool"}
+    calls: list[tuple[Call, str]] = []
+    summary = None
+    for asked in (call for message in messages for call in message.get("tool_calls") or ()):
+        name, given = asked["function"]["name"], asked["function"]["arguments"]
+        arguments: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(given)
+        if name == "complete_task":
+            summary = str(arguments.get("summary", "")) if isinstance(arguments, dict) else ""
+        else:
+            calls.append(((name, arguments), results.get(asked["id"], "Error: no result")))
+    return calls, summary
+
+
+def _says(summary: str, answer: str) -> bool:
+    """Whether the answer is in there as words of its own, and not just one of many."""
+    return len(summary) <= len(answer) + 30 and bool(re.search(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", summary))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write scenarios for one of the servers and judge rollouts.")
+    parser.add_argument("server", choices=sorted(PRACTICES))
+    parser.add_argument("--port", type=int, default=8010)
+    args = parser.parse_args()
+    practice = PRACTICES[args.server]()
+    with ScriptedServer(practice.reply, args.port) as server, contextlib.suppress(KeyboardInterrupt):
+        sys.stdout.write(f"writing and judging at {server.base_url}\n")
+        sys.stdout.flush()
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

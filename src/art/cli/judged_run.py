@@ -1,0 +1,226 @@
+"""What commands that train on a judge have in common: train, compare with the untrained policy, report, keep time.
+
+`art mcp-rl` and `art auto` differ in where scenarios come from; from there on both are a task and a judge. Beside the
+report they keep
+
+evaluation.jsonl   the rollouts of the held-out scenarios with their scores, before and after
+seconds.json       wall time by what it was spent on, over all calls
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
+from art.cli.train_options import loop_defaults
+from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.errors import BudgetError
+from art.model import TrainableModel
+from art.report import Report, write_report
+from art.rewards import GroupScorer, Ruler
+from art.task import Scenario, Task
+from art.training_loop import StepReport, train_task
+from art.trajectory import Trajectory
+
+
+@dataclass(slots=True)
+class Clock:
+    """Wall time by what it was spent on, over all calls of the command."""
+
+    path: Path
+    seconds: dict[str, float]
+
+    @classmethod
+    def load(cls, out: Path) -> Clock:
+        path = out / "seconds.json"
+        return cls(path, json.loads(path.read_text()) if path.exists() else {})
+
+    def add(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+        write_file(self.path, json.dumps(self.seconds, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def measure(self, what: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(what, time.perf_counter() - started)
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgedRun:
+    """What is known of a run."""
+
+    args: argparse.Namespace
+    command: str
+    model: TrainableModel[Any, Any]
+    clock: Clock
+    step: int = 0
+    """The newest checkpoint."""
+    comparison: CheckpointComparison | None = None
+    groups_without_scores: int = 0
+    stopped: str = ""
+    """Why it ended before its end."""
+
+
+async def train_and_compare(
+    run: JudgedRun,
+    task: Task,
+    judge: Ruler,
+    console: Console,
+    *,
+    out: Path,
+    held_out: Sequence[Scenario],
+    about: str = "",
+    describe: Callable[[], Report],
+) -> int:
+    """Train, compare, and write the report, whatever happens; the exit code.
+
+    Args:
+        about: what the comparison depends on besides checkpoint and scenarios.
+        describe: the report of the run as it stands.
+    """
+    status = 0
+    try:
+        await train_run(run, task, judge, console)
+        if run.args.evaluate and run.step:
+            await compare_run(run, task, judge, console, out=out, scenarios=held_out, about=about)
+    except BudgetError as error:
+        status, run.stopped = EXIT_BUDGET, error.message
+        console.print(f"Stopped at step {run.step}: {error}. Every finished step is kept", highlight=False,
+                      soft_wrap=True)  # fmt: skip
+    except Exception as error:
+        run.stopped = str(error)
+        raise
+    finally:
+        await book_last(run.model)
+        publish_report(console, out, describe())
+        show_costs(console, run.model.costs)
+    return status
+
+
+async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console) -> None:
+    """Up to `--steps`, from wherever the model stands."""
+    defaults = loop_defaults(task.defaults, run.args)
+    # A judge that is down ends the run at its first step, not after many.
+    scorer = GroupScorer(judge, window=defaults.groups_per_step)
+    console.print(f"{run.model.get_inference_name()} stands at step {run.step} of {defaults.num_steps}")
+
+    def on_step(report: StepReport) -> None:
+        run.clock.add("rollouts and judging", report.timing.rollout_s)
+        run.clock.add("training", report.timing.train_s)
+        run.clock.add("publishing", report.timing.publish_s)
+        run.step += report.trained
+        line = report.line(task.headline_metric)
+        console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
+
+    try:
+        await train_task(
+            run.model, task, defaults, num_steps=defaults.num_steps, seed=run.args.seed, on_step=on_step,
+            score=scorer, rollout_timeout_s=run.args.rollout_timeout,
+        )  # fmt: skip
+        run.step = await run.model.get_step()
+    finally:
+        run.groups_without_scores += scorer.num_faults
+
+
+async def compare_run(
+    run: JudgedRun,
+    task: Task,
+    judge: Ruler,
+    console: Console,
+    *,
+    out: Path,
+    scenarios: Sequence[Scenario],
+    about: str = "",
+) -> None:
+    """The newest checkpoint beside step 0, `--evaluate` rollouts of each on every scenario.
+
+    Args:
+        about: what else the result depends on. While nothing has changed an earlier one is taken from `out`.
+    """
+    rollouts, step = run.args.evaluate, run.step
+    run.comparison = load_comparison(out, step=step, rollouts=rollouts, scenarios=scenarios, about=about)
+    if run.comparison is not None:
+        return
+    with (
+        run.clock.measure("held-out evaluation"),
+        console.status(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ..."),
+    ):
+        run.comparison = await compare_checkpoints(
+            run.model, task, scenarios, before=0, after=step, rollouts=rollouts,
+            score=GroupScorer(judge, window=len(scenarios)), rollout_timeout_s=run.args.rollout_timeout,
+        )  # fmt: skip
+    save_comparison(out, run.comparison, step=step, rollouts=rollouts, about=about)
+    for at, side in ((0, "before"), (step, "after")):
+        trajectories = [t for item in run.comparison.compared for t in getattr(item, side)]
+        await run.model.log(trajectories, split="test", step=at)
+
+
+def publish_report(console: Console, out: Path, report: Report) -> None:
+    """Write the page, and show where it is and what the result was."""
+    path = write_report(out, report)
+    if report.headline is not None:
+        headline = report.headline
+        console.print(
+            f"{headline.measure}: {headline.before.text()} before, [bold]{headline.after.text()}[/bold] after; "
+            f"change {headline.change.text(sign=True)}", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    console.print(f"report  {path}", highlight=False, soft_wrap=True)
+
+
+def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int, about: str = "") -> None:
+    head = {
+        "step": step, "rollouts": rollouts, "about": about, "num_left_out": comparison.num_left_out,
+        "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [head]
+    for item in comparison.compared:
+        sides = {"before": item.before, "after": item.after}
+        rows.append(
+            {"scenario": item.scenario.model_dump(mode="json")}
+            | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
+        )
+    write_file(out / "evaluation.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def load_comparison(
+    out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario], about: str = ""
+) -> CheckpointComparison | None:
+    """What `save_comparison` wrote with the same arguments and for those scenarios; `None` if there is none."""
+    path = out / "evaluation.jsonl"
+    if not path.exists():
+        return None
+    head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    compared = [
+        ComparedScenario(
+            scenario=Scenario.model_validate(row["scenario"]),
+            before=[Trajectory.model_validate(item) for item in row["before"]],
+            after=[Trajectory.model_validate(item) for item in row["after"]],
+        )
+        for row in rows
+    ]
+    same = (head["step"], head["rollouts"], head["about"]) == (step, rollouts, about)
+    if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
+        return None
+    return CheckpointComparison(
+        compared=compared, num_left_out=0, num_failed_rollouts=head["num_failed_rollouts"], seconds=head["seconds"]
+    )
+
+
+def write_file(path: Path, text: str) -> None:
+    """All of it or nothing."""
+    partial = path.with_name(f".{path.name}.tmp")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,171 @@
+"""The parts of a report that are the same for every run with a judge."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import art
+from art.cli.judged_run import JudgedRun
+from art.cli.train_options import loop_defaults
+from art.comparison import CheckpointComparison, ComparedScenario
+from art.report import (
+    Comparison,
+    Curve,
+    Headline,
+    ScenarioResult,
+    Table,
+    Transcript,
+    estimate,
+    estimate_change,
+)
+from art.report.page import duration
+from art.storage.history import means_by_step
+from art.storage.layout import DataDir
+from art.task import Scenario, TaskDefaults
+from art.trajectory import Trajectory
+
+NOTE = (
+    "The judge saw the rollouts of a scenario from before and after together, in an order drawn at random, and was not "
+    "told which is which: one question, one scale. Its scores of one question say nothing about those of another. "
+    "Pairs are means over the rollouts of a scenario."
+)
+REWARD_NOTE = (
+    "Beside the other rollouts of the same step. It rises only as far as the judge also looks at what the task wants; "
+    "the result above is the fair comparison."
+)
+_EXPLANATION = "RULER explanation: "
+
+TextOf = Callable[[Scenario], str]
+
+
+def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
+    if comparison is None or not comparison.compared:
+        return None
+    before = [item.before_score for item in comparison.compared]
+    after = [item.after_score for item in comparison.compared]
+    return Headline(
+        measure=f"judged score on {len(before)} held-out scenarios, {rollouts} rollouts of each before and after",
+        before=estimate(before), after=estimate(after), change=estimate_change(before, after), note=NOTE,
+    )  # fmt: skip
+
+
+def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
+    return Curve(title=title, note=note, bounds=bounds, points=sorted(history_of(run, metric).items()))
+
+
+def history_of(run: JudgedRun, metric: str) -> dict[int, float]:
+    path = DataDir(run.args.data_dir.resolve()).model(run.args.project, run.args.name).history
+    return means_by_step(path, metric)[0]
+
+
+def results_of(comparison: CheckpointComparison | None, text_of: TextOf) -> list[ScenarioResult]:
+    compared = comparison.compared if comparison else ()
+    return [
+        ScenarioResult(
+            scenario=text_of(item.scenario), before=item.before_score, after=item.after_score,
+            label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
+        )
+        for item in compared
+    ]  # fmt: skip
+
+
+def telling_comparisons(
+    comparison: CheckpointComparison | None, text_of: TextOf, note_of: Callable[[Trajectory], str]
+) -> list[Comparison]:
+    """The largest gain, a typical scenario, and the largest loss if there is one."""
+    ranked = sorted(comparison.compared if comparison else (), key=lambda item: item.before_score - item.after_score)
+    if not ranked:
+        return []
+    median = statistics.median_low([item.after_score - item.before_score for item in ranked])
+    typical = next(item for item in ranked if item.after_score - item.before_score == median)
+    chosen = [("largest gain", ranked[0]), ("typical", typical)]
+    if ranked[-1].after_score < ranked[-1].before_score:
+        chosen.append(("largest loss", ranked[-1]))
+    seen: list[ComparedScenario] = []
+    comparisons = []
+    for kind, item in chosen:
+        if not any(item is other for other in seen):
+            before, after = _telling_pair(item)
+            comparisons.append(
+                Comparison(
+                    scenario=f"{text_of(item.scenario)} ({kind})",
+                    before=_transcript(before, note_of), after=_transcript(after, note_of),
+                )
+            )  # fmt: skip
+        seen.append(item)
+    return comparisons
+
+
+def _telling_pair(item: ComparedScenario) -> tuple[Trajectory, Trajectory]:
+    """The pair of rollouts with the same random numbers whose change is nearest to that of the scenario."""
+    change = item.after_score - item.before_score
+    pairs = list(zip(item.before, item.after, strict=False))
+    return min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
+
+
+def _transcript(trajectory: Trajectory, note_of: Callable[[Trajectory], str]) -> Transcript:
+    messages: list[Any] = list(trajectory.messages())
+    said = [log.removeprefix(_EXPLANATION) for log in trajectory.logs if log.startswith(_EXPLANATION)]
+    return Transcript(
+        messages=messages, score=trajectory.reward, explanation=said[-1] if said else "", note=note_of(trajectory)
+    )
+
+
+def cost_table(run: JudgedRun) -> Table:
+    """What the ledger of the model has, over all calls."""
+    rows = []
+    for source, amount in run.model.costs.totals().items():
+        usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
+        seconds = duration(amount.seconds) if amount.seconds else ""
+        requests = f"{count:,}" if (count := amount.priced + amount.unpriced) and not amount.seconds else ""
+        tokens = [f"{count:,}" if count else "" for count in (amount.prompt_tokens, amount.completion_tokens)]
+        rows.append([source, requests, *tokens, seconds, usd])
+    return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
+
+
+def faults_of(run: JudgedRun) -> list[str]:
+    faults = []
+    if run.stopped:
+        faults.append(f"The run ended before its end: {run.stopped}")
+    if run.groups_without_scores:
+        faults.append(
+            f"{run.groups_without_scores} groups of the last call got no scores from the judge and were left out."
+        )
+    comparison = run.comparison
+    if comparison and comparison.num_left_out:
+        faults.append(
+            f"{comparison.num_left_out} held-out scenarios are missing: no scores, or no rollout on one of the sides."
+        )
+    if comparison and comparison.num_failed_rollouts:
+        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, by no fault of the policy.")
+    return faults or ["Nothing: every group was judged, and no rollout failed in the last call."]
+
+
+def settings_of(args: argparse.Namespace, task_defaults: TaskDefaults) -> dict[str, str]:
+    """What a run is repeated with."""
+    defaults = loop_defaults(task_defaults, args)
+    return {
+        "base model": str(args.base_model),
+        "trained": trained_part(args),
+        "steps": str(defaults.num_steps),
+        "scenarios per step": str(defaults.groups_per_step),
+        "rollouts per scenario": str(defaults.rollouts_per_group),
+        "learning rate": f"{defaults.learning_rate:g}",
+        "judge": f"{args.judge}{f' at {args.judge_url}' if args.judge_url else ''}, passes {args.judge_passes}",
+        "engine": args.engine,
+        "seed": str(args.seed),
+        "art": f"{art.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+    }
+
+
+def trained_part(args: argparse.Namespace) -> str:
+    return "all weights" if args.full_finetuning else f"an adapter of rank {args.lora_rank}"
+
+
+def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:
+    """Scenarios and their difficulties."""
+    return Table(columns=["scenario", "difficulty"], rows=[[text, "" if d is None else str(d)] for text, d in rows])

@@ -1,0 +1,110 @@
+"""An MCP server as a task: scenarios written for its tools, and rollouts that use them. A judge gives the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.errors import ConfigError
+from art.mcp.client import MCPClient, is_address
+from art.mcp.rollout import mcp_rollout
+from art.mcp.types import GeneratedScenario, MCPTool
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+ROLLOUT_HEADER = "x-rollout-id"
+"""Of each HTTP request to the server. One that serves many rollouts at once can keep them apart by it."""
+
+
+class McpTask(Task):
+    """
+    Example:
+        scenarios = await generate_scenarios(num_scenarios=36, server_url=SERVER)
+        train, held_out = scenarios.split(24)
+        task = McpTask(SERVER, train=train, held_out=held_out)
+        await train_task(model, task, task.defaults, num_steps=20, seed=0, on_step=print, score=scorer)
+    """
+
+    name: ClassVar[str] = "mcp"
+    description: ClassVar[str] = "use the tools of an MCP server"
+    headline_metric: ClassVar[str] = "completed"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        learning_rate=1e-5, num_steps=20, groups_per_step=8, rollouts_per_group=6
+    )
+
+    def __init__(
+        self,
+        server: str | Sequence[str],
+        *,
+        train: Sequence[GeneratedScenario],
+        held_out: Sequence[GeneratedScenario],
+        tools: Sequence[MCPTool] | None = None,
+        headers: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        max_turns: int = 10,
+        max_concurrent: int = 16,
+        request: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            server: an address, or a command that is started for each rollout.
+            tools: that the agent may use; by default all that the server lists.
+            headers, env: of HTTP requests, or of a command.
+            max_turns: answers of the model in a rollout.
+            max_concurrent: rollouts at once, each with its connection or its process.
+            request: further arguments of each request to the model: `temperature`, `max_completion_tokens`, ...
+        """
+        if max_concurrent < 1:
+            raise ConfigError(f"max_concurrent must be 1 or more, got {max_concurrent}")
+        self.server, self.tools = server, tools
+        self._pools: dict[Split, Sequence[GeneratedScenario]] = {"train": train, "test": held_out}
+        self._headers, self._env = dict(headers or {}), dict(env or {})
+        self._max_turns, self._request = max_turns, dict(request or {})
+        self._gate = asyncio.Semaphore(max_concurrent)
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """To train on: as many different ones as there are, in an order by the seed. To test with: in their order."""
+        pool = list(self._pools.get(split, ()))
+        if not pool:
+            raise ConfigError(f"there are no scenarios of the split {split!r}; an MCP task has 'train' and 'test'")
+        rng = random.Random(derive_seed(self.name, split, seed))
+        chosen: list[GeneratedScenario] = []
+        while len(chosen) < count:
+            chosen += rng.sample(pool, len(pool)) if split == "train" else pool
+        return [
+            self.scenario(split, seed, index, {"task": item.task, "difficulty": item.difficulty})
+            for index, item in enumerate(chosen[:count])
+        ]
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """
+        Raises:
+            ToolServerError: the server is gone: an `infra_fault`, never a reward of 0.
+        """
+        headers = {**self._headers, ROLLOUT_HEADER: uuid.uuid4().hex} if is_address(self.server) else None
+        async with self._gate, MCPClient(self.server, headers=headers, env=self._env) as client:
+            return await mcp_rollout(
+                model, GeneratedScenario(**scenario.inputs), client, step=step, max_turns=self._max_turns,
+                tools=self.tools, request={"seed": derive_seed(scenario.seed, rollout_index), **self._request},
+            )  # fmt: skip
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        inputs = {"task": prompt, "difficulty": 1}
+        return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
+
+    def render_trajectory(self, trajectory: Trajectory) -> str:
+        lines = []
+        for message in trajectory.messages()[1:]:
+            said: Any = message
+            lines.append(f"{said['role']}: {said.get('content') or ''}".rstrip())
+            calls = [call["function"] for call in said.get("tool_calls") or ()]
+            lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+        return "\n".join([*lines, f"{trajectory.metadata.get('ending')}, reward {trajectory.reward:g}"])

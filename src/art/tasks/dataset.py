@@ -1,0 +1,87 @@
+"""A data set as a task: the agent gets the system prompt and one input, and answers. A judge gives the reward.
+
+task = DatasetTask(Dataset.load("opening-hours"))
+await train_task(model, task, task.defaults, num_steps=50, seed=0, on_step=print, score=scorer)
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from art.errors import ConfigError
+from art.scenarios import Dataset, WrittenScenario
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+
+class DatasetTask(Task):
+    name: ClassVar[str] = "dataset"
+    description: ClassVar[str] = "answer the inputs of a data set"
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(
+        learning_rate=1e-5, num_steps=50, groups_per_step=8, rollouts_per_group=8
+    )
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        """To train on: as many different ones as there are, drawn by the seed. Else in the order of the file.
+
+        Raises:
+            ConfigError: the split is empty.
+        """
+        lines = self.dataset.split(split)
+        if not lines:
+            raise ConfigError(
+                f'no scenario is in {split!r}: write more of them, or give some lines of the file "split": "{split}"'
+            )
+        if split != "train":
+            return [self._scenario(line, seed) for line in lines[:count]]
+        rng = random.Random(derive_seed(self.name, split, seed))
+        drawn: list[WrittenScenario] = []
+        while len(drawn) < count:
+            drawn += rng.sample(lines, min(len(lines), count - len(drawn)))
+        return [self._scenario(line, seed, repetition=drawn[:i].count(line)) for i, line in enumerate(drawn)]
+
+    def _scenario(self, line: WrittenScenario, seed: int, *, repetition: int = 0) -> Scenario:
+        inputs: dict[str, Any] = {"input": line.input}
+        if line.difficulty is not None:
+            inputs["difficulty"] = line.difficulty
+        scenario_id = f"{self.name}/{derive_seed(line.input):x}"
+        return Scenario(id=scenario_id, seed=derive_seed(scenario_id, seed, repetition), inputs=inputs)
+
+    def prompt_scenario(self, prompt: str) -> Scenario:
+        return self._scenario(WrittenScenario(input=prompt), 0)
+
+    async def rollout(
+        self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> Trajectory:
+        """One answer. Its reward is left at 0, for a judge to set.
+
+        Metrics: `cut_short`, 1 if the answer was longer than allowed; metadata `outcome` is `policy_fault` then.
+        """
+        task = self.dataset.task
+        trajectory = Trajectory(
+            messages_and_choices=[
+                {"role": "system", "content": task.system_prompt},
+                {"role": "user", "content": scenario.inputs["input"]},
+            ],
+            metadata={"scenario_id": scenario.id},
+        )
+        completion = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(step),
+            messages=trajectory.messages(),
+            temperature=task.temperature,
+            max_completion_tokens=task.max_completion_tokens,
+            seed=derive_seed(scenario.seed, rollout_index),
+        )
+        choice = completion.choices[0]
+        trajectory.messages_and_choices.append(choice)
+        cut_short = choice.finish_reason == "length"
+        trajectory.metrics["cut_short"] = float(cut_short)
+        trajectory.metadata["outcome"] = "policy_fault" if cut_short else "ok"
+        return trajectory.finish()
