@@ -95,15 +95,15 @@ def test_the_desk_is_learnt_from_a_sentence(
     assert main(["tiny-model", "tiny", "--task", "desk:Desk", "--seed", str(seed)]) == 0
     with desk.scripted_generator() as generator, desk.scripted_judge(seed=seed) as judge:
         assert main(
-            ["auto", desk.DESCRIPTION, "--model", "tiny", "--out", "desk", "--num-scenarios", "100", "--steps", "20",
+            ["auto", desk.DESCRIPTION, "--model", "tiny", "--out", "desk", "--num-scenarios", "100", "--steps", "15",
              "--groups", "16", "--learning-rate", "5e-3", "--seed", str(seed), "--evaluate", "4",
              "--generator", "openai/g", "--generator-url", generator.base_url,
              "--judge", "openai/j", "--judge-url", judge.base_url]
         ) == 0  # fmt: skip
         requests = len(generator.requests)
-        assert main(["auto", "desk", "--steps", "30"]) == 0
+        assert main(["auto", "desk", "--steps", "25"]) == 0
         assert len(generator.requests) == requests
-    assert "auto/desk stands at step 20 of 30" in capsys.readouterr().out
+    assert "auto/desk stands at step 15 of 25" in capsys.readouterr().out
     change = Estimate(**json.loads((tmp_path / "desk" / "report.json").read_text())["headline"]["change"])
     assert change.low > 0
     assert change.mean >= MIN_CHANGE

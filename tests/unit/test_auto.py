@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import art
+from art.cli import judged_run
 from art.cli.auto_files import RunOptions, folder_of, slug
+from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
-from art.errors import ConfigError
-from art.rewards import completion
+from art.errors import ArtError, BudgetError, ConfigError, JudgeError, TrainingError
+from art.report import Report
+from art.rewards import Ruler, completion
 from art.scenarios import Dataset, TaskText, WrittenScenario
 from art.tasks.dataset import DatasetTask
 from art.testing.generator import ScriptedGenerator
@@ -138,6 +143,50 @@ def test_slugs() -> None:
     )
     assert slug("日本語 だけ です") == "task"
     assert folder_of("one two three", None) == (Path("auto") / "one-two-three").resolve()
+
+
+# -- how a run ends --
+
+
+@pytest.mark.parametrize(
+    ("error", "compares", "status"),
+    [
+        (TrainingError("solved, or collapsed"), True, None),
+        (JudgeError("down"), False, None),
+        (BudgetError("0"), False, 3),
+    ],
+)
+async def test_a_run_that_ends_early_is_reported(
+    error: ArtError, compares: bool, status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    async def train(run: JudgedRun, *_: object) -> None:
+        run.step = 4
+        raise error
+
+    async def compare(*_: object, **__: object) -> None:
+        done.append("compared")
+
+    async def book(*_: object) -> None:
+        done.append("booked")
+
+    for name, stand_in in (("train_run", train), ("compare_run", compare), ("book_last", book)):
+        monkeypatch.setattr(judged_run, name, stand_in)
+    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
+    run = JudgedRun(args=argparse.Namespace(evaluate=1), command="art auto x", model=model, clock=Clock.load(tmp_path))
+    judge, task = Ruler("openai/j"), task_of(WrittenScenario(input="a"))
+    ending = judged_run.train_and_compare(
+        run, task, judge, Console(), out=tmp_path, held_out=[],
+        describe=lambda: Report(title="t", summary="s", faults=[run.stopped]),
+    )  # fmt: skip
+    if status is None:
+        with pytest.raises(type(error)):
+            await ending
+    else:
+        assert await ending == status
+    assert done == ["compared"] * compares + ["booked"]
+    assert str(error) in (tmp_path / "report.html").read_text()
 
 
 # -- the task --

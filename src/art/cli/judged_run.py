@@ -24,7 +24,7 @@ from rich.console import Console
 from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.errors import BudgetError
+from art.errors import BudgetError, TrainingError
 from art.model import TrainableModel
 from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
@@ -91,11 +91,16 @@ async def train_and_compare(
         about: what the comparison depends on besides checkpoint and scenarios.
         describe: the report of the run as it stands.
     """
-    status = 0
+    status, ended = 0, None
     try:
-        await train_run(run, task, judge, console)
+        try:
+            await train_run(run, task, judge, console)
+        except TrainingError as error:  # the policy has collapsed, or the task is solved: the comparison tells which
+            ended = error
         if run.args.evaluate and run.step:
             await compare_run(run, task, judge, console, out=out, scenarios=held_out, about=about)
+        if ended is not None:
+            raise ended
     except BudgetError as error:
         status, run.stopped = EXIT_BUDGET, error.message
         console.print(f"Stopped at step {run.step}: {error}. Every finished step is kept", highlight=False,
