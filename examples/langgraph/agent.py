@@ -1,71 +1,92 @@
-"""A LangGraph agent that answers questions about a mailbox. What ART needs are the two lines with a comment."""
+"""A LangGraph agent that sends support tickets to a team. What ART needs are the two lines with a comment."""
 
-import json
-from typing import Any
+import random
+from typing import Any, NamedTuple
 
-from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 import art
 from art.langgraph import init_chat_model, wrap_rollout  # was: from langchain.chat_models import init_chat_model
-from art.task import Scenario
-from art.tasks.search_emails import FOUND_BONUS, NO_IDEA, OUTCOMES, READ_BONUS, Desk, open_desk, question_about
 
-MAX_MESSAGES = 14
+GREETINGS = ["Hello.", "Good morning.", "Please help.", "Hi there.", "Dear team.", "Urgent."]
+COMPLAINTS = {
+    "billing": ["My invoice is wrong.", "I paid twice.", "The price has changed."],
+    "repairs": ["It does not start.", "The screen is dark.", "It makes a noise."],
+    "sales": ["I want one more.", "Do you have red ones?", "Which size fits me?"],
+}
+MAX_MESSAGES = 9
 
 
-def make_tools(desk: Desk) -> list[Any]:
-    @tool
-    async def search_emails(keywords: list[str]) -> str:
-        """Find emails by keywords."""
-        return desk.call("search_emails", json.dumps({"keywords": keywords}))
+class Ticket(NamedTuple):
+    text: str
+    team: str
 
-    @tool
-    async def read_email(message_id: int) -> str:
-        """Read an email."""
-        return desk.call("read_email", json.dumps({"message_id": message_id}))
 
-    @tool
-    async def return_final_answer(answer: str) -> str:
-        """Answer."""
-        return desk.call("return_final_answer", json.dumps({"answer": answer}))
+def all_tickets(split: str) -> list[Ticket]:
+    """A third of all pairs of greeting and complaint is for the split `test`, the others are for `train`."""
+    complaints = [(complaint, team) for team, texts in COMPLAINTS.items() for complaint in texts]
+    return [
+        Ticket(f"{greeting} {complaint}", team)
+        for i, greeting in enumerate(GREETINGS)
+        for j, (complaint, team) in enumerate(complaints)
+        if ((i + j) % 3 == 0) == (split == "test")
+    ]
 
-    return [search_emails, read_email, return_final_answer]
+
+def draw_tickets(split: str, *, seed: int, count: int) -> list[Ticket]:
+    return random.Random(seed).choices(all_tickets(split), k=count)
+
+
+class Desk:
+    """A ticket, and where it was sent."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.sent_to: str | None = None
+
+    def tools(self) -> list[Any]:
+        @tool
+        def read_ticket() -> str:
+            """Read the ticket."""
+            return self.ticket.text
+
+        @tool
+        def send_to(team: str) -> str:
+            """Send it to billing, repairs or sales."""
+            if team not in COMPLAINTS:
+                return f"there is no team {team}"
+            self.sent_to = team
+            return "sent"
+
+        return [read_ticket, send_to]
 
 
 def build_agent(desk: Desk) -> Any:
-    tools = make_tools(desk)
-    chat = init_chat_model("gpt-4.1", max_tokens=80).bind_tools(tools)
+    chat = init_chat_model("gpt-4.1", max_tokens=80).bind_tools(desk.tools())
 
     async def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await chat.ainvoke(state["messages"])]}
 
     def is_over(state: MessagesState) -> str:
-        return END if desk.outcome is not None or len(state["messages"]) >= MAX_MESSAGES else "think"
+        return END if desk.sent_to is not None or len(state["messages"]) >= MAX_MESSAGES else "think"
 
     graph = StateGraph(MessagesState)
     graph.add_node("think", think)
-    graph.add_node("tools", ToolNode(tools))
+    graph.add_node("tools", ToolNode(desk.tools()))
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", tools_condition)
     graph.add_conditional_edges("tools", is_over)
     return graph.compile()
 
 
-async def answer_question(scenario: Scenario) -> art.Trajectory:
-    desk = open_desk(scenario.inputs["mailbox"], scenario.seed)
-    assert desk.wanted is not None
-    opening = [
-        SystemMessage(f"Answer from the mailbox. If it is not there: {NO_IDEA}"),
-        HumanMessage(question_about(desk.wanted)),
-    ]
-    await build_agent(desk).ainvoke({"messages": opening})
-    outcome = desk.outcome or "no_answer"
-    reward = OUTCOMES[outcome] + FOUND_BONUS * desk.found + READ_BONUS * desk.read
-    return art.Trajectory(reward=reward, metrics={"correct": float(outcome == "correct")})
+async def handle_ticket(ticket: Ticket) -> art.Trajectory:
+    desk = Desk(ticket)
+    await build_agent(desk).ainvoke({"messages": [("user", "A ticket came in.")]})
+    is_right = desk.sent_to == ticket.team
+    return art.Trajectory(reward=1.0 if is_right else -0.25, metrics={"right": float(is_right)})
 
 
-async def rollout(model: art.TrainableModel, scenario: Scenario) -> art.Trajectory:
-    return await wrap_rollout(model, answer_question)(scenario)  # was: answer_question(scenario)
+async def rollout(model: art.TrainableModel, ticket: Ticket) -> art.Trajectory:
+    return await wrap_rollout(model, handle_ticket)(ticket)  # was: handle_ticket(ticket)

@@ -1,26 +1,51 @@
-"""What a tiny model is shown before `train.py`: play of somebody who knows the tools but often takes the wrong step.
+"""What a tiny model is shown before `train.py`: how the agent's tools are called, but not when or why.
 
-art tiny-model ./tiny --task warm_up:MailAgent
+art tiny-model ./tiny --task warm_up:Support
 
-The play is that of the task `search_emails`, with the tools as this agent describes them in every request.
+The play reads the ticket in half of the cases, and sends it to any team. A larger model needs none of this.
 """
 
+import json
 import random
-from dataclasses import replace
+from typing import Any
 
-from agent import make_tools
+from agent import COMPLAINTS, Desk, Ticket, draw_tickets, rollout
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from art.task import Conversation
-from art.tasks.search_emails import SearchEmails, open_desk
+import art
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults
 
 
-class MailAgent(SearchEmails):
-    name = "langgraph_mail_agent"
+class Support(Task):
+    name = "support_tickets"
+    description = "send support tickets to the right team, as a LangGraph agent"
+    headline_metric = "right"
+    defaults = TaskDefaults(learning_rate=5e-3, num_steps=15, groups_per_step=12, warm_start_steps=300)
+
+    def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
+        tickets = draw_tickets(split, seed=seed, count=count)
+        return [self.scenario(split, seed, index, ticket._asdict()) for index, ticket in enumerate(tickets)]
+
+    async def rollout(
+        self, model: Any, scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> art.Trajectory:
+        return await rollout(model, Ticket(**scenario.inputs))
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        tools = [convert_to_openai_tool(tool) for tool in make_tools(open_desk(0, 0))]
-        return [
-            replace(conversation, tools=tools if conversation.messages[0]["role"] == "system" else None)
-            for conversation in super().warm_start_conversations(rng, count)  # without a system message it is a drill
-        ]
+        tickets = draw_tickets("train", seed=rng.randrange(2**31), count=count)
+        tools = [convert_to_openai_tool(tool) for tool in Desk(tickets[0]).tools()]
+        return [Conversation(messages=_play(rng, ticket), tools=tools) for ticket in tickets]
+
+
+def _play(rng: random.Random, ticket: Ticket) -> list[Any]:
+    messages: list[Any] = [{"role": "user", "content": "A ticket came in."}]
+    if rng.random() < 0.5:
+        messages += [_call("read_ticket"), {"role": "tool", "tool_call_id": "call_0", "content": ticket.text}]
+    messages.append(_call("send_to", team=rng.choice(list(COMPLAINTS))))
+    return messages
+
+
+def _call(name: str, **arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    call = {"id": "call_0", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -47,6 +47,9 @@ _numbers = itertools.count()
 class Practice(McpTask):
     """The jobs of one server, with play that shows the form of its calls to a tiny model."""
 
+    num_to_train: ClassVar[int] = 24
+    """Scenarios; 12 more are held out. So many jobs of a server differ in more than a few words."""
+
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
         learning_rate=2e-3,
         num_steps=16,
@@ -178,6 +181,7 @@ class Inventory(Practice):
 
 class Calendar(Practice):
     name: ClassVar[str] = "calendar"
+    num_to_train: ClassVar[int] = 20
 
     def __init__(self) -> None:
         super().__init__("calendar", calendar_jobs())

@@ -42,7 +42,7 @@ def main() -> None:
             "--out", str(out / f"{args.server}-seed{args.seed}"), "--steps", str(practice.defaults.num_steps),
             "--groups", str(practice.defaults.groups_per_step), "--rollouts",
             str(practice.defaults.rollouts_per_group), "--learning-rate", f"{practice.defaults.learning_rate:g}",
-            "--max-completion-tokens", "100", *args.further,
+            "--num-scenarios", str(practice.num_to_train), "--max-completion-tokens", "100", *args.further,
         )  # fmt: skip
 
 

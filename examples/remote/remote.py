@@ -7,24 +7,24 @@ import art
 from art.task import get_task
 
 
-async def main(base_model: str, num_steps: int = 20) -> None:
-    task = get_task("tic_tac_toe")
+async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int = 20) -> None:
+    task = get_task(task_name)
     async with art.RemoteBackend() as backend:  # the server of ART_SERVER_URL, with the key in ART_API_KEY
-        model = art.TrainableModel(name="agent-001", project="tic-tac-toe", base_model=base_model)
+        model = art.TrainableModel(name="agent-001", project="remote", base_model=base_model)
         await model.register(backend)
         for step in range(await model.get_step(), num_steps):
             scenarios = task.scenarios("train", seed=step, count=8)
             groups = await art.gather_trajectory_groups(
                 (
-                    art.TrajectoryGroup(task.rollout(model, game, rollout_index=i) for i in range(8))
-                    for game in scenarios
+                    art.TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(8))
+                    for scenario in scenarios
                 ),
                 pbar_desc=f"step {step}",
             )
             result = await backend.train(model, groups, learning_rate=5e-3, num_minibatches=4, verbose=True)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
-            wins = [trajectory.metrics["win"] for group in groups for trajectory in group]
-            print(f"step {result.step}: won {sum(wins) / len(wins):.0%}")
+            shares = [trajectory.metrics[task.headline_metric] for group in groups for trajectory in group]
+            print(f"step {result.step}: {task.headline_metric} {sum(shares) / len(shares):.0%}")
 
 
 if __name__ == "__main__":

@@ -122,8 +122,11 @@ def test_what_stops_a_run_is_said_and_the_next_call_goes_on(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["inventory", "calendar"])
 def test_a_tiny_model_learns_to_use_the_tools(name: str, tmp_path: Path) -> None:
+    changes = []
     for seed in (0, 1, 2):
         command = [sys.executable, str(EXAMPLES / "try_it.py"), name, "--seed", str(seed), "--out", str(tmp_path)]
         subprocess.run(command, check=True)
         headline = json.loads((tmp_path / f"{name}-seed{seed}" / "report.json").read_text())["headline"]
-        assert headline["change"]["low"] > 0, f"seed {seed}: {headline}"
+        changes.append(headline["change"]["mean"])
+    assert min(changes) > 0, changes
+    assert sum(changes) / 3 > 0.1, changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -61,3 +62,23 @@ def test_the_documented_command_trains_in_two_processes_as_in_one(
     )
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=10 * tolerance, abs=tolerance / 10), name
+
+
+def test_in_one_process_it_learns_and_goes_on_where_it_stopped(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    program = str(ROOT / "examples/standalone_trainer/train.py")
+
+    def train(steps: str) -> list[float]:
+        arguments = [str(tiny_model), str(tmp_path / "lines.txt"), str(tmp_path / "out"), "--device", "cpu"]
+        monkeypatch.setattr(sys, "argv", [program, *arguments, "--steps", steps])
+        runpy.run_path(program, run_name="__main__")
+        return [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", capsys.readouterr().out, re.MULTILINE)]
+
+    first = train("2")
+    kept = (tmp_path / "out/0002" / checkpoints.ADAPTER_WEIGHTS).read_bytes()
+    losses = train("3")
+    assert losses[:2] == first
+    assert losses[2] < losses[1] < losses[0]
+    assert (tmp_path / "out/0002" / checkpoints.ADAPTER_WEIGHTS).read_bytes() == kept

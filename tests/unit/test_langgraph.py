@@ -19,7 +19,6 @@ import art
 from art.errors import ConfigError
 from art.langgraph import init_chat_model, wrap_rollout
 from art.messages import is_choice
-from art.tasks.search_emails import SearchEmails, open_desk
 from served_app import ServedApp
 
 pytest.importorskip("langgraph", reason="needs the extra langgraph")
@@ -252,30 +251,20 @@ async def test_the_agent_of_the_example(served: ServedApp) -> None:
     assert spec.loader is not None
     agent = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(agent)
-    (scenario,) = SearchEmails().scenarios("train", seed=0, count=1)
-    wanted = open_desk(scenario.inputs["mailbox"], scenario.seed).wanted
-    assert wanted is not None
+    (ticket,) = agent.draw_tickets("train", seed=0, count=1)
 
     def use(name: str, **arguments: Any) -> str:
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
-    good = [
-        use("search_emails", keywords=[wanted.topic, wanted.attribute]), use("read_email", message_id=wanted.id),
-        use("return_final_answer", answer=wanted.value),
-    ]  # fmt: skip
-    served.app.bench.answers(*good, use("read_email", message_id="first"), "it is late")
-    best = await agent.rollout(served.policy, scenario)
-    assert best.reward == pytest.approx(1.2)
-    assert [message["role"] for message in best.messages()] == [
-        "system",
-        "user",
-        *2 * ["assistant", "tool"],
-        "assistant",
-    ]
+    served.app.bench.answers(use("read_ticket"), use("send_to", team="nobody"), use("send_to", team=ticket.team), "bye")
+    best = await agent.rollout(served.policy, ticket)
+    assert (best.reward, best.metrics["right"]) == (1.0, 1.0)
+    assert [m["content"] for m in best.messages() if m["role"] == "tool"] == [ticket.text, "there is no team nobody"]
     assert sum(map(is_choice, best.messages_and_choices)) == 3
-    worst = await agent.rollout(served.policy, scenario)
-    assert (worst.reward, worst.metrics["correct"]) == (-0.25, 0.0)
+    worst = await agent.rollout(served.policy, ticket)
+    assert (worst.reward, worst.metrics["right"]) == (-0.25, 0.0)
     assert best.tools == worst.tools
+    assert not {*agent.all_tickets("train")} & {*agent.all_tickets("test")}
 
 
 WITHOUT = """

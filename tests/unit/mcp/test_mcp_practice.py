@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from art.mcp import MCPClient, complete_task_tool
+from art.scenarios.words import without_twins
 from conftest import EXAMPLES
 
 
@@ -85,6 +86,11 @@ def test_the_writer_writes_as_many_as_it_is_asked_for(practice: Any) -> None:
     rows = practice.write("Write exactly 7 scenarios.\n\nThese exist already:\n" + "\n".join(f"- {t}" for t in known))
     assert len(rows) == 7
     assert not {row["task"] for row in rows} & set(known)
+
+
+def test_there_are_scenarios_enough_that_differ(practice: Any) -> None:
+    tasks = [row["task"] for row in practice.write("Write exactly 100 scenarios.")]
+    assert len(without_twins(tasks)) >= practice.num_to_train + 12
 
 
 def test_tiny_models_get_conversations_that_fit(practice: Any) -> None:
