@@ -63,9 +63,10 @@ def test_a_script_with_the_core_package_trains_and_fetches(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    listed = art_checkpoints("list", "remote/agent-001").splitlines()
+    listed = art_checkpoints("list", "remote/agent-001", "--metric", "train/reward").splitlines()
     assert [line.split()[0] for line in listed] == ["step", "0", "1", "2"]
     assert "newest" in listed[-1]
+    assert sum("best" in line for line in listed) == 1
     art_checkpoints("download", "remote/agent-001", "here", "--step", "1")
     checkpoints.verify(tmp_path / "here")
     assert "remote/second is at step 2" in art_checkpoints("fork", "remote/agent-001", "remote/second")
