@@ -3,7 +3,7 @@
 user       Hello, the courier has lost my parcel. Can you help?
 assistant  shipping
 
-art tiny-model ./tiny --task desk:Desk        a model that knows the format and guesses the desk
+art tiny-model ./tiny --task desk:Desk        a model that knows the format and half of the desks
 python desk.py                                serves a generator and a judge until Ctrl-C
 """
 
