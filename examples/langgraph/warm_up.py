@@ -1,8 +1,9 @@
-"""What a tiny model is shown before `train.py`: how the agent's tools are called, but not when or why.
+"""What a tiny model is shown before `train.py`: beginners at work, who know the form of every call.
 
 art tiny-model ./tiny --task warm_up:Support
 
-The play reads the ticket in half of the cases, and sends it to any team. A larger model needs none of this.
+They read the ticket in half of the cases, send what they have read to the right team more often than not, and the rest
+anywhere. A larger model needs none of this.
 """
 
 import json
@@ -14,6 +15,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 import art
 from art.task import Conversation, Scenario, Split, Task, TaskDefaults
+
+SKILL = 0.5
+"""How often somebody who has read the ticket knows the team; otherwise it is any of them."""
 
 
 class Support(Task):
@@ -39,9 +43,11 @@ class Support(Task):
 
 def _play(rng: random.Random, ticket: Ticket) -> list[Any]:
     messages: list[Any] = [{"role": "user", "content": "A ticket came in."}]
+    knows = False
     if rng.random() < 0.5:
         messages += [_call("read_ticket"), {"role": "tool", "tool_call_id": "call_0", "content": ticket.text}]
-    messages.append(_call("send_to", team=rng.choice(list(COMPLAINTS))))
+        knows = rng.random() < SKILL
+    messages.append(_call("send_to", team=ticket.team if knows else rng.choice(list(COMPLAINTS))))
     return messages
 
 

@@ -32,6 +32,7 @@ from jobs import Call, Job, calendar_jobs, inventory_jobs
 
 from art.mcp import GeneratedScenario, McpTask, MCPTool, complete_task_tool
 from art.mcp.rollout import SYSTEM
+from art.scenarios.words import without_twins
 from art.task import Conversation, TaskDefaults
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, completion
@@ -166,9 +167,9 @@ class Practice(McpTask):
     def write(self, prompt: str) -> list[dict[str, Any]]:
         """Scenarios for a prompt of `generate_scenarios`: as many as it asks for, other ones than it names."""
         asked = re.search(r"Write exactly (\d+) scenarios", prompt)
-        known = set(re.findall(r"^- (.*)$", prompt, re.MULTILINE))
-        free = [job for job in self.jobs if job.task not in known]
-        random.Random(0).shuffle(free)
+        known = re.findall(r"^- (.*)$", prompt, re.MULTILINE)
+        jobs = random.Random(0).sample(self.jobs, len(self.jobs))
+        free = [jobs[index] for index in without_twins((job.task for job in jobs), known)]
         return [{"task": job.task, "difficulty": job.difficulty} for job in free[: int(asked[1]) if asked else 10]]
 
 
