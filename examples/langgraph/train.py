@@ -46,7 +46,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base_model", help="hub id or path")
     parser.add_argument("--name", default="agent-001", help="of the model; one that is known is trained further")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tickets", type=int, default=12, help="in a step")
     parser.add_argument("--rollouts", type=int, default=8, help="of each ticket")
     parser.add_argument("--tests", type=int, default=150, help="held-out tickets, handled before and after")

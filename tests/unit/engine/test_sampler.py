@@ -55,7 +55,7 @@ def test_frequencies_and_logprobs_are_those_of_the_distribution(temperature: flo
     logits=st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=20),
     u=st.floats(0, 1, exclude_max=True),
     temperature=st.floats(0.05, 5),
-    top_p=st.floats(0.01, 1),
+    top_p=st.floats(0, 1, exclude_min=True),
 )
 @settings(max_examples=200, deadline=None)
 def test_any_draw_is_a_possible_token(logits: list[float], u: float, temperature: float, top_p: float) -> None:
@@ -109,6 +109,12 @@ def test_greedy_reports_the_unscaled_distribution() -> None:
     drawn = sample(logits, SamplingParams(np.array([0.99, 0.99]), [0.0, 0.0], [0.1, 1.0], [0, 0]))
     assert drawn.token_ids == [1, 0]
     assert drawn.logprobs == pytest.approx([float(logits[0].log_softmax(0)[1]), float(logits[1].log_softmax(0)[0])])
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 2e-49])
+def test_a_tiny_top_p_leaves_the_best_token(top_p: float) -> None:
+    drawn = draw(torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]), [0.9, 0.999], top_p=top_p)
+    assert (drawn.token_ids, drawn.logprobs) == ([1, 0], [0.0, 0.0])
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-8, 1e-300])

@@ -99,6 +99,7 @@ def _keep_nucleus(probs: Tensor, top_ps: list[float]) -> Tensor:
     """Rows with `top_p` below 1 lose all outside their smallest set of that mass, and are renormalised: [B, V]."""
     rows = torch.tensor([i for i, p in enumerate(top_ps) if p < 1.0], device=probs.device)
     limits = torch.tensor([p for p in top_ps if p < 1.0], dtype=probs.dtype, device=probs.device)[:, None]
+    limits.clamp_(min=torch.finfo(probs.dtype).tiny)  # the best token stays, also where `top_p` is 0 in this dtype
     chosen = probs[rows]
     ordered, order = chosen.topk(min(_NUCLEUS, chosen.shape[1]), dim=-1)
     if bool((ordered.sum(dim=-1, keepdim=True) < limits).any()):  # rare: sorting a large vocabulary is slow
