@@ -7,7 +7,7 @@ import art
 from art.task import get_task
 
 
-async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int = 20) -> None:
+async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int = 30) -> None:
     task = get_task(task_name)
     async with art.RemoteBackend() as backend:  # the server of ART_SERVER_URL, with the key in ART_API_KEY
         model = art.TrainableModel(name="agent-001", project="remote", base_model=base_model)
