@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 
 from art.errors import ConfigError
 from art.scenarios.dataset import TASK_FILE
-from art.scenarios.toml_file import read_toml, write_text, write_toml
+from art.scenarios.toml_file import read_toml, write_toml
+from art.storage.atomic import write_file
 
 RUN_FILE = "run.toml"
 MIN_WORDS = 3
@@ -64,7 +65,7 @@ class RunOptions(BaseModel):
 
     def save(self, folder: Path) -> None:
         if not (folder / RUN_FILE).exists() or self != self.load(folder):
-            write_text(folder / RUN_FILE, write_toml(self.model_dump(), {}, head=_HEAD))
+            write_file(folder / RUN_FILE, write_toml(self.model_dump(), {}, head=_HEAD).encode())
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:

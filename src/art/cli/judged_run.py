@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from art.errors import BudgetError, TrainingError
 from art.model import TrainableModel
 from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
+from art.storage.atomic import write_file
 from art.task import Scenario, Task
 from art.training_loop import StepReport, train_task
 from art.trajectory import Trajectory
@@ -47,7 +47,7 @@ class Clock:
 
     def add(self, what: str, seconds: float) -> None:
         self.seconds[what] = self.seconds.get(what, 0.0) + seconds
-        write_file(self.path, json.dumps(self.seconds, indent=2) + "\n")
+        write_file(self.path, (json.dumps(self.seconds, indent=2) + "\n").encode())
 
     @contextlib.contextmanager
     def measure(self, what: str) -> Iterator[None]:
@@ -197,7 +197,8 @@ def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, r
             {"scenario": item.scenario.model_dump(mode="json")}
             | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
         )
-    write_file(out / "evaluation.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_file(out / "evaluation.jsonl", lines.encode())
 
 
 def load_comparison(
@@ -222,10 +223,3 @@ def load_comparison(
     return CheckpointComparison(
         compared=compared, num_left_out=0, num_failed_rollouts=head["num_failed_rollouts"], seconds=head["seconds"]
     )
-
-
-def write_file(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

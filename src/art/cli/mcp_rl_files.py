@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from art.cli.judged_run import write_file
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario
 from art.scenarios.words import words_of
+from art.storage.atomic import write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def save_plan(
     sides = {"train": [s.to_dict() for s in train], "held_out": [s.to_dict() for s in held_out]}
     content = {"server": server, "tools": list(tools), "generator": generator, **sides}
     path = out / "scenarios.json"
-    write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     return Plan(path=path, server=server, tools=tools, generator=generator, train=train, held_out=held_out)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -20,6 +19,7 @@ from typing import Any
 
 from art.report.charts import draw_curve, draw_intervals, draw_pair
 from art.report.types import Comparison, Headline, Report, ScenarioResult, Table, Transcript
+from art.storage.atomic import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MAX_MESSAGE_CHARS = 4000
@@ -32,9 +32,7 @@ def write_report(folder: Path, report: Report) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     data = json.dumps(_finite(asdict(report)), indent=2, ensure_ascii=False, default=str)
     for name, text in (("report.json", data + "\n"), ("report.html", render_report(report))):
-        partial = folder / f".{name}.tmp"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, folder / name)
+        write_file(folder / name, text.encode())
     return folder / "report.html"
 
 

@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from art.errors import ConfigError
 from art.scenarios.diversity import Diversity, measure_diversity
 from art.scenarios.task_text import TaskText
-from art.scenarios.toml_file import read_text, read_toml, write_text, write_toml
+from art.scenarios.toml_file import read_text, read_toml, write_toml
 from art.scenarios.words import first_twin, words_of
 from art.scenarios.written import SPLITS, Split, WrittenScenario, split_of
+from art.storage.atomic import write_file
 
 TASK_FILE, SCENARIOS_FILE = "task.toml", "scenarios.jsonl"
 
@@ -56,9 +57,10 @@ class Dataset:
         """Write both files over what is there."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / TASK_FILE, write_toml(self.task.model_dump(), _COMMENTS, head=_HEAD))
+        write_file(folder / TASK_FILE, write_toml(self.task.model_dump(), _COMMENTS, head=_HEAD).encode())
         lines = (scenario.model_dump(exclude_none=True) for scenario in self.scenarios)
-        write_text(folder / SCENARIOS_FILE, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        write_file(folder / SCENARIOS_FILE, text.encode())
 
     def split(self, name: Split) -> list[WrittenScenario]:
         return [scenario for scenario in self.scenarios if split_of(scenario) == name]
