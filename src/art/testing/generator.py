@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from art.scenarios.words import without_twins
-from art.testing.scripted_server import Reply, ScriptedServer, completion, failure
+from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion
 
 Fault = Literal[
     "429", "500", "401", "slow",  # before it answers
@@ -31,7 +30,7 @@ _SORRY = "I'm sorry, but I can't help with that."
 
 
 @dataclass(slots=True)
-class ScriptedGenerator:
+class ScriptedGenerator(ScriptedRole):
     """The server, as a context manager."""
 
     inputs: Sequence[str]
@@ -53,33 +52,14 @@ class ScriptedGenerator:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(get_args(Fault)):
-            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(get_args(Fault))}")
-
-    @property
-    def base_url(self) -> str:
-        assert self._server is not None, "use the generator in a `with` statement"
-        return self._server.base_url
-
-    def __enter__(self) -> Self:
-        self._server = ScriptedServer(self.answer, self.port).__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.__exit__()
+        self._check_faults(get_args(Fault))
 
     def answer(self, body: dict[str, Any]) -> Reply:
         """Status and body of the answer to one request."""
         with self._lock:
-            fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
-            self.requests.append(body)
-        if fault == "slow":
-            time.sleep(self.delay_s)
-        if fault in ("429", "500", "401"):
-            return failure(int(fault), f"scripted fault {fault}")
-        if fault == "no_schema" and "response_format" in body:
-            return failure(400, "response_format of type json_schema is not supported")
+            fault = self._take_fault(body)
+        if (failed := self._fail(fault, body)) is not None:
+            return failed
         if fault == "refusal":
             return completion(body, {"content": None, "refusal": _SORRY})
         question = body["messages"][1]["content"]

@@ -16,13 +16,12 @@ import random
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from art.tasks.tic_tac_toe import FREE, POLICY, Board, parse_move
-from art.testing.scripted_server import Reply, ScriptedServer, completion, failure
+from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion, failure
 
 Fault = Literal[
     "429", "500", "401", "slow",  # before it answers
@@ -38,7 +37,7 @@ _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 
 
 @dataclass(slots=True)
-class ScriptedJudge:
+class ScriptedJudge(ScriptedRole):
     """The server, as a context manager. Threads answer the requests."""
 
     grade: Callable[[dict[str, Any]], float | tuple[float, str]]
@@ -68,35 +67,16 @@ class ScriptedJudge:
     _rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(get_args(Fault)):
-            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(get_args(Fault))}")
+        self._check_faults(get_args(Fault))
         self._rng.seed(self.seed)
-
-    @property
-    def base_url(self) -> str:
-        assert self._server is not None, "use the judge in a `with` statement"
-        return self._server.base_url
-
-    def __enter__(self) -> Self:
-        self._server = ScriptedServer(self.answer, self.port).__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.__exit__()
 
     def answer(self, body: dict[str, Any]) -> Reply:
         """Status and body of the answer to one request."""
         with self._lock:
-            fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
-            self.requests.append(body)
+            fault = self._take_fault(body)
             rng = random.Random(self._rng.random())
-        if fault == "slow":
-            time.sleep(self.delay_s)
-        if fault in ("429", "500", "401"):
-            return failure(int(fault), f"scripted fault {fault}")
-        if fault == "no_schema" and "response_format" in body:
-            return failure(400, "response_format of type json_schema is not supported")
+        if (failed := self._fail(fault, body)) is not None:
+            return failed
         if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
             return failure(400, "this model's maximum context length is exceeded", "context_length_exceeded")
         rows = self._rows(body, rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -59,6 +59,55 @@ class ScriptedServer:
         assert self._server is not None
         self._server.shutdown()
         self._server.server_close()
+
+
+class ScriptedRole:
+    """What a scripted judge and a scripted generator have in common: they serve while in a `with` statement, and fail
+    on demand. Fields are those of the dataclasses that inherit this."""
+
+    faults: Sequence[Any]
+    always: Any
+    delay_s: float
+    port: int
+    requests: list[dict[str, Any]]
+    _server: ScriptedServer | None
+    _lock: threading.Lock
+
+    def answer(self, body: dict[str, Any]) -> Reply:
+        raise NotImplementedError
+
+    @property
+    def base_url(self) -> str:
+        assert self._server is not None, "use it in a `with` statement"
+        return self._server.base_url
+
+    def __enter__(self) -> Self:
+        self._server = ScriptedServer(self.answer, self.port).__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.__exit__()
+
+    def _check_faults(self, known: tuple[str, ...]) -> None:
+        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(known):
+            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(known)}")
+
+    def _take_fault(self, body: dict[str, Any]) -> Any:
+        """The fault of this request, which is noted. Call it under `_lock`."""
+        fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
+        self.requests.append(body)
+        return fault
+
+    def _fail(self, fault: Any, body: dict[str, Any]) -> Reply | None:
+        """Answers that do not depend on what was asked; `slow` takes its time."""
+        if fault == "slow":
+            time.sleep(self.delay_s)
+        if fault in ("429", "500", "401"):
+            return failure(int(fault), f"scripted fault {fault}")
+        if fault == "no_schema" and "response_format" in body:
+            return failure(400, "response_format of type json_schema is not supported")
+        return None
 
 
 class _QuietServer(ThreadingHTTPServer):
