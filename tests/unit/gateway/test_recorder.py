@@ -138,7 +138,7 @@ async def test_a_cancelled_append_does_not_cancel_the_others(recorder: Recorder)
 
 
 async def test_conversations_are_bounded_and_fall_back_to_the_database(recorder: Recorder) -> None:
-    conversations = Conversations(recorder, max_tokens=20)
+    conversations = Conversations(recorder, max_bytes=5000)
     messages = [[user(f"hi {i}"), {"role": "assistant", "content": "a"}, user("x")] for i in range(10)]
     hashes = [conversation_hashes("p/m", None, None, history) for history in messages]
     made = [exchange(request_messages=history[:1]) for history in messages]
