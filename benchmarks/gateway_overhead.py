@@ -134,6 +134,7 @@ def run_server(model: str, args: argparse.Namespace, engine_s: float) -> list[di
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(sock, model, ANSWER, theirs, args.profile, engine_s))
     process.start()
+    theirs.close()  # so that the end of the server is seen here
     ours.recv()
     try:
         return asyncio.run(measure(sock.getsockname()[:2], args, ANSWER))

@@ -12,6 +12,7 @@ over HTTP, as ART does it; its processes compute beside each other, so that its 
 
     python -m benchmarks generate --repeats 5             the small model
     python -m benchmarks generate --models 30M            another size
+    python -m benchmarks generate --models "0.6 B" --rivals vLLM           fewer at a time, where memory is short
     python -m benchmarks generate --device cuda           bfloat16 on a GPU
 """
 
@@ -23,6 +24,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +76,10 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS, help=f"(default: {PROMPT_TOKENS})")
     group.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help=f"(default: {NEW_TOKENS})")
+    group.add_argument(
+        "--rivals", type=_rivals, default=list(_RIVALS), metavar="NAMES",
+        help=f"who takes part beside ART, separated by ';' of {'; '.join(_RIVALS)} (default: all)",
+    )  # fmt: skip
 
 
 def _loads(text: str) -> list[tuple[int, int]]:
@@ -84,6 +90,13 @@ def _loads(text: str) -> list[tuple[int, int]]:
         raise argparse.ArgumentTypeError(f"{text!r} is not like '1,16,8x8'") from None
 
 
+def _rivals(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in names if name not in _RIVALS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {'; '.join(_RIVALS)}")
+    return names
+
+
 def run(args: argparse.Namespace) -> Result:
     torch.set_num_threads(1)
     dtype = choose_dtype(args)
@@ -91,16 +104,20 @@ def run(args: argparse.Namespace) -> Result:
     gaps = []
     for name in args.models or (QUICK_MODELS if args.quick else MODELS):
         with model_files(name, args.device) as files, ExitStack() as stack:
-            engine, model = load_engine(files, args.device, dtype), _load_generate(files, args.device, dtype)
-            gaps.append(f"{name}: {_largest_gap(engine, model, files):.1e}")
-            contenders: dict[str, Contender] = {
-                _ENGINE: lambda prompts, new, engine=engine: _run_engine(engine, prompts, new, _ADAPTER),  # type: ignore[misc]
-                _ENGINE_BASE: lambda prompts, new, engine=engine: _run_engine(engine, prompts, new, None),  # type: ignore[misc]
-                _GENERATE: lambda prompts, new, model=model: _run_generate(model, prompts, new, args.device),  # type: ignore[misc]
+            engine = load_engine(files, args.device, dtype)
+            ours: dict[str, Contender] = {
+                _ENGINE: partial(_run_engine, engine, adapter=_ADAPTER),
+                _ENGINE_BASE: partial(_run_engine, engine, adapter=None),
             }
+            contenders = {mine: ours[mine] for mine in ours if mine in {_RIVALS[rival] for rival in args.rivals}}
+            if _GENERATE in args.rivals:
+                model = _load_generate(files, args.device, dtype)
+                gaps.append(f"{name}: {_largest_gap(engine, model, files):.1e}")
+                contenders[_GENERATE] = partial(_run_generate, model, device=args.device)
             if (python := installed_vllm_python()) is not None:
-                contenders[_VLLM] = stack.enter_context(_vllm(files, args.device, dtype, python, _ADAPTER))
-                contenders[_VLLM_BASE] = stack.enter_context(_vllm(files, args.device, dtype, python, None))
+                for rival, adapter in ((_VLLM, _ADAPTER), (_VLLM_BASE, None)):
+                    if rival in args.rivals:
+                        contenders[rival] = stack.enter_context(_vllm(files, args.device, dtype, python, adapter))
             for load in args.loads:
                 rows += _compare(contenders, files, load, args)
     return Result(
@@ -110,7 +127,7 @@ def run(args: argparse.Namespace) -> Result:
         notes=[
             "ratio: time by that of ART at the same work, round by round; above 1 ART is faster",
             "CPU: of all processes that take part",
-            f"largest difference of a token's log-prob between ART and transformers, in nats: {', '.join(gaps)}",
+            *[f"difference of a token's log-prob between ART and transformers at most, in nats: {gap}" for gap in gaps],
             *([] if installed_vllm_python() else ["vLLM is not installed: it did not take part"]),
         ],
         clock="wall" if main_clock(args.device) == "wall_s" else "CPU",
@@ -192,14 +209,14 @@ def _requests(prompts: Prompts, new_tokens: int, adapter: str | None) -> list[Ge
     ]
 
 
-def _run_engine(engine: TorchEngine, prompts: Prompts, new_tokens: int, adapter: str | None) -> None:
+def _run_engine(engine: TorchEngine, prompts: Prompts, new_tokens: int, *, adapter: str | None) -> None:
     for request in _requests(prompts, new_tokens, adapter):
         engine.submit(request, stream=False)
     sampled = sum(len(output.chunk.token_ids) for output in drain(engine) if output.chunk is not None)
     assert sampled == len(prompts) * new_tokens
 
 
-def _run_generate(model: Any, prompts: Prompts, new_tokens: int, device: str) -> None:
+def _run_generate(model: Any, prompts: Prompts, new_tokens: int, *, device: str) -> None:
     ids = torch.tensor(prompts, device=device)
     with torch.inference_mode():
         output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens)

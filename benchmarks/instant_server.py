@@ -39,14 +39,16 @@ class InstantEngine:
 
     async def generate(self, request: Any, *, stream: bool) -> AsyncGenerator[Any, None]:
         chunks = self._parts if stream else [self._whole]
-        waited_s, engine_s = 0.0, random.uniform(0.5, 1.5) * self._engine_s
-        for chunk in chunks:
-            if engine_s:
-                started = time.perf_counter()
-                await asyncio.sleep(engine_s / len(chunks))
-                waited_s += time.perf_counter() - started
+        engine_s = random.uniform(0.5, 1.5) * self._engine_s
+        started = time.perf_counter()
+        for i, chunk in enumerate(chunks, 1):
+            # An engine goes on drawing while a token is on its way: each is due at a time of its own.
+            ready = started + engine_s * i / len(chunks)
+            if (wait_s := ready - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+                ready = time.perf_counter()  # timers have a resolution of a millisecond
             if chunk.finish_reason is not None:
-                self.took_s[request.seed] = waited_s
+                self.took_s[request.seed] = ready - started
             yield chunk
 
 
