@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def environment(device: str, argv: Sequence[str]) -> dict[str, Any]:
     """When, where and with what: date, command, machine, versions, commit."""
     return {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks", *argv]),
+        "command": shlex.join(["python", "-m", "benchmarks", *argv]),
         "machine": _machine(device),
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -23,7 +23,7 @@ from art.backend import Backend, Registration, TrainResult
 from art.capture.context import async_hooks, sync_hooks
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.costs import Ledger, Prices
-from art.costs.ledger import context_of
+from art.costs.meter import CostCalculator, PolicyMeter, close_row
 from art.dev import InternalModelConfig, settings_from_internal_config
 from art.errors import ConfigError
 from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
@@ -44,9 +44,6 @@ logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", default=Any)
 StateT = TypeVar("StateT", default=dict[str, Any])
-
-
-CostCalculator = Callable[[int, int, str], Mapping[str, float]]
 
 
 async def _close_openai(client: AsyncOpenAI) -> None:
@@ -258,7 +255,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         summary, reported = take_costs(summarize_groups(groups))
         metrics, also_reported = take_costs(metrics)
-        costs = await asyncio.to_thread(_close_costs, self.costs, reported | also_reported, split, step)
+        costs = await asyncio.to_thread(close_row, self.costs, reported | also_reported, split, step)
         row = name_metrics(summary, split) | costs
         if groups and split == "train":
             row |= count_groups(groups)
@@ -281,9 +278,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     """The older way to give settings, see `art.dev`."""
     _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
     _collector: RolloutCollector | None = PrivateAttr(default=None)
-    _cost_calculator: CostCalculator | None = PrivateAttr(default=None)
-    _booked_at: float | None = PrivateAttr(default=None)
-    """When device time was last booked, by `time.monotonic`."""
+    _meter: PolicyMeter = PrivateAttr(default_factory=PolicyMeter)
 
     def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
         super().__init__(**fields)
@@ -307,7 +302,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         """Tie the model to a backend, which serves it from then on."""
         started = time.monotonic()
         await super().register(backend)
-        self._booked_at = self._booked_at or started  # processes that load a model occupy the devices too
+        self._meter.start(started)
 
     def _adopt(self, registration: Registration) -> None:
         super()._adopt(registration)
@@ -326,14 +321,14 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
 
     @property
     def cost_calculator(self) -> CostCalculator | None:
-        return self._cost_calculator
+        return self._meter.calculator
 
     def set_cost_calculator(self, calculator: CostCalculator | None) -> None:
         """Price the policy's tokens by a function of prompt tokens, completion tokens and `train` or `eval`.
 
         It gives USD by name, and takes the place of `prices.policy`.
         """
-        self._cost_calculator = calculator
+        self._meter.calculator = calculator
 
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
         """Book the policy's tokens and the device time since the last time. `log` does so before it writes a row.
@@ -342,26 +337,13 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             trainer_s: what of that time the trainer worked; the rest are rollouts, their rewards, and waiting.
             split: of what was sampled.
         """
-        if self._backend is None or self._booked_at is None:
+        if self._backend is None or not self._meter.is_running:
             return
         counters = await self._backend._token_counts(self)
-        passed_s, self._booked_at = time.monotonic() - self._booked_at, time.monotonic()
-        await asyncio.to_thread(self._book, counters, passed_s, min(trainer_s, passed_s), split)
-
-    def _book(self, counters: tuple[int, int, int] | None, passed_s: float, trainer_s: float, split: str) -> None:
-        def price(prompt: int, cached: int, completion: int) -> float | None:
-            if self._cost_calculator is not None:
-                return sum(self._cost_calculator(prompt, completion, context_of(split)).values())
-            if (policy := self.prices.policy) is None:
-                return None
-            return policy.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
-
-        if counters is not None:
-            self.costs.book_counters(counters, price)
-        for use, seconds in (("trainer", trainer_s), ("rollouts", passed_s - trainer_s)):
-            if seconds > 0:
-                usd = self.prices.device_usd(seconds)
-                self.costs.book(f"gpu/{use}", usd=usd, priced=usd is not None, seconds=seconds)
+        passed_s, book = self._meter.lap(), self._meter.book
+        await asyncio.to_thread(
+            book, self.costs, self.prices, counters, passed_s=passed_s, trainer_s=trainer_s, split=split
+        )
 
     async def train(
         self,
@@ -455,12 +437,6 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             logger.info("%s was never logged: only the newest checkpoint is kept", best_checkpoint_metric)
         deleted = await self.backend()._delete_checkpoint_files(self, sorted(keep), best_checkpoint_metric)
         logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)
-
-
-def _close_costs(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
-    prefix = f"{context_of(split)}/"  # older code names the split itself
-    ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
-    return ledger.close(split, step)
 
 
 def _write_log(paths: ModelPaths, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int) -> None:

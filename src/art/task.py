@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from art.errors import ConfigError
+from art.errors import ConfigError, ContextLengthError
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class Scenario(BaseModel):
     """Unique among all scenarios of a task, and the same for the same scenario in every run."""
     seed: int
     inputs: dict[str, Any] = Field(default_factory=dict)
+
+
+Cut = Literal["cut_short", "context_full"]
+"""What ends a rollout in the middle of a turn: an answer longer than allowed, a conversation as long as the context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,3 +206,33 @@ def _load(path: str) -> Task:
     if not isinstance(found, Task):
         raise ConfigError(f"task {path!r}: expected a Task or a subclass of it at `{attribute}`, found {found!r}")
     return found
+
+
+async def take_turn(
+    model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
+) -> list[Any] | Cut:
+    """One answer of the policy with the trajectory's tools, appended to the trajectory and counted in `num_turns`.
+
+    Args:
+        request: further arguments of the request: `temperature`, `seed`, `max_completion_tokens`, ...
+
+    Returns:
+        Its tool calls, or what has cut the rollout off. A first prompt that is too long for the context raises: that
+        is no fault of the policy's.
+    """
+    num_turns = trajectory.metrics.get("num_turns", 0)
+    try:
+        completion = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(step),
+            messages=trajectory.messages(),
+            tools=trajectory.tools or [],
+            **request,
+        )
+    except Exception as error:
+        if getattr(error, "code", None) == ContextLengthError.code and num_turns:
+            return "context_full"
+        raise
+    choice = completion.choices[0]
+    trajectory.messages_and_choices.append(choice)
+    trajectory.metrics["num_turns"] = num_turns + 1
+    return "cut_short" if choice.finish_reason == "length" else list(choice.message.tool_calls or ())

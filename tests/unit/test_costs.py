@@ -243,7 +243,7 @@ async def test_tokens_and_device_time_of_each_step(make_model: Any, server: Fake
         prices=Prices(policy=TokenPrice(prompt=1, completion=10), device_usd_per_hour=3600), budget_usd=100
     )
     count(server, prompt=1_000_000, cached=400_000, completion=100_000)
-    model._booked_at -= 5  # seconds ago
+    model._meter._since -= 5  # seconds ago
     await model.log([judged()], split="train", metrics={"time/step_trainer_s": 2.0}, step=1)
     row = rows(model)[0]
     assert row["costs/train/policy"] == pytest.approx(2.0)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from art.errors import ConfigError, ToolServerError
-from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed, take_turn
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -123,30 +123,16 @@ class OpenEnvTask(Task):
         self, model: Model[Any, Any], step: int | None, seed: int, trajectory: Trajectory, seat: _Seat
     ) -> str | None:
         """One answer and its actions; how the rollout ended, if it did."""
-        request: dict[str, Any] = {"seed": seed, **self._request}
-        try:
-            completion = await model.openai_client().chat.completions.create(
-                model=model.get_inference_name(step),
-                messages=trajectory.messages(),
-                tools=trajectory.tools or [],
-                **request,
-            )
-        except Exception as error:
-            if getattr(error, "code", None) == "context_length_exceeded" and trajectory.metrics["num_turns"]:
-                return "context_full"
-            raise
-        choice: Any = completion.choices[0]
-        trajectory.messages_and_choices.append(choice)
-        trajectory.metrics["num_turns"] += 1
-        if choice.finish_reason == "length":
-            return "cut_short"
-        for call in choice.message.tool_calls or ():
+        calls = await take_turn(model, trajectory, step=step, **{"seed": seed, **self._request})
+        if isinstance(calls, str):
+            return calls
+        for call in calls:
             text, reward, is_done = await self._act(seat, trajectory, call.function)
             trajectory.reward += reward
             trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})
             if is_done:
                 return "done"
-        return None if choice.message.tool_calls else "no_action"
+        return None if calls else "no_action"
 
     async def _act(self, seat: _Seat, trajectory: Trajectory, function: Any) -> tuple[str, float, bool]:
         """What the action shows and earns, and whether it ended the episode."""

@@ -19,6 +19,7 @@ from art.errors import ConfigError
 from art.mcp.client import MCPClient, ToolResult
 from art.mcp.default_tools import complete_task_tool
 from art.mcp.types import GeneratedScenario, MCPTool
+from art.task import take_turn
 from art.trajectory import Trajectory, cancel_and_wait
 
 if TYPE_CHECKING:
@@ -155,22 +156,9 @@ async def _turn(
     model: Model[Any, Any], trajectory: Trajectory, desk: _Desk, step: int | None, request: Mapping[str, Any]
 ) -> str | None:
     """One answer and its calls; how the rollout ended, if it did."""
-    try:
-        completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(step), messages=trajectory.messages(),
-            tools=trajectory.tools or [], **request,
-        )  # fmt: skip
-    except Exception as error:
-        # At first the task itself is too long. Later it is what the policy has called for.
-        if getattr(error, "code", None) == "context_length_exceeded" and trajectory.metrics["num_turns"]:
-            return "context_full"
-        raise
-    choice: Any = completion.choices[0]
-    trajectory.messages_and_choices.append(choice)
-    trajectory.metrics["num_turns"] += 1
-    if choice.finish_reason == "length":
-        return "cut_short"
-    calls = choice.message.tool_calls or []
+    calls = await take_turn(model, trajectory, step=step, **request)
+    if isinstance(calls, str):
+        return calls
     if not calls:
         return "answered"
     asked = [call for call in calls if call.function.name != COMPLETE]

@@ -19,7 +19,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, take_turn
 from art.tasks.search_emails_mailbox import Email, Mailbox, open_mailbox
 from art.trajectory import Trajectory
 
@@ -135,20 +135,15 @@ class SearchEmails(Task):
         )
         num_turns = 0
         while desk.outcome is None and num_turns < MAX_TURNS:
-            completion = await model.openai_client().chat.completions.create(
-                model=model.get_inference_name(step),
-                messages=trajectory.messages(),
-                tools=TOOLS,
-                temperature=1.0,
-                max_completion_tokens=_MAX_COMPLETION_TOKENS,
+            calls = await take_turn(
+                model, trajectory, step=step, temperature=1.0, max_completion_tokens=_MAX_COMPLETION_TOKENS,
                 seed=derive_seed(scenario.seed, rollout_index, num_turns),
-            )
+            )  # fmt: skip
             num_turns += 1
-            choice: Any = completion.choices[0]
-            trajectory.messages_and_choices.append(choice)
-            if not choice.message.tool_calls:
+            if isinstance(calls, str) or not calls:
                 desk.outcome, desk.error = "protocol_error", "an answer without a tool call"
-            for call in choice.message.tool_calls or ():
+                break
+            for call in calls:
                 result = desk.call(call.function.name, call.function.arguments)
                 if desk.outcome is not None:
                     break

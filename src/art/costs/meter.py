@@ -1,0 +1,76 @@
+"""What a policy uses between two bookings: the tokens that its server has counted, and the time of its devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from art.costs.ledger import Ledger, context_of
+from art.costs.prices import Prices
+
+CostCalculator = Callable[[int, int, str], Mapping[str, float]]
+"""USD by name, of prompt tokens, completion tokens and `train` or `eval`."""
+
+
+class PolicyMeter:
+    """Runs from the moment that a model is registered: processes that load it occupy the devices too."""
+
+    def __init__(self) -> None:
+        self.calculator: CostCalculator | None = None
+        """Prices tokens instead of `prices.policy`."""
+        self._since: float | None = None
+        """By `time.monotonic`."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._since is not None
+
+    def start(self, since: float) -> None:
+        """Begin at a time of `time.monotonic`, unless it runs already."""
+        self._since = self._since or since
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or since the start."""
+        now = time.monotonic()
+        passed_s, self._since = now - (self._since or now), now
+        return passed_s
+
+    def book(
+        self,
+        ledger: Ledger,
+        prices: Prices,
+        counters: tuple[int, int, int] | None,
+        *,
+        passed_s: float,
+        trainer_s: float,
+        split: str,
+    ) -> None:
+        """
+        Args:
+            counters: prompt, cached and completion tokens since the server began; `None` if it does not say.
+            passed_s: the last lap.
+            trainer_s: what of it the trainer worked; the rest are rollouts, their rewards, and waiting.
+            split: of what was sampled.
+        """
+
+        def price(prompt: int, cached: int, completion: int) -> float | None:
+            if self.calculator is not None:
+                return sum(self.calculator(prompt, completion, context_of(split)).values())
+            if prices.policy is None:
+                return None
+            return prices.policy.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+
+        if counters is not None:
+            ledger.book_counters(counters, price)
+        trainer_s = min(trainer_s, passed_s)
+        for use, seconds in (("trainer", trainer_s), ("rollouts", passed_s - trainer_s)):
+            if seconds > 0:
+                usd = prices.device_usd(seconds)
+                ledger.book(f"gpu/{use}", usd=usd, priced=usd is not None, seconds=seconds)
+
+
+def close_row(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
+    """Book what trajectories report, in USD by source, and close the row of a split and a step; see `Ledger.close`."""
+    prefix = f"{context_of(split)}/"  # older code names the split itself
+    ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
+    return ledger.close(split, step)
