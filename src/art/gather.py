@@ -15,16 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from art.errors import ArtError, JudgeError
+from art.errors import ArtError, JudgeError, RolloutError
 from art.faults import FATAL, FaultWatch
 from art.messages import is_choice
 from art.trajectory import (
+    PydanticException,
     Trajectory,
     TrajectoryGroup,
     cancel_and_wait,
@@ -78,6 +80,8 @@ class GatherContext:
             self.faults.count(trajectory)
         _add_completion_tokens(trajectory)
         for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
+            if not math.isfinite(value):
+                continue
             self.metric_sums[name] += value  # type: ignore[assignment]
             self.metric_divisors[name] += 1
         self.update_pbar(int(self.increment_pbar))
@@ -118,6 +122,30 @@ class GatherContext:
             for _ in group:
                 self.faults.lost(error)
         logger.warning("a group is left out, for nothing scored it: %s: %s", type(error).__name__, error)
+
+    def without_unscored(self, group: TrajectoryGroup) -> list[TrajectoryGroup]:
+        """The group without rollouts whose reward is no finite number: each has failed, and stands in `exceptions`.
+
+        Raises:
+            RolloutError: such a failure, if it is one more than `max_exceptions` allows.
+            FaultRateError: it is one more than `faults` allows.
+        """
+        unscored = [trajectory for trajectory in group if not math.isfinite(trajectory.reward)]
+        if not unscored:
+            return [group]
+        errors = [RolloutError(f"a rollout has the reward {t.reward}, which is no finite number") for t in unscored]
+        for error in errors:
+            if self.faults is not None:
+                self.faults.lost(error)
+                continue
+            self.metric_sums["exceptions"] += 1
+            self._last_error = error
+            if self.too_many_exceptions():
+                raise error
+        logger.warning("%d rollouts are left out: %s; see what computes it", len(errors), errors[0])
+        scored = [trajectory for trajectory in group if math.isfinite(trajectory.reward)]
+        failed = [*group.exceptions, *map(PydanticException.from_exception, errors)]
+        return [group.model_copy(update={"trajectories": scored, "exceptions": failed})] if scored else []
 
     def add(self, part: GatherContext) -> None:
         """Count what `part`, which has ended, counted.
@@ -242,9 +270,8 @@ async def finish_group(
     except Exception as error:
         get_gather_context().group_failed(finished, error)
         return []
-    if kept is None:
-        return []
-    return kept if isinstance(kept, list) else [kept]
+    groups = [] if kept is None else kept if isinstance(kept, list) else [kept]
+    return [rest for one in groups for rest in get_gather_context().without_unscored(one)]
 
 
 async def gather_trajectories(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from openai.types.chat.chat_completion import Choice
 
 import art.gather as gather_module
 from art.batches import trajectory_group_batches
+from art.errors import RolloutError
+from art.faults import FaultWatch
 from art.gather import (
     GatherContext,
     gather_trajectories,
@@ -108,6 +111,37 @@ async def test_error_in_after_each_ends_the_gather() -> None:
 
     with pytest.raises(KeyError, match="judge"):
         await gather([[0], [9_000]], after_each=after_each, max_exceptions=99)
+
+
+async def scored(reward: float) -> Trajectory:
+    return Trajectory(reward=reward)
+
+
+async def test_a_reward_that_is_no_number_is_a_failure_of_its_rollout() -> None:
+    def pending() -> list[Any]:
+        return [
+            TrajectoryGroup(scored(r) for r in (1.0, math.nan, 0.0)),
+            TrajectoryGroup([Trajectory(reward=math.inf)]),
+        ]
+
+    with pytest.raises(RolloutError, match="which is no finite number"):
+        await gather_trajectory_groups(pending(), pbar_desc=None)
+    faults = FaultWatch()
+    groups = await gather_trajectory_groups(pending(), pbar_desc=None, faults=faults)
+    assert rewards_of(groups) == [[1.0, 0.0]]
+    assert [error.type for error in groups[0].exceptions] == ["art.errors.RolloutError"]
+    assert faults.metrics()["data/infra_faults/RolloutError"] == 2
+    assert rewards_of(await gather_trajectory_groups(pending(), pbar_desc=None, max_exceptions=2)) == [[1.0, 0.0]]
+
+
+async def test_a_reward_may_come_from_after_each() -> None:
+    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+        for number, trajectory in enumerate(group):
+            trajectory.reward = float(number)
+        return group
+
+    pending = [TrajectoryGroup(scored(math.nan) for _ in range(2))]
+    assert rewards_of(await gather_trajectory_groups(pending, pbar_desc=None, after_each=judge)) == [[0.0, 1.0]]
 
 
 async def test_plain_coroutines_of_groups_and_finished_groups() -> None:
