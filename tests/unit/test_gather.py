@@ -129,7 +129,7 @@ async def test_a_reward_that_is_no_number_is_a_failure_of_its_rollout() -> None:
     faults = FaultWatch()
     groups = await gather_trajectory_groups(pending(), pbar_desc=None, faults=faults)
     assert rewards_of(groups) == [[1.0, 0.0]]
-    assert [error.type for error in groups[0].exceptions] == ["art.errors.RolloutError"]
+    assert [error.type for error in groups[0].exceptions] == ["RolloutError"]
     assert faults.metrics()["data/infra_faults/RolloutError"] == 2
     assert rewards_of(await gather_trajectory_groups(pending(), pbar_desc=None, max_exceptions=2)) == [[1.0, 0.0]]
 
