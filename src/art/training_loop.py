@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from art.config import TrainConfig
@@ -129,12 +129,14 @@ async def train_task(
     score: GroupScorer | None = None,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
+    after_step: Callable[[], Awaitable[None]] | None = None,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
 
     Args:
         score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
         faults: counts rollouts that fail, and says when they are too many; by default `MAX_FAULT_RATE` of 64.
+        after_step: awaited after each step that made a checkpoint; what it raises ends the training.
 
     Raises:
         BudgetError: the model's budget is spent. What was sampled and judged before is trained on.
@@ -150,6 +152,8 @@ async def train_task(
         report = await step.run(index=index, num_steps=num_steps, seed=seed)
         reports.append(report)
         on_step(report)
+        if after_step is not None and report.trained:
+            await after_step()
         # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
         barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:

@@ -46,7 +46,7 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
         written = len(generator.requests)
         lines = (tmp_path / "maybe" / "scenarios.jsonl").read_text().splitlines()
         mine = ['{"input": "say maybe", "split": "test"}', '{"input": "say <b>no</b>", "split": "test"}']
-        (tmp_path / "maybe" / "scenarios.jsonl").write_text("\n".join([*lines[:6], *mine]))
+        (tmp_path / "maybe" / "scenarios.jsonl").write_text("\n".join([*lines[:6], '{"input": "answer maybe", "split": "val"}', *mine]))
         task = (tmp_path / "maybe" / "task.toml").read_text()
         task = task.replace("Do the job.", "Say what you like.").replace("tokens = 1024", "tokens = 8")
         (tmp_path / "maybe" / "task.toml").write_text(task)
@@ -55,7 +55,9 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
         assert len(generator.requests) == written, "what was written is used, not written anew"
     num_tests = len(Dataset.load(tmp_path / "maybe").split("test"))
     judged = [str(request["messages"]) for request in judge.requests]
-    assert len(judged) <= 2 + num_tests
+    num_val = len(Dataset.load(tmp_path / "maybe").split("val"))
+    assert 0 < num_val
+    assert len(judged) <= 2 + num_tests + num_val
     assert all("Say what you like." in text for text in judged)
     together = [text for text in judged if "say maybe" in text]
     assert len(together) == 1, "the answers from before and after are one question"

@@ -177,7 +177,7 @@ async def test_a_run_that_ends_early_is_reported(
     run = JudgedRun(args=argparse.Namespace(evaluate=1), command="art auto x", model=model, clock=Clock.load(tmp_path))
     judge, task = Ruler("openai/j"), task_of(WrittenScenario(input="a"))
     ending = judged_run.train_and_compare(
-        run, task, judge, Console(), out=tmp_path, held_out=[],
+        run, task, judge, Console(), out=tmp_path, held_out=[], validation=[],
         describe=lambda: Report(title="t", summary="s", faults=[run.stopped]),
     )  # fmt: skip
     if status is None:

@@ -187,6 +187,7 @@ def report_of(tmp_path: Path, comparison: CheckpointComparison | None, **fields:
     history.parent.mkdir(parents=True, exist_ok=True)
     for step in (1, 2):
         append_row(history, {"train/reward": step / 10, "train/completed": 1.0}, step=step)
+    append_row(history, {"val/judged_change": 0.25}, step=2)
     plan = save_plan(tmp_path, "http://server/mcp", ["get_product"], "openai/o3", TRAIN, HELD_OUT)
     run = Run(
         args=args, command="art mcp-rl ...", plan=plan, tools=[MCPTool("get_product", "One product.")], model=model,
@@ -200,7 +201,8 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert "after 2 steps" in report.summary
     headline = report.headline
     assert (headline.before.mean, headline.after.mean, headline.change.mean) == pytest.approx((0.25, 0.6, 0.35))
-    assert [list(curve.points) for curve in report.curves[:2]] == [[(1, 0.1), (2, 0.2)], [(1, 1.0), (2, 1.0)]]
+    points = [list(curve.points) for curve in report.curves[:3]]
+    assert points == [[(0, 0.0), (2, 0.25)], [(1, 0.1), (2, 0.2)], [(1, 1.0), (2, 1.0)]]
     assert [(s.scenario, s.before, s.after) for s in report.scenarios] == [
         ("Price a chair.", 0.1, 0.9), ("Order shelves.", 0.4, 0.3)
     ]  # fmt: skip

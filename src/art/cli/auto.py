@@ -21,7 +21,7 @@ from art.cli.auto_files import RunOptions, folder_of, inside
 from art.cli.auto_report import describe_run
 from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.judged_run import Clock, JudgedRun, train_and_compare
+from art.cli.judged_run import Clock, JudgedRun, add_evaluation_options, train_and_compare
 from art.cli.train_options import add_judge_options, add_loop_options, add_model_options, make_judge, model_settings
 from art.costs import Ledger
 from art.errors import ConfigError
@@ -69,10 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument("--write-only", action="store_true", help="write the files and stop, to look at them first")
     add_judge_options(parser, "a language model scores the answers to each input", default=DEFAULT_JUDGE)
     add_cost_options(parser)
-    parser.add_argument(
-        "--evaluate", type=int, default=4, metavar="N",
-        help="answers to each held-out input, before and after (default: 4; 0 for no evaluation)",
-    )  # fmt: skip
+    add_evaluation_options(parser, "answers to each held-out input")
     parser.set_defaults(run=lambda args: run(args, parser))
 
 
@@ -117,6 +114,7 @@ class _Auto:
             name=args.name, project=args.project, base_model=args.base_model, base_path=str(args.data_dir),
             settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
         )  # fmt: skip
+        num_val = len(dataset.split("val"))
         judge = make_judge(args, args.data_dir, model.costs, rubric=dataset.task.rubric)
         clock = Clock.load(self.out)
         async with LocalBackend(path=args.data_dir) as backend:
@@ -129,6 +127,7 @@ class _Auto:
             return await train_and_compare(
                 run, task, judge, self.console, out=self.out, about=_digest(dataset),
                 held_out=task.scenarios("test", seed=args.seed, count=len(dataset.scenarios)),
+                validation=task.scenarios("val", seed=args.seed, count=num_val) if num_val else [],
                 describe=lambda: describe_run(run, dataset),
             )  # fmt: skip
 

@@ -53,6 +53,7 @@ class RunOptions(BaseModel):
     rollouts: int | None = None
     rollout_timeout: float | None = None
     evaluate: int | None = None
+    validate_every: int | None = None
     lora_rank: int | None = None
     full_finetuning: bool | None = None
     engine: Literal["torch", "vllm"] | None = None

@@ -15,6 +15,7 @@ from art.cli.run_report import (
     scenario_table,
     settings_of,
     telling_comparisons,
+    validation_curve,
 )
 from art.report import Report, Section, Table
 from art.scenarios import Dataset
@@ -35,6 +36,7 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
         ),
         headline=headline_of(run.comparison, args.evaluate),
         curves=[
+            validation_curve(run),
             curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
             curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens."),
         ],

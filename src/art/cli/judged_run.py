@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.errors import BudgetError, TrainingError
+from art.errors import BudgetError, FaultRateError, TrainingError
 from art.model import TrainableModel
 from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
@@ -31,6 +33,27 @@ from art.storage.atomic import write_file
 from art.task import Scenario, Task
 from art.training_loop import StepReport, train_task
 from art.trajectory import Trajectory
+
+VALIDATIONS = 4
+"""Looks at the validation scenarios in the course of a training, unless told otherwise."""
+JUDGED_CHANGE = "judged_change"
+"""Metric of the split `val`: the judged score of the newest policy less that of the untrained one."""
+
+
+def add_evaluation_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """
+    Args:
+        what: is judged: "rollouts of each held-out scenario".
+    """
+    parser.add_argument(
+        "--evaluate", type=int, default=4, metavar="N",
+        help=f"{what}, before and after (default: 4; 0 for no evaluation)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validate-every", type=int, metavar="N",
+        help="steps between looks at how far the policy has come from the untrained one, both judged together "
+        f"(default: {VALIDATIONS} times in all; 0 for never)",
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -82,19 +105,21 @@ async def train_and_compare(
     *,
     out: Path,
     held_out: Sequence[Scenario],
+    validation: Sequence[Scenario],
     about: str = "",
     describe: Callable[[], Report],
 ) -> int:
     """Train, compare, and write the report, whatever happens; the exit code.
 
     Args:
+        validation: scenarios for the looks on the way. Nothing is chosen by them.
         about: what the comparison depends on besides checkpoint and scenarios.
         describe: the report of the run as it stands.
     """
     status, ended = 0, None
     try:
         try:
-            await train_run(run, task, judge, console)
+            await train_run(run, task, judge, console, validation)
         except TrainingError as error:  # the policy has collapsed, or the task is solved: the comparison tells which
             ended = error
         if run.args.evaluate and run.step:
@@ -115,7 +140,7 @@ async def train_and_compare(
     return status
 
 
-async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console) -> None:
+async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console, validation: Sequence[Scenario]) -> None:
     """Up to `--steps`, from wherever the model stands."""
     defaults = loop_defaults(task.defaults, run.args)
     # A judge that is down ends the run at its first step, not after many.
@@ -130,14 +155,48 @@ async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console) 
         line = report.line(task.headline_metric)
         console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
 
+    every = run.args.validate_every
+    every = max(1, defaults.num_steps // VALIDATIONS) if every is None else every
+
+    async def after_step() -> None:
+        if every and validation and run.step % every == 0:
+            await validate_run(run, task, judge, console, validation)
+
     try:
         await train_task(
             run.model, task, defaults, num_steps=defaults.num_steps, seed=run.args.seed, on_step=on_step,
-            score=scorer, rollout_timeout_s=run.args.rollout_timeout,
+            score=scorer, rollout_timeout_s=run.args.rollout_timeout, after_step=after_step,
         )  # fmt: skip
         run.step = await run.model.get_step()
     finally:
         run.groups_without_scores += scorer.num_faults
+
+
+async def validate_run(
+    run: JudgedRun, task: Task, judge: Ruler, console: Console, scenarios: Sequence[Scenario]
+) -> None:
+    """One rollout of the newest policy and one of the untrained policy on each scenario; logs how far they are apart.
+
+    A judge that fails here costs no more than this look.
+    """
+    with run.clock.measure("validation"), console.status(f"validation: {len(scenarios)} scenarios ..."):
+        try:
+            found = await compare_checkpoints(
+                run.model, task, scenarios, before=0, after=run.step, rollouts=1,
+                score=GroupScorer(judge, window=len(scenarios)), rollout_timeout_s=run.args.rollout_timeout,
+            )  # fmt: skip
+        except FaultRateError as error:
+            console.print(f"[yellow]no validation at step {run.step}: {escape(error.message)}[/yellow]")
+            return
+    if not found.compared:
+        return
+    before = statistics.fmean(item.before_score for item in found.compared)
+    after = statistics.fmean(item.after_score for item in found.compared)
+    await run.model.log(split="val", step=run.step, metrics={JUDGED_CHANGE: after - before})
+    console.print(
+        f"validation at step {run.step}: {before:.2f} untrained, {after:.2f} now, on {len(found.compared)} scenarios",
+        highlight=False,
+    )
 
 
 async def compare_run(

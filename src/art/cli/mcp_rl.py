@@ -23,7 +23,7 @@ from rich.console import Console
 from art.backends.local import LocalBackend
 from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.judged_run import Clock, train_and_compare
+from art.cli.judged_run import Clock, add_evaluation_options, train_and_compare
 from art.cli.mcp_rl_files import Plan, load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
 from art.cli.train_options import (
@@ -63,10 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_scenario_options(parser)
     add_judge_options(parser, "a language model scores the rollouts of each scenario", default=DEFAULT_JUDGE)
     add_cost_options(parser)
-    parser.add_argument(
-        "--evaluate", type=int, default=4, metavar="N",
-        help="rollouts of each held-out scenario, before and after (default: 4; 0 for no evaluation)",
-    )  # fmt: skip
+    add_evaluation_options(parser, "rollouts of each held-out scenario")
     parser.set_defaults(run=run)
 
 
@@ -157,9 +154,10 @@ class _McpRl:
                 step=await model.get_step(),
             )  # fmt: skip
             try:
+                held_out = task.scenarios("test", seed=args.seed, count=len(plan.held_out))
                 return await train_and_compare(
                     run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
-                    held_out=task.scenarios("test", seed=args.seed, count=len(plan.held_out)),
+                    held_out=held_out, validation=held_out,
                 )  # fmt: skip
             except Exception as error:
                 if getattr(error, "code", None) != "context_length_exceeded":

@@ -19,6 +19,7 @@ from art.cli.run_report import (
     settings_of,
     telling_comparisons,
     trained_part,
+    validation_curve,
 )
 from art.cli.train_options import judge_rubric
 from art.mcp import GeneratedScenario, McpTask, MCPTool
@@ -59,6 +60,7 @@ def describe_run(run: Run) -> Report:
 
 def _curves(run: Run) -> list[Curve]:
     return [
+        validation_curve(run),
         curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
         curve_of(
             run, "train/completed", "share of rollouts that say they are done", "By calling complete_task.", (0, 1)

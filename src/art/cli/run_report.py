@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import art
-from art.cli.judged_run import JudgedRun
+from art.cli.judged_run import JUDGED_CHANGE, JudgedRun
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.report import (
@@ -55,6 +55,15 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
 
 def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
     return Curve(title=title, note=note, bounds=bounds, points=sorted(history_of(run, metric).items()))
+
+
+def validation_curve(run: JudgedRun) -> Curve:
+    points = history_of(run, f"val/{JUDGED_CHANGE}")
+    return Curve(
+        title="judged score on scenarios that are not trained on, less that of the untrained policy",
+        note="One rollout of each policy on each, judged together. Nothing was chosen by it.",
+        points=[(0, 0.0), *sorted(points.items())] if points else [],
+    )
 
 
 def history_of(run: JudgedRun, metric: str) -> dict[int, float]:
