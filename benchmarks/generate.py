@@ -176,13 +176,17 @@ def _compare(
                 "model": files.name,
                 "requests at once": f"{at_once}" if num_samples == 1 else f"{at_once} ({num_prompts} prompts)",
                 "engine": name,
-                "tokens/s": round(tokens / median(found, "wall_s")),
-                "tokens/CPU s": round(tokens / median(found, "cpu_s")),
+                "tokens/s": _speed(tokens / median(found, "wall_s")),
+                "tokens/CPU s": _speed(tokens / median(found, "cpu_s")),
                 "ratio, wall": ratio(found, ours, "wall_s") if name in _RIVALS else 1,
                 "ratio, CPU": ratio(found, ours, "cpu_s") if name in _RIVALS else 1,
             }
         )
     return rows
+
+
+def _speed(tokens_per_s: float) -> float:
+    return round(tokens_per_s) if tokens_per_s >= 100 else round(tokens_per_s, 1)
 
 
 def _prompts(
