@@ -46,7 +46,9 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
         written = len(generator.requests)
         lines = (tmp_path / "maybe" / "scenarios.jsonl").read_text().splitlines()
         mine = ['{"input": "say maybe", "split": "test"}', '{"input": "say <b>no</b>", "split": "test"}']
-        (tmp_path / "maybe" / "scenarios.jsonl").write_text("\n".join([*lines[:6], '{"input": "answer maybe", "split": "val"}', *mine]))
+        (tmp_path / "maybe" / "scenarios.jsonl").write_text(
+            "\n".join([*lines[:6], '{"input": "answer maybe", "split": "val"}', *mine])
+        )
         task = (tmp_path / "maybe" / "task.toml").read_text()
         task = task.replace("Do the job.", "Say what you like.").replace("tokens = 1024", "tokens = 8")
         (tmp_path / "maybe" / "task.toml").write_text(task)
@@ -56,7 +58,7 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
     num_tests = len(Dataset.load(tmp_path / "maybe").split("test"))
     judged = [str(request["messages"]) for request in judge.requests]
     num_val = len(Dataset.load(tmp_path / "maybe").split("val"))
-    assert 0 < num_val
+    assert num_val > 0
     assert len(judged) <= 2 + num_tests + num_val
     assert all("Say what you like." in text for text in judged)
     together = [text for text in judged if "say maybe" in text]

@@ -15,6 +15,7 @@ from art.cli import judged_run
 from art.cli.auto_files import RunOptions, folder_of, slug
 from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
+from art.cli.run_report import faults_of
 from art.errors import ArtError, BudgetError, ConfigError, JudgeError, TrainingError
 from art.report import Report
 from art.rewards import Ruler, completion
@@ -174,7 +175,8 @@ async def test_a_run_that_ends_early_is_reported(
     for name, stand_in in (("train_run", train), ("compare_run", compare), ("book_last", book)):
         monkeypatch.setattr(judged_run, name, stand_in)
     model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
-    run = JudgedRun(args=argparse.Namespace(evaluate=1), command="art auto x", model=model, clock=Clock.load(tmp_path))
+    args = argparse.Namespace(evaluate=1, full_finetuning=False, engine="torch")
+    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path))
     judge, task = Ruler("openai/j"), task_of(WrittenScenario(input="a"))
     ending = judged_run.train_and_compare(
         run, task, judge, Console(), out=tmp_path, held_out=[], validation=[],
@@ -187,6 +189,33 @@ async def test_a_run_that_ends_early_is_reported(
         assert await ending == status
     assert done == ["compared"] * compares + ["booked"]
     assert str(error) in (tmp_path / "report.html").read_text()
+
+
+async def test_nothing_is_compared_with_a_step_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    validations: list[object] = []
+
+    async def train(run: JudgedRun, *others: object) -> None:
+        run.step = 4
+        validations.append(others[-1])
+
+    async def nothing(*_: object) -> None: ...
+
+    for name, stand_in in (("train_run", train), ("book_last", nothing), ("compare_run", None)):
+        monkeypatch.setattr(judged_run, name, stand_in)
+    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
+    args = argparse.Namespace(evaluate=1, full_finetuning=True, engine="vllm")
+    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path))
+    task = task_of(WrittenScenario(input="a"))
+    ending = judged_run.train_and_compare(
+        run, task, Ruler("openai/j"), Console(), out=tmp_path, held_out=[], validation=[task.prompt_scenario("a")],
+        describe=lambda: Report(title="t", summary="s", faults=faults_of(run)),
+    )  # fmt: skip
+    assert await ending == 0
+    assert validations == [[]]
+    assert "no comparison with the untrained policy" in " ".join(capsys.readouterr().out.split())
+    assert "one step at a time" in (tmp_path / "report.html").read_text()
 
 
 # -- the task --

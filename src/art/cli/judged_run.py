@@ -40,6 +40,12 @@ JUDGED_CHANGE = "judged_change"
 """Metric of the split `val`: the judged score of the newest policy less that of the untrained one."""
 
 
+ONE_STEP = (
+    "vLLM holds the weights of one step at a time with --full-finetuning: there is no comparison with the untrained "
+    "policy. With --engine torch, or with an adapter, there is one."
+)
+
+
 def add_evaluation_options(parser: argparse.ArgumentParser, what: str) -> None:
     """
     Args:
@@ -96,6 +102,11 @@ class JudgedRun:
     stopped: str = ""
     """Why it ended before its end."""
 
+    @property
+    def serves_one_step(self) -> bool:
+        """Whether the untrained policy is gone once there is a newer one, so that nothing can be compared with it."""
+        return bool(self.args.full_finetuning) and self.args.engine == "vllm"
+
 
 async def train_and_compare(
     run: JudgedRun,
@@ -117,12 +128,14 @@ async def train_and_compare(
         describe: the report of the run as it stands.
     """
     status, ended = 0, None
+    if run.serves_one_step and run.args.evaluate:
+        console.print(f"[yellow]{ONE_STEP}[/yellow]", highlight=False, soft_wrap=True)
     try:
         try:
-            await train_run(run, task, judge, console, validation)
+            await train_run(run, task, judge, console, [] if run.serves_one_step else validation)
         except TrainingError as error:  # the policy has collapsed, or the task is solved: the comparison tells which
             ended = error
-        if run.args.evaluate and run.step:
+        if run.args.evaluate and run.step and not run.serves_one_step:
             await compare_run(run, task, judge, console, out=out, scenarios=held_out, about=about)
         if ended is not None:
             raise ended

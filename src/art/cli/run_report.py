@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import art
-from art.cli.judged_run import JUDGED_CHANGE, JudgedRun
+from art.cli.judged_run import JUDGED_CHANGE, ONE_STEP, JudgedRun
 from art.cli.train_options import loop_defaults
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.report import (
@@ -140,6 +140,8 @@ def faults_of(run: JudgedRun) -> list[str]:
     faults = []
     if run.stopped:
         faults.append(f"The run ended before its end: {run.stopped}")
+    if run.serves_one_step:
+        faults.append(ONE_STEP)
     if run.groups_without_scores:
         faults.append(
             f"{run.groups_without_scores} groups of the last call got no scores from the judge and were left out."
