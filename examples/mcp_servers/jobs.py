@@ -60,7 +60,7 @@ def inventory_jobs() -> list[Job]:
     for task, sign, reason in (("{} of {} have arrived.", 1, "arrived"), ("We sold {} of {}.", -1, "sold")):
         kinds.append(
             [
-                _job(task.format(count, sku), 2,
+                _job(task.format(count, sku), 3,
                      ("change_stock", {"sku": sku, "change": sign * count, "reason": reason}), "stock", "reorder_at",
                      [("change_stock", {"sku": sku, "change": -sign * count, "reason": reason}),
                       ("get_product", {"sku": sku}),
@@ -77,7 +77,7 @@ def calendar_jobs() -> list[Job]:
     """When something is and how long, what somebody does on a day; cancelling and moving."""
     kinds = [
         [
-            _job(task.format(title), 1, ("search_events", {"text": title}), wanted, other,
+            _job(task.format(title), 2, ("search_events", {"text": title}), wanted, other,
                  [("search_events", {"text": wrong}) for wrong in (*TITLES, "lunch") if wrong != title])
             for title in TITLES
         ]
@@ -88,7 +88,7 @@ def calendar_jobs() -> list[Job]:
     ]  # fmt: skip
     kinds.append(
         [
-            _job(f"First event of {person} on {day}?", 2, ("list_events", {"day": day, "person": person}),
+            _job(f"First event of {person} on {day}?", 3, ("list_events", {"day": day, "person": person}),
                  "title", "start",
                  [("list_events", {"day": day, "person": wrong}) for wrong in PEOPLE if wrong != person]
                  + [("list_events", {"day": wrong, "person": person}) for wrong in DAYS if wrong != day])
@@ -107,7 +107,7 @@ def calendar_jobs() -> list[Job]:
     )  # fmt: skip
     kinds.append(
         [
-            _job(f"Move event {event} to {day} {hour}:00.", 3,
+            _job(f"Move event {event} to {day} {hour}:00.", 4,
                  ("move_event", {"id": event, "start": f"{day} {hour}:00"}), "start", "title",
                  [("move_event", {"id": wrong, "start": f"{day} {hour}:00"}) for wrong in events if wrong != event]
                  + [("move_event", {"id": event, "start": f"{wrong} {hour}:00"}) for wrong in DAYS if wrong != day])

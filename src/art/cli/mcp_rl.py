@@ -210,7 +210,7 @@ class _McpRl:
                 show_preview=False, custom_instructions=args.instructions, generator_model=generator,
                 generator_base_url=url, settings=settings,
             )  # fmt: skip
-        train, held_out = written.shuffle(args.seed).split(args.num_scenarios)
+        train, held_out = written.shuffle(args.seed).interleave_difficulties().split(args.num_scenarios)
         plan = save_plan(self.out, args.server, names, generator, train, held_out)
         for scenario in GeneratedScenarioCollection(train)[:PREVIEW]:
             self.console.print(f"  {scenario.preview()}", highlight=False, markup=False)
