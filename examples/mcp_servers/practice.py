@@ -49,7 +49,7 @@ class Practice(McpTask):
     """The jobs of one server, with play that shows the form of its calls to a tiny model."""
 
     num_to_train: ClassVar[int] = 36
-    """Scenarios; 12 more are held out. What training never sees, such as a day, is unlearnt: better most of the jobs."""
+    """Scenarios; 12 more are held out. What training never sees, such as a day, is unlearnt: better most jobs."""
 
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
         learning_rate=2e-3,
