@@ -24,12 +24,16 @@ from art.testing.scripted_server import ScriptedServer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="What follows after -- are options of art mcp-rl.",
+    )  # fmt: skip
     parser.add_argument("server", choices=sorted(PRACTICES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for models and reports (default: out)")
-    parser.add_argument("further", nargs="*", metavar="-- OPTION", help="of art mcp-rl")
-    args = parser.parse_args()
+    args = parser.parse_args(words[:end])
     practice: Practice = PRACTICES[args.server]()
     out: Path = args.out.resolve()
     model = out / f"tiny-{args.server}"
@@ -42,7 +46,7 @@ def main() -> None:
             "--out", str(out / f"{args.server}-seed{args.seed}"), "--steps", str(practice.defaults.num_steps),
             "--groups", str(practice.defaults.groups_per_step), "--rollouts",
             str(practice.defaults.rollouts_per_group), "--learning-rate", f"{practice.defaults.learning_rate:g}",
-            "--num-scenarios", str(practice.num_to_train), "--max-completion-tokens", "100", *args.further,
+            "--num-scenarios", str(practice.num_to_train), "--max-completion-tokens", "100", *words[end + 1 :],
         )  # fmt: skip
 
 
