@@ -24,6 +24,7 @@ PER_KIND = 12
 class Job:
     task: str
     difficulty: int
+    """The same for jobs that are alike: those to train on and those held out then have some of each."""
     call: Call
     answer: Callable[[str], str]
     """What to say, from what the tool returned."""
@@ -77,18 +78,18 @@ def calendar_jobs() -> list[Job]:
     """When something is and how long, what somebody does on a day; cancelling and moving."""
     kinds = [
         [
-            _job(task.format(title), 2, ("search_events", {"text": title}), wanted, other,
+            _job(task.format(title), difficulty, ("search_events", {"text": title}), wanted, other,
                  [("search_events", {"text": wrong}) for wrong in (*TITLES, "lunch") if wrong != title])
             for title in TITLES
         ]
-        for task, wanted, other in (
-            ("When is the {}?", "start", "title"),
-            ("How many minutes is the {}?", "minutes", "id"),
+        for difficulty, task, wanted, other in (
+            (3, "When is the {}?", "start", "title"),
+            (2, "How many minutes is the {}?", "minutes", "id"),
         )
     ]  # fmt: skip
     kinds.append(
         [
-            _job(f"First event of {person} on {day}?", 3, ("list_events", {"day": day, "person": person}),
+            _job(f"First event of {person} on {day}?", 4, ("list_events", {"day": day, "person": person}),
                  "title", "start",
                  [("list_events", {"day": day, "person": wrong}) for wrong in PEOPLE if wrong != person]
                  + [("list_events", {"day": wrong, "person": person}) for wrong in DAYS if wrong != day])
@@ -107,7 +108,7 @@ def calendar_jobs() -> list[Job]:
     )  # fmt: skip
     kinds.append(
         [
-            _job(f"Move event {event} to {day} {hour}:00.", 4,
+            _job(f"Move event {event} to {day} {hour}:00.", 5,
                  ("move_event", {"id": event, "start": f"{day} {hour}:00"}), "start", "title",
                  [("move_event", {"id": wrong, "start": f"{day} {hour}:00"}) for wrong in events if wrong != event]
                  + [("move_event", {"id": event, "start": f"{wrong} {hour}:00"}) for wrong in DAYS if wrong != day])
