@@ -62,6 +62,8 @@ class JudgeClient:
                 the model.
         """
         self._model, self._params, self._settings, self._source = model, dict(params), settings, source
+        self._own: Model[Any, Any] | None = None
+        """Made here, for a model that has only a name and an address."""
         self._structured = True
         """Until the provider says that it knows no `response_format`."""
 
@@ -131,6 +133,11 @@ class JudgeClient:
             await asyncio.sleep(pause_s)
             attempt, wait_s = attempt + 1, wait_s * 2
 
+    async def close(self) -> None:
+        """Close connections of its own in this event loop; the next request opens new ones."""
+        if self._own is not None:
+            await self._own.close()
+
     def _gate(self) -> asyncio.Semaphore:
         gates = _gates.setdefault(asyncio.get_running_loop(), {})
         limit = self._settings.max_concurrent
@@ -162,7 +169,7 @@ class JudgeClient:
             )
         params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         provider, _, name = self._model.partition("/")
-        self._model = Model(
+        self._model = self._own = Model(
             name="judge", project="judge", inference_base_url=self._address,
             inference_api_key=self._params.get("api_key") or "none",
             inference_model_name=name if provider in ("openai", "hosted_vllm") and name else self._model,

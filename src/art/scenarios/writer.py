@@ -61,12 +61,14 @@ class Writer:
             ValueError: no key for OpenRouter.
         """
         self.settings = settings or JudgeSettings()
+        self._own: Model[Any, Any] | None = None
+        """Made here, for a model that has only a name and an address."""
         params = {"max_completion_tokens": MAX_COMPLETION_TOKENS, **(extra_litellm_params or {})}
         if isinstance(model, str) and base_url is None:
             params |= {"api_key": api_key} if api_key else {}
         elif isinstance(model, str):
             # As a `Model` the name is sent as it is: OpenRouter's names begin with a provider too.
-            model = Model(
+            model = self._own = Model(
                 name="generator", project="generator", inference_model_name=model,
                 inference_base_url=base_url, inference_api_key=_key_for(base_url, api_key),
             )  # fmt: skip
@@ -151,6 +153,10 @@ class Writer:
             raise
         except (JudgeError, ContextLengthError) as error:
             raise GenerationError(error.message) from error
+        finally:  # a writer has no end that anybody would tell, and the next answer is seconds away
+            await self._client.close()
+            if self._own is not None:
+                await self._own.close()
         return answer.text
 
 

@@ -30,16 +30,13 @@ class PerLoop(Generic[T]):
         Raises:
             RuntimeError: no event loop is running.
         """
-        loop = asyncio.get_running_loop()
-        held = self._held.setdefault(loop, {})
+        held = self._held.setdefault(asyncio.get_running_loop(), {})
         if key not in held:
             resource = make()
             keeper = self._keep(resource)
             with contextlib.suppress(StopIteration):
                 keeper.__anext__().send(None)  # run to its yield; that makes the running loop know the generator
             held[key] = resource, keeper
-            # It outlives a holder that nobody needs any more until it is closed: it would be garbage, and open, else.
-            weakref.finalize(self, _close_soon, weakref.ref(loop), keeper).atexit = False
         return held[key][0]
 
     async def close(self) -> None:
@@ -56,25 +53,3 @@ class PerLoop(Generic[T]):
 
     def __deepcopy__(self, memo: Any) -> PerLoop[T]:
         return PerLoop(self._close)
-
-
-_closing: set[asyncio.Task[None]] = set()
-
-
-def _close_soon(loop_ref: weakref.ref[asyncio.AbstractEventLoop], keeper: AsyncGenerator[None, None]) -> None:
-    """Close a keeper in its loop; called from whichever thread collects garbage."""
-    loop = loop_ref()
-    if loop is None:
-        return
-
-    def start() -> None:
-        task = loop.create_task(_close(keeper))
-        _closing.add(task)
-        task.add_done_callback(_closing.discard)
-
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and has closed its generators
-        loop.call_soon_threadsafe(start)
-
-
-async def _close(keeper: AsyncGenerator[None, None]) -> None:
-    await keeper.aclose()

@@ -14,6 +14,7 @@ from art.errors import BudgetError, GenerationError
 from art.rewards import DEFAULT_RUBRIC, Budget, JudgeSettings
 from art.scenarios import Writer, generate_dataset, generate_inputs, write_task_text
 from art.testing.generator import Fault, ScriptedGenerator
+from art.utils.openai_client import make_openai_client
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
 
@@ -49,6 +50,21 @@ async def test_what_the_generator_is_told(generator: ScriptedGenerator) -> None:
     assert "The job: help with things" in told
     assert "Only furniture." in told
     assert "- How do I buy a desk?" in told
+
+
+async def test_a_writer_leaves_no_connection_open(
+    generator: ScriptedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def make(*args: Any, **options: Any) -> Any:
+        opened.append(make_openai_client(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr("art.model.make_openai_client", make)
+    await ask(generator, 40)
+    assert len(opened) == 2
+    assert all(client.is_closed() for client in opened)
 
 
 async def test_many_are_asked_for_in_parts_and_all_differ(generator: ScriptedGenerator) -> None:
