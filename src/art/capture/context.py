@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, overload
 import httpx2
 
 from art.capture.conversations import add_exchange
-from art.capture.http import AsyncCopy, Copy, read_exchange
+from art.capture.http import keep, keep_async, read_exchange
 from art.errors import ConfigError, NotFoundError
 from art.trajectory import History, Trajectory
 
@@ -210,7 +210,7 @@ def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
 
     async def on_response(response: httpx2.Response) -> None:
         if (read := _reader(model, response)) is not None:
-            response.stream = AsyncCopy(response.stream, read)  # type: ignore[arg-type]
+            keep_async(response, read)
 
     return {"request": [on_request], "response": [on_response]}
 
@@ -220,7 +220,7 @@ def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
 
     def on_response(response: httpx2.Response) -> None:
         if (read := _reader(model, response)) is not None:
-            response.stream = Copy(response.stream, read)  # type: ignore[arg-type]
+            keep(response, read)
 
     return {"request": [lambda request: _redirect(model, request)], "response": [on_response]}
 
@@ -232,7 +232,7 @@ def _redirect(model: CapturedModel, request: httpx2.Request) -> None:
         return
     plain, asked = f"{httpx2.URL(model.inference_base_url or '')}/", str(request.url)
     if asked.startswith(plain) and captured._takes(model):
-        request.url = httpx2.URL(f"{captured.base_url}/{asked.removeprefix(plain)}")
+        request.url = type(request.url)(f"{captured.base_url}/{asked.removeprefix(plain)}")
 
 
 def _reader(model: CapturedModel, response: httpx2.Response) -> Callable[[bytes], None] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,8 +27,29 @@ class Exchange:
     choices: list[Choice]
 
 
-class AsyncCopy(httpx2.AsyncByteStream):
-    """A body that is kept as it passes, and read once it is over, or the client has closed it."""
+def keep_async(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
+    """Have `read` called with the body of an answer once it is over, or the client has closed it."""
+    response.stream = _stream_type(_AsyncCopy, type(response), "AsyncByteStream")(response.stream, read)  # type: ignore[arg-type]
+
+
+def keep(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
+    """The same for a client that blocks."""
+    response.stream = _stream_type(_Copy, type(response), "SyncByteStream")(response.stream, read)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _stream_type(kind: type, response_type: type, name: str) -> Callable[..., Any]:
+    """`kind` as a stream of the library that the response is of: httpx2, or the httpx of openai 2.
+
+    Each takes none but its own.
+    """
+    names = (cls.__module__.partition(".")[0] for cls in response_type.__mro__)
+    library = sys.modules[next(word for word in names if word.startswith("httpx"))]
+    return type(kind.__name__, (kind, getattr(library, name)), {})
+
+
+class _AsyncCopy:
+    """A body that is kept as it passes."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, read: Callable[[bytes], None]) -> None:
         self._stream = stream
@@ -45,7 +68,7 @@ class AsyncCopy(httpx2.AsyncByteStream):
             self._read = None
 
 
-class Copy(httpx2.SyncByteStream):
+class _Copy:
     """The same for a client that blocks."""
 
     def __init__(self, stream: httpx2.SyncByteStream, read: Callable[[bytes], None]) -> None:
