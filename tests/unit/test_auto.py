@@ -15,8 +15,9 @@ from art.cli import judged_run
 from art.cli.auto_files import RunOptions, folder_of, slug
 from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
-from art.cli.run_report import faults_of
-from art.errors import ArtError, BudgetError, ConfigError, JudgeError, TrainingError
+from art.cli.run_report import faults_of, validation_curve
+from art.comparison import CheckpointComparison, ComparedScenario
+from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, JudgeError, TrainingError
 from art.report import Report
 from art.rewards import Ruler, completion
 from art.scenarios import Dataset, TaskText, WrittenScenario
@@ -189,6 +190,40 @@ async def test_a_run_that_ends_early_is_reported(
         assert await ending == status
     assert done == ["compared"] * compares + ["booked"]
     assert str(error) in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_a_judge_that_fails_costs_one_look_on_the_way(
+    is_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = task_of(WrittenScenario(input="a"))
+
+    async def compare(*_: object, after: int, **__: object) -> CheckpointComparison:
+        if is_down:
+            raise FaultRateError("1 of the last 1 groups failed")
+        sides = [[art.Trajectory(reward=reward)] for reward in (0.25, after / 4)]
+        item = ComparedScenario(scenario=task.prompt_scenario("a"), before=sides[0], after=sides[1])
+        return CheckpointComparison(compared=[item], num_left_out=0, num_failed_rollouts=0, seconds=1.0)
+
+    monkeypatch.setattr(judged_run, "compare_checkpoints", compare)
+    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
+    args = argparse.Namespace(rollout_timeout=None, data_dir=tmp_path, project="p", name="m")
+    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path), step=3)
+    await judged_run.validate_run(run, task, Ruler("openai/j"), Console(), [task.prompt_scenario("a")])
+    printed = " ".join(capsys.readouterr().out.split())
+    if is_down:
+        assert "no validation at step 3: 1 of the last 1 groups failed" in printed
+        assert validation_curve(run).points == []
+    else:
+        assert "validation at step 3: 0.25 untrained, 0.75 now" in printed
+        assert validation_curve(run).points == [(0, 0.0), (3, 0.5)]
+
+
+@pytest.mark.parametrize("option", ["--evaluate", "--validate-every"])
+def test_counts_of_looks(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["auto", "x", option, "-1"])
+    assert "expected 0 or more" in capsys.readouterr().err
 
 
 async def test_nothing_is_compared_with_a_step_that_is_gone(

@@ -52,14 +52,20 @@ def add_evaluation_options(parser: argparse.ArgumentParser, what: str) -> None:
         what: is judged: "rollouts of each held-out scenario".
     """
     parser.add_argument(
-        "--evaluate", type=int, default=4, metavar="N",
+        "--evaluate", type=_count, default=4, metavar="N",
         help=f"{what}, before and after (default: 4; 0 for no evaluation)",
     )  # fmt: skip
     parser.add_argument(
-        "--validate-every", type=int, metavar="N",
+        "--validate-every", type=_count, metavar="N",
         help="steps between looks at how far the policy has come from the untrained one, both judged together "
         f"(default: {VALIDATIONS} times in all; 0 for never)",
     )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text!r}")
+    return int(text)
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ def _hash(data: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     packed: bytes
-    """The exchange as JSON: a fifth of its size as objects, and a size that is known."""
+    """The exchange as JSON: smaller than as objects, and of a size that is known."""
     conversation: bytes
 
     @property
