@@ -21,7 +21,8 @@ from art.cli.auto_files import RunOptions, folder_of, inside
 from art.cli.auto_report import describe_run
 from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.judged_run import Clock, JudgedRun, add_evaluation_options, train_and_compare
+from art.cli.judged_options import add_evaluation_options, add_generator_options, add_place_options
+from art.cli.judged_run import Clock, JudgedRun, train_and_compare
 from art.cli.train_options import add_judge_options, add_loop_options, add_model_options, make_judge, model_settings
 from art.costs import Ledger
 from art.errors import ConfigError
@@ -48,8 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", "--base-model", dest="base_model", metavar="M", help="what to train: hub id or local path of a model"
     )
     parser.add_argument("--name", help="of the trained model (default: that of the folder)")
-    parser.add_argument("--project", default="auto", help="project name (default: auto)")
-    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where models are kept (default: .art)")
+    add_place_options(parser, project="auto")
     parser.add_argument("--out", type=Path, metavar="DIR", help="task, scenarios and report (default: after the task)")
     defaults = DatasetTask.defaults
     add_loop_options(
@@ -63,9 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--num-scenarios", type=int, metavar="N",
         help=f"to have in all (default: {DEFAULT_NUM}, or those that there are); missing ones are written",
     )  # fmt: skip
-    group.add_argument("--generator", metavar="MODEL", help="who writes them, as litellm names it (default: the judge)")
-    group.add_argument("--generator-url", metavar="URL", help="of an OpenAI-compatible server that answers for it")
-    group.add_argument("--instructions", metavar="TEXT", help="what they should be about, in your words")
+    add_generator_options(group)
     group.add_argument("--write-only", action="store_true", help="write the files and stop, to look at them first")
     add_judge_options(parser, "a language model scores the answers to each input", default=DEFAULT_JUDGE)
     add_cost_options(parser)

@@ -38,34 +38,10 @@ VALIDATIONS = 4
 """Looks at the validation scenarios in the course of a training, unless told otherwise."""
 JUDGED_CHANGE = "judged_change"
 """Metric of the split `val`: the judged score of the newest policy less that of the untrained one."""
-
-
 ONE_STEP = (
     "vLLM holds the weights of one step at a time with --full-finetuning: there is no comparison with the untrained "
     "policy. With --engine torch, or with an adapter, there is one."
 )
-
-
-def add_evaluation_options(parser: argparse.ArgumentParser, what: str) -> None:
-    """
-    Args:
-        what: is judged: "rollouts of each held-out scenario".
-    """
-    parser.add_argument(
-        "--evaluate", type=_count, default=4, metavar="N",
-        help=f"{what}, before and after (default: 4; 0 for no evaluation)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--validate-every", type=_count, metavar="N",
-        help="steps between looks at how far the policy has come from the untrained one, both judged together "
-        f"(default: {VALIDATIONS} times in all; 0 for never)",
-    )  # fmt: skip
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text!r}")
-    return int(text)
 
 
 @dataclass(slots=True)

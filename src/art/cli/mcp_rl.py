@@ -23,7 +23,8 @@ from rich.console import Console
 from art.backends.local import LocalBackend
 from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
-from art.cli.judged_run import Clock, add_evaluation_options, train_and_compare
+from art.cli.judged_options import add_evaluation_options, add_generator_options, add_place_options
+from art.cli.judged_run import Clock, train_and_compare
 from art.cli.mcp_rl_files import Plan, load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
 from art.cli.train_options import (
@@ -54,8 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="what to train: hub id or local path of a model",
     )  # fmt: skip
     parser.add_argument("--name", help="of the trained model (default: after the server)")
-    parser.add_argument("--project", default="mcp-rl", help="project name (default: mcp-rl)")
-    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where models are kept (default: .art)")
+    add_place_options(parser, project="mcp-rl")
     parser.add_argument("--out", type=Path, metavar="DIR", help="scenarios and report (default: mcp-rl/<name>)")
     add_loop_options(parser, whose=", ".join(f"{k} {v}" for k, v in _loop_defaults()))
     add_model_options(parser)
@@ -100,9 +100,7 @@ def _add_scenario_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("scenarios", "written once, into scenarios.json, which may be edited")
     group.add_argument("--num-scenarios", type=int, default=24, metavar="N", help="to train on (default: 24)")
     group.add_argument("--held-out", type=int, default=12, metavar="N", help="to test with (default: 12)")
-    group.add_argument("--generator", metavar="MODEL", help="who writes them, as litellm names it (default: the judge)")
-    group.add_argument("--generator-url", metavar="URL", help="of an OpenAI-compatible server that answers for it")
-    group.add_argument("--instructions", metavar="TEXT", help="what they should be about, in your words")
+    add_generator_options(group)
 
 
 def run(args: argparse.Namespace) -> int:
