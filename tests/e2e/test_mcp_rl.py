@@ -50,7 +50,8 @@ def short_is_good(trajectory: dict[str, Any]) -> tuple[float, str]:
 @pytest.fixture
 def untrained(practice: Any, tmp_path: Path) -> Path:
     """A model that says anything; it has 1024 tokens of context, which the descriptions of 7 tools exceed."""
-    play = practice.Inventory().warm_start_conversations(random.Random(0), 50)
+    play = practice.Inventory().warm_start_conversations(random.Random(0), 60)
+    play = [conversation for conversation in play if conversation.tools is None]  # the others are longer than that
     return Path(build_tiny_model(tmp_path / "model", conversations=play, warm_start_steps=0))
 
 

@@ -151,20 +151,11 @@ class _McpRl:
                 args=args, command=command_of(sys.argv[1:]), plan=plan, tools=tools, model=model, clock=clock,
                 step=await model.get_step(),
             )  # fmt: skip
-            try:
-                held_out = task.scenarios("test", seed=args.seed, count=len(plan.held_out))
-                return await train_and_compare(
-                    run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
-                    held_out=held_out, validation=held_out,
-                )  # fmt: skip
-            except Exception as error:
-                if getattr(error, "code", None) != "context_length_exceeded":
-                    raise
-                # Only what a rollout begins with raises; what the policy adds to it is the policy's fault.
-                raise ConfigError(
-                    f"the descriptions of {len(tools)} tools and a task do not fit the model's context; leave some out "
-                    f"with --tools, raise --max-context, or take another model. The model's server says: {error}"
-                ) from error
+            held_out = task.scenarios("test", seed=args.seed, count=len(plan.held_out))
+            return await train_and_compare(
+                run, task, judge, self.console, out=self.out, describe=lambda: describe_run(run),
+                held_out=held_out, validation=held_out,
+            )  # fmt: skip
 
     async def _discover(
         self, headers: dict[str, str], env: dict[str, str]

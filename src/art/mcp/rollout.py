@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from art.errors import ConfigError
+from art.errors import ConfigError, ContextLengthError
 from art.mcp.client import MCPClient, ToolResult
 from art.mcp.default_tools import complete_task_tool
 from art.mcp.types import GeneratedScenario, MCPTool
@@ -100,6 +100,7 @@ async def mcp_rollout(
         request: further arguments of each request: `temperature`, `max_completion_tokens`, ...
 
     Raises:
+        ConfigError: the tools' descriptions and the task do not fit the model's context.
         ToolServerError: the server is gone. A tool that fails or is late does not raise: the model reads about it.
     """
     if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
@@ -156,7 +157,16 @@ async def _turn(
     model: Model[Any, Any], trajectory: Trajectory, desk: _Desk, step: int | None, request: Mapping[str, Any]
 ) -> str | None:
     """One answer and its calls; how the rollout ended, if it did."""
-    calls = await take_turn(model, trajectory, step=step, **request)
+    try:
+        calls = await take_turn(model, trajectory, step=step, **request)
+    except Exception as error:
+        if getattr(error, "code", None) != ContextLengthError.code:
+            raise
+        # Only what a rollout begins with raises, and no other rollout with these tools would fare better.
+        raise ConfigError(
+            f"the descriptions of {len(desk.tools)} tools and a task do not fit the model's context; leave some out "
+            f"with --tools (or `tools=`), raise --max-context, or take another model. The model's server says: {error}"
+        ) from error
     if isinstance(calls, str):
         return calls
     if not calls:

@@ -226,7 +226,11 @@ def _has_litellm() -> bool:
 
 async def _load_litellm() -> Any:
     """In a thread: it takes seconds the first time."""
-    return _import_litellm() if _import_litellm.cache_info().currsize else await asyncio.to_thread(_import_litellm)
+    if _import_litellm.cache_info().currsize:
+        return _import_litellm()
+    # At each request openai looks whether httpx is loaded. Rollouts would fail while the thread has half of it.
+    importlib.import_module("httpx")
+    return await asyncio.to_thread(_import_litellm)
 
 
 @functools.cache

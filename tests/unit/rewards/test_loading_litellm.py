@@ -1,0 +1,29 @@
+"""Loading litellm while rollouts are under way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("litellm")
+
+LOOK = """
+import asyncio, sys
+from art.rewards import completion
+
+async def main():
+    loading = asyncio.create_task(completion._load_litellm())
+    while not loading.done():
+        httpx = sys.modules.get("httpx")
+        assert httpx is None or hasattr(httpx, "Response"), "openai would fail here, which looks at each request"
+        await asyncio.sleep(0)
+    await loading
+
+asyncio.run(main())
+"""
+
+
+def test_nobody_sees_half_of_httpx() -> None:
+    subprocess.run([sys.executable, "-c", LOOK], check=True, timeout=200)
