@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from art.mcp import MCPClient, complete_task_tool
 from art.scenarios.words import without_twins
-from conftest import EXAMPLES
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "mcp_servers"
 
 
 @pytest.fixture(params=["inventory", "calendar"])
