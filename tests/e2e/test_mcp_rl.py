@@ -18,7 +18,6 @@ from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.testing.tiny.build import build_tiny_model
 
 pytest.importorskip("mcp")
-pytest.importorskip("litellm")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "mcp_servers"
 
