@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar
 
 from art.backend import Backend, Registration, TrainResult
-from art.capture.context import async_hooks, sync_hooks
+from art.capture.clients import async_hooks, remember, sync_hooks
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.costs import Ledger, Prices
 from art.costs.meter import CostCalculator, PolicyMeter, close_row
@@ -308,6 +308,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         super()._adopt(registration)
         self._collector = None
         self._registered_as = (self.project, self.name)
+        remember(self)
 
     def get_inference_name(self, step: int | None = None) -> str:
         # A copy may have been renamed since: then the name that the server gave is not its own.

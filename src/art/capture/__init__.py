@@ -1,7 +1,7 @@
 """Trajectories of code that keeps no record itself; `art.capture` is the function of that name."""
 
+from art.capture.captured import Captured
 from art.capture.context import (
-    Captured,
     auto_trajectory,
     capture,
     capture_auto_trajectory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -138,30 +139,40 @@ async def test_structured_output_of_pydantic_ai_is_a_tool(served: ServedApp) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Item 'summary' on TypedDict class")  # litellm's own types
-async def test_litellm(served: ServedApp) -> None:
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+@pytest.mark.parametrize("transport", ["aiohttp", "httpx", "blocking"])
+async def test_litellm(served: ServedApp, provider: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clients are its own: one for OpenAI, one of its own making, by either transport; each is captured."""
     litellm = pytest.importorskip("litellm", reason="needs the extra rewards")
+    monkeypatch.setattr(litellm, "disable_aiohttp_transport", transport == "httpx")
+    litellm.in_memory_llm_clients_cache.flush_cache()  # a client that it keeps has the transport of another test
     served.app.bench.answers(CALL, "it is hello", "and goodbye")
     model = served.policy
     tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
     messages: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is x?"}]
-    async with art.capture(model) as captured:
+    parameters = model.litellm_completion_params() | {"model": f"{provider}/{model.get_inference_name()}"}
 
-        async def ask(**settings: Any) -> Any:
-            return await litellm.acompletion(
-                model=f"openai/{model.get_inference_name()}", api_base=captured.base_url,
-                api_key=model.inference_api_key, messages=messages, tools=[tool], **settings,
-            )  # fmt: skip
+    async def ask(**settings: Any) -> Any:
+        settings = {"messages": messages, "tools": [tool], **parameters, **settings}
+        if transport == "blocking":
+            return await asyncio.to_thread(litellm.completion, **settings)
+        return await litellm.acompletion(**settings)
 
+    async def rollout() -> None:
         called = (await ask()).choices[0].message
         result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "name of x"}
-        messages += [called.model_dump(exclude_none=True), result]
+        messages.extend([called.model_dump(exclude_none=True), result])
         answer = (await ask()).choices[0].message
-        messages += [answer.model_dump(exclude_none=True), {"role": "user", "content": "bye"}]
-        pieces = [chunk.choices[0].delta.content or "" async for chunk in await ask(stream=True)]
-    assert "".join(pieces) == "and goodbye"
-    assert texts(captured.trajectory)[-3:] == ["it is hello", "bye", "and goodbye"]
-    captured.trajectory.messages_and_choices = captured.trajectory.messages_and_choices[:5]
-    check(captured.trajectory)
+        messages.extend([answer.model_dump(exclude_none=True), {"role": "user", "content": "bye"}])
+        stream = await ask(stream=True)
+        chunks = await asyncio.to_thread(list, stream) if transport == "blocking" else [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "and goodbye"
+
+    trajectory = await art.capture_auto_trajectory(rollout())
+    assert texts(trajectory)[-3:] == ["it is hello", "bye", "and goodbye"]
+    trajectory.messages_and_choices = trajectory.messages_and_choices[:5]
+    check(trajectory)
+    assert trajectory.metadata["rollout_id"]
 
 
 @pytest.mark.parametrize(("make", "package"), [(VerifiersTask, "verifiers"), (OpenEnvTask, "openenv")])

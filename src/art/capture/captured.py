@@ -1,0 +1,169 @@
+"""What a capture holds, and which model's answers it takes."""
+
+from __future__ import annotations
+
+import uuid
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import httpx2
+
+from art.capture.conversations import add_exchange
+from art.capture.http import read_exchange
+from art.errors import ConfigError, NotFoundError
+from art.trajectory import History, Trajectory
+
+
+class AskedModel(Protocol):
+    """A model that a request goes to."""
+
+    @property
+    def inference_base_url(self) -> str | None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def project(self) -> str: ...
+
+    @property
+    def trainable(self) -> bool: ...
+
+
+class CapturedModel(AskedModel, Protocol):
+    """What a capture asks of a model."""
+
+    def get_inference_name(self, step: int | None = None) -> str: ...
+
+    def rollout_base_url(self, rollout_id: str) -> str: ...
+
+    async def get_rollout(self, rollout_id: str) -> Trajectory: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model that a client of somebody else's has asked, and that no `art.Model` is known for."""
+
+    inference_base_url: str
+    name: str
+    project: str = ""
+    trainable: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Captured:
+    """What was said inside of a capture."""
+
+    model: Any = None
+    """Whose answers are captured; unless given, the first model that is asked."""
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    """Its conversations are complete when the block ends. Reward, metrics and logs can be set before."""
+    rollout_id: str = field(default_factory=lambda: f"capture-{uuid.uuid4().hex}")
+    _histories: list[History] = field(default_factory=list)
+    """Conversations with an endpoint that keeps no record."""
+    _missed: dict[str, None] = field(default_factory=dict)
+    """Why requests that were seen are not captured, each reason once."""
+    _is_on_server: bool = False
+    _is_over: bool = False
+
+    @property
+    def base_url(self) -> str:
+        """Where any client, in any dialect, is captured. The key is `model.inference_api_key`.
+
+        Raises:
+            ConfigError: no model is given, or it is not trainable: other endpoints keep no record.
+        """
+        if self.model is None or not self.model.trainable:
+            whose = "without a model" if self.model is None else f"of {self.model.name!r}, which is not trainable,"
+            raise ConfigError(
+                f"a capture {whose} has no base URL: use `art.capture(model)` with a trainable model, "
+                "or let the agent ask through `model.openai_client()`"
+            )
+        self._is_on_server = True
+        return str(self.model.rollout_base_url(self.rollout_id))
+
+    async def refresh(self) -> Trajectory:
+        """`trajectory` with what was said so far. The end of the block does the same."""
+        if self._is_on_server:
+            try:
+                recorded = await self.model.get_rollout(self.rollout_id)
+            except NotFoundError:  # the base URL was given out, and nobody has asked there
+                return self.trajectory
+            self.trajectory.initial_policy_version = recorded.initial_policy_version
+            self.trajectory.final_policy_version = recorded.final_policy_version
+            self.trajectory.metadata["rollout_id"] = self.rollout_id
+            self._show([recorded, *recorded.additional_histories])
+        return self.trajectory
+
+    def why_empty(self) -> str | None:
+        """Why nothing was captured and what to do about it; `None` if something was."""
+        if self.trajectory.messages_and_choices:
+            return None
+        if self._missed:
+            return f"the capture is empty: {'; '.join(self._missed)}"
+        return (
+            "the capture is empty: no request to a model was seen inside of it. Seen are the clients that are built on "
+            "httpx (openai, litellm and others); not seen are requests, aiohttp, urllib, other processes, and threads "
+            "that do not carry the context (`asyncio.to_thread` does). Let the agent ask through "
+            "`model.openai_client()`, or use `async with art.capture(model) as captured` and give its client "
+            "`captured.base_url`"
+        )
+
+    def _show(self, histories: list[History]) -> None:
+        """Make the longest conversation the trajectory's main one."""
+        main = max(histories, key=lambda history: len(history.messages_and_choices))
+        self.trajectory.messages_and_choices = list(main.messages_and_choices)
+        self.trajectory.tools = main.tools
+        self.trajectory.additional_histories = [
+            History(messages_and_choices=history.messages_and_choices, tools=history.tools)
+            for history in histories
+            if history is not main
+        ]
+
+    def _read(self, model: AskedModel, asked: bytes, headers: httpx2.Headers, raw: bytes) -> None:
+        """Take in an answer. One that cannot be read is no reason for the agent, who gets the same bytes, to fail."""
+        if self._is_over or not self._follows(model):
+            return
+        try:
+            add_exchange(self._histories, read_exchange(asked, headers, raw))
+        except Exception as error:
+            why = f"an answer is not captured: {type(error).__name__}: {error}"
+            self.trajectory.log(why)
+            self._miss(why)
+        else:
+            self._show(self._histories)
+
+    def _takes(self, model: AskedModel) -> bool:
+        """Whether what `model` answers belongs here; the first one that is asked is chosen, if none is given.
+
+        A model that ART knows is preferred to an endpoint that it does not know: a rollout may ask somebody else's
+        model, say to play the user, before it asks its policy.
+        """
+        if self._is_over:
+            return False
+        if self.model is None or (isinstance(self.model, Endpoint) and not isinstance(model, Endpoint)):
+            self.model = model
+            self._histories.clear()
+            self.trajectory.messages_and_choices, self.trajectory.additional_histories = [], []
+        mine = self.model
+        if self._follows(model):
+            return True
+        self._miss(
+            f"the model {model.name!r} at {model.inference_base_url} was asked, and the capture is of {mine.name!r} at "
+            f"{mine.inference_base_url}; pass the model that the agent asks to `art.capture(model)`, or none"
+        )
+        return False
+
+    def _follows(self, model: AskedModel) -> bool:
+        mine = self.model
+        return (mine.project, mine.name, mine.inference_base_url) == (
+            model.project, model.name, model.inference_base_url,
+        )  # fmt: skip
+
+    def _miss(self, why: str) -> None:
+        self._missed[why] = None
+
+
+current: ContextVar[Captured | None] = ContextVar("art_capture", default=None)
+"""The capture that surrounds the code that runs."""
