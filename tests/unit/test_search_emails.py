@@ -12,8 +12,9 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 from art.task import get_task
-from art.tasks.search_emails import MAX_TURNS, NUM_MAILBOXES, TOOLS, SearchEmails, judge, mailbox_seed
-from art.tasks.search_emails_mailbox import MAX_RESULTS, Mailbox, open_mailbox
+from art.tasks.search_emails import LIST_TOOLS, MAX_TURNS, NUM_MAILBOXES, TOOLS, SearchEmails, mailbox_seed
+from art.tasks.search_emails_mailbox import MAX_RESULTS, TODAY, Filter, Mailbox, open_mailbox
+from art.tasks.search_emails_questions import judge, read_question
 
 TASK = SearchEmails()
 
@@ -162,3 +163,108 @@ def test_drills_copy_from_the_message_before() -> None:
 
 def test_it_is_found_by_its_name() -> None:
     assert isinstance(get_task("search_emails"), SearchEmails)
+
+
+BOX = open_mailbox(mailbox_seed("test", 0))
+
+
+def asked(prompt: str) -> set[Any]:
+    question = read_question(prompt, BOX)
+    assert question.kind == "emails", prompt
+    return set(question.wanted)
+
+
+def days_ago(email: Any) -> int:
+    return int((TODAY - email.date).days)
+
+
+def test_mailboxes_have_dates_and_unread_emails_of_last_week() -> None:
+    for seed in range(200):
+        emails = Mailbox(seed).emails
+        assert [email.date for email in emails] == sorted(email.date for email in emails)
+        assert all(1 <= days_ago(email) <= 21 and email.date.isoweekday() != 7 for email in emails)
+        assert any(not email.is_read and days_ago(email) <= 6 for email in emails)
+    assert 0.2 < sum(email.is_read for seed in range(50) for email in Mailbox(seed).emails) / 600 < 0.8
+
+
+def test_prompts_about_many_emails_are_understood() -> None:
+    unread = {email for email in BOX.emails if not email.is_read}
+    last_week = {email for email in BOX.emails if days_ago(email) <= 7}
+    assert unread & last_week
+    assert last_week < set(BOX.emails)
+    assert asked("Find all unread emails from last week") == unread & last_week
+    assert asked("Which unread messages do I have?") == unread
+    assert asked("List the emails from the past week that I have read.") == last_week - unread
+    assert asked("all e-mails from the last 7 days") == asked("emails since 2026-03-09") == last_week
+    assert asked("emails on 2026-03-10") == {email for email in BOX.emails if days_ago(email) == 6}
+    assert asked("emails after 2026-03-02 before 2026-03-09") == {
+        email for email in BOX.emails if 8 <= days_ago(email) <= 13
+    }
+    assert asked("emails from this month") == {email for email in BOX.emails if email.date.month == 3}
+    assert asked("emails from last month") == {email for email in BOX.emails if email.date.month == 2}
+    assert asked("emails from today") == set()
+    email = BOX.emails[0]
+    assert asked(f"all emails from {email.sender}") == {other for other in BOX.emails if other.sender == email.sender}
+    assert asked(f'my emails about "{email.topic}"') == {other for other in BOX.emails if other.topic == email.topic}
+    about = read_question(f'What is the {email.attribute} of "{email.topic}"?', BOX)
+    assert (about.kind, about.wanted) == ("value", (email,))
+    for unclear in ("who?", "Show me my emails", "What is the weather in Bonn?"):
+        assert (read_question(unclear, BOX).kind, read_question(unclear, BOX).wanted) == ("value", ())
+
+
+def test_answers_that_name_emails() -> None:
+    question = read_question("Find all unread emails from last week", BOX)
+    ids = [email.id for email in question.wanted]
+    other = next(email for email in BOX.emails if email not in question.wanted)
+    right = [
+        f"There are {len(ids)}: " + ", ".join(f"{email.subject} of {email.date}" for email in question.wanted),
+        " and ".join(map(str, reversed(ids))),
+    ]
+    assert [question.judge(answer, BOX) for answer in right] == ["correct"] * 2
+    wrong = [str([*ids, other.id]), str(ids[1:]), "none", f"{right[0]}, {other.subject}"]
+    assert [question.judge(answer, BOX) for answer in wrong] == ["wrong"] * 4
+    assert question.judge("I don't know.", BOX) == "no_idea"
+    nothing = read_question("emails from today", BOX)
+    assert [nothing.judge(answer, BOX) for answer in ("There are none.", str(ids[0]), "")] == [
+        "correct", "wrong", "wrong",
+    ]  # fmt: skip
+    number = read_question("How many unread emails came last week?", BOX)
+    assert (number.judge(f"{len(ids)}.", BOX), number.judge("0", BOX)) == ("correct", "wrong")
+
+
+async def ask_prompt(prompt: str, answer: Callable[[list[Any]], Any]) -> tuple[Any, Policy]:
+    policy = Policy(answer)
+    return await TASK.rollout(policy, TASK.prompt_scenario(prompt)), policy  # type: ignore[arg-type]
+
+
+async def test_unread_emails_of_last_week_have_a_right_answer() -> None:
+    """The agent is told the date, searches by state and date, and names what it finds."""
+
+    def searches(messages: list[Any]) -> tuple[str, Any]:
+        if len(messages) == 2:
+            assert messages[0]["content"].startswith("Today is Monday, 2026-03-16. Answer from the mailbox.")
+            return "search_emails", {"keywords": [], "unread": True, "since": "2026-03-09", "until": "2026-03-15"}
+        assert "unread" in messages[-1]["content"]
+        return "return_final_answer", {
+            "answer": ", ".join(line.split(" (")[0] for line in messages[-1]["content"].splitlines())
+        }
+
+    trajectory, policy = await ask_prompt("Find all unread emails from last week", searches)
+    assert trajectory.metrics["correct"] == trajectory.metrics["found"] == 1.0
+    assert trajectory.reward == pytest.approx(1.1)
+    assert policy.requests[0]["tools"] == LIST_TOOLS
+    trajectory, policy = await ask_prompt('What is the budget of "opal"?', lambda messages: "47")
+    assert policy.requests[0]["tools"] == TOOLS
+    trajectory, _ = await ask_prompt("unread emails", lambda messages: ("search_emails", {"since": "last week"}))
+    assert trajectory.metrics["protocol_error"] == 1.0
+
+
+def test_searches_by_state_sender_and_date() -> None:
+    everything = BOX.emails[::-1]
+    sender = everything[0].sender
+    assert BOX.search([], Filter(unread=False)) == [email for email in everything if email.is_read]
+    assert BOX.search([], Filter(sender=sender.upper())) == [email for email in everything if email.sender == sender]
+    assert BOX.search(["is"], Filter(until=TODAY)) == everything, "more than a search for words alone gives"
+    assert BOX.search([everything[0].topic], Filter(since=everything[0].date)) == [
+        email for email in everything if email.topic == everything[0].topic and email.date >= everything[0].date
+    ]

@@ -8,8 +8,11 @@
 
 A tiny model does that in two to four rollouts of ten after its warm start, and in four to seven after 12 to 16 steps.
 
+A prompt of one's own may also ask for emails by state, sender and date ("Find all unread emails from last week"); then
+the agent knows the date, and its search takes `unread`, `sender`, `since` and `until`.
+
 A right answer is worth 1, "I don't know" 0, a wrong one or none -0.25, and an answer that is no proper tool call ends
-the rollout at -0.5. Having found the email in a search adds 0.1, having read it another 0.1.
+the rollout at -0.5. Having found the email in a search adds 0.1, having read one that is asked about another 0.1.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, take_turn
-from art.tasks.search_emails_mailbox import Email, Mailbox, open_mailbox
+from art.tasks.search_emails_mailbox import TODAY, Email, Filter, Mailbox, open_mailbox
+from art.tasks.search_emails_questions import NO_IDEA, Question, question_about, read_question
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
 OUTCOMES = {"correct": 1.0, "no_idea": 0.0, "wrong": -0.25, "no_answer": -0.25, "protocol_error": -0.5}
 FOUND_BONUS, READ_BONUS = 0.1, 0.1
 MAX_TURNS = 6
-NO_IDEA = "I don't know"
 _SYSTEM = f"Answer from the mailbox. If it is not there: {NO_IDEA}"
+_SYSTEM_OF_LISTS = f"Today is {TODAY:%A}, {TODAY}. {_SYSTEM}. Name emails by their subject or their id."
 _MAX_COMPLETION_TOKENS = 80
 _WITH_TOOLS = 0.2
 """Share of the synthetic play that shows the tools; they are most of a conversation's tokens."""
@@ -40,16 +44,26 @@ _SKILL = 0.7
 """Of each step of the synthetic play: how often it is the right one."""
 
 
-def _tool(name: str, parameter: str, schema: dict[str, Any]) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {parameter: schema}, "required": [parameter]}
+def _tool(name: str, required: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": [required]}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+_KEYWORDS = {"type": "array", "items": {"type": "string"}}
+_DAY = {"type": "string", "format": "date"}
 TOOLS: list[Any] = [
-    _tool("search_emails", "keywords", {"type": "array", "items": {"type": "string"}}),
-    _tool("read_email", "message_id", {"type": "integer"}),
-    _tool("return_final_answer", "answer", {"type": "string"}),
+    _tool("search_emails", "keywords", keywords=_KEYWORDS),
+    _tool("read_email", "message_id", message_id={"type": "integer"}),
+    _tool("return_final_answer", "answer", answer={"type": "string"}),
 ]
+LIST_TOOLS: list[Any] = [
+    _tool(
+        "search_emails", "keywords", keywords=_KEYWORDS, unread={"type": "boolean"}, sender={"type": "string"},
+        since=_DAY, until=_DAY,
+    ),
+    *TOOLS[1:],
+]  # fmt: skip
+"""For questions after many emails. Those of the training scenarios need fewer tokens."""
 
 
 @dataclass(slots=True)
@@ -57,14 +71,27 @@ class Desk:
     """The tools of one rollout, and what came of them."""
 
     mailbox: Mailbox
-    wanted: Email | None
-    """`None` if the mailbox does not have the answer."""
-    found: bool = False
-    """The wanted email was among the results of a search."""
-    read: bool = False
+    question: Question
     outcome: str | None = None
     error: str | None = field(default=None)
     """What was wrong with a call."""
+    _seen: set[Email] = field(default_factory=set)
+    """The results of all searches."""
+    _read: set[Email] = field(default_factory=set)
+
+    @property
+    def lists(self) -> bool:
+        return self.question.kind != "value"
+
+    @property
+    def found(self) -> bool:
+        """All emails of the answer were among the results of searches."""
+        return bool(self.question.wanted) and self._seen.issuperset(self.question.wanted)
+
+    @property
+    def read(self) -> bool:
+        """The email was read whose text is asked for."""
+        return bool(self.question.wanted) and not self.lists and self._read.issuperset(self.question.wanted)
 
     def call(self, name: str, arguments: str) -> str:
         """What the tool says; sets `outcome` when the rollout is over."""
@@ -73,30 +100,33 @@ class Desk:
         except ValueError:
             return self._fail(f"the arguments of {name} are no JSON")
         match name, given:
-            case "search_emails", {"keywords": [*keywords]} if all(isinstance(word, str) for word in keywords):
-                results = self.mailbox.search(keywords)
-                self.found |= self.wanted is not None and self.wanted in results
-                return "\n".join(map(_line, results)) or "nothing found"
+            case "search_emails", {**search} if (results := self._search(search)) is not None:
+                self._seen |= {*results}
+                return "\n".join(_line(email, with_state=self.lists) for email in results) or "nothing found"
             case "read_email", {"message_id": int(email_id)}:
                 email = self.mailbox.read(email_id)
-                self.read |= email is not None and email == self.wanted
+                self._read |= {email} if email is not None else set()
                 return "no such email" if email is None else email.body
             case "return_final_answer", {"answer": str(answer)}:
-                self.outcome = judge(answer, None if self.wanted is None else self.wanted.value)
+                self.outcome = self.question.judge(answer, self.mailbox)
                 return self.outcome
         return self._fail(f"there is no tool {name} with arguments {arguments}")
+
+    def _search(self, given: dict[str, Any]) -> list[Email] | None:
+        """The results, or `None` if it cannot be searched for that."""
+        try:
+            narrowed = Filter.model_validate(given)
+        except ValueError:
+            return None
+        is_narrowed = narrowed != Filter()
+        keywords = given.get("keywords", [] if is_narrowed else None)
+        if not isinstance(keywords, list) or not all(isinstance(word, str) for word in keywords):
+            return None
+        return self.mailbox.search(keywords, narrowed if is_narrowed else None)
 
     def _fail(self, error: str) -> str:
         self.outcome, self.error = "protocol_error", error
         return error
-
-
-def judge(answer: str, expected: str | None) -> str:
-    """The outcome of an answer: right is the value itself, or a sentence that has no other number."""
-    numbers = "".join(c if c.isdigit() else " " for c in answer).split()
-    if expected is not None and numbers == [expected]:
-        return "correct"
-    return "no_idea" if answer.strip().rstrip(".").lower() == NO_IDEA.lower() else "wrong"
 
 
 class SearchEmails(Task):
@@ -120,7 +150,7 @@ class SearchEmails(Task):
         ]
 
     def prompt_scenario(self, prompt: str) -> Scenario:
-        """A question to the first mailbox for testing; one that names a topic and a thing of it has a right answer."""
+        """A question to the first mailbox for testing: after a thing of a topic, or after emails (`read_question`)."""
         inputs = {"mailbox": mailbox_seed("test", 0), "prompt": prompt}
         return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
 
@@ -129,9 +159,10 @@ class SearchEmails(Task):
     ) -> Trajectory:
         prompt = scenario.inputs.get("prompt")
         desk = open_desk(scenario.inputs["mailbox"], scenario.seed if prompt is None else prompt)
-        question = question_about(desk.wanted) if prompt is None and desk.wanted is not None else str(prompt)
         trajectory = Trajectory(
-            messages_and_choices=_opening(question), tools=TOOLS, metadata={"scenario_id": scenario.id}
+            messages_and_choices=_opening(desk.question),
+            tools=LIST_TOOLS if desk.lists else TOOLS,
+            metadata={"scenario_id": scenario.id},
         )
         num_turns = 0
         while desk.outcome is None and num_turns < MAX_TURNS:
@@ -172,21 +203,16 @@ def mailbox_seed(split: Split, index: int) -> int:
 
 
 def open_desk(mailbox: int, asked: int | str) -> Desk:
-    """The mailbox of a seed, and the email that has the answer: drawn by a seed, or what a prompt is about."""
+    """The mailbox of a seed, and the question: about an email that is drawn by a seed, or what a prompt asks."""
     opened = open_mailbox(mailbox)
     if isinstance(asked, int):
-        return Desk(opened, random.Random(asked).choice(opened.emails))
-    words = {word.strip("\"'?.,!").lower() for word in asked.split()}
-    meant = [email for email in opened.emails if {email.topic, email.attribute} <= words]
-    return Desk(opened, meant[0] if meant else None)
+        return Desk(opened, question_about(random.Random(asked).choice(opened.emails)))
+    return Desk(opened, read_question(asked, opened))
 
 
-def question_about(email: Email) -> str:
-    return f'What is the {email.attribute} of "{email.topic}"?'
-
-
-def _opening(prompt: str) -> list[Any]:
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
+def _opening(question: Question) -> list[Any]:
+    system = _SYSTEM if question.kind == "value" else _SYSTEM_OF_LISTS
+    return [{"role": "system", "content": system}, {"role": "user", "content": question.text}]
 
 
 def _score(trajectory: Trajectory, desk: Desk, num_turns: int) -> None:
@@ -202,8 +228,8 @@ def _play(rng: random.Random) -> Conversation:
     """A rollout of somebody who knows the tools but often takes the wrong step."""
     mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
     wanted = rng.choice(mailbox.emails)
-    desk = Desk(mailbox, wanted)
-    messages = _opening(question_about(wanted))
+    desk = Desk(mailbox, question_about(wanted))
+    messages = _opening(desk.question)
 
     def act(name: str, arguments: dict[str, Any]) -> None:
         messages.append(_call(name, arguments))
@@ -235,7 +261,10 @@ def _drill(rng: random.Random) -> Conversation:
     messages: list[Any] = []
     for email in chosen:
         steps: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            ({"role": "user", "content": question_about(email)}, _call("search_emails", {"keywords": [email.topic]})),
+            (
+                {"role": "user", "content": question_about(email).text},
+                _call("search_emails", {"keywords": [email.topic]}),
+            ),
             (_result(_line(email)), _call("read_email", {"message_id": email.id})),
             (_result(email.body), _call("return_final_answer", {"answer": email.value})),
         ]
@@ -256,6 +285,7 @@ def _result(text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "call_0", "content": text}
 
 
-def _line(email: Email) -> str:
+def _line(email: Email, *, with_state: bool = False) -> str:
     """An email among the results of a search."""
-    return f"{email.subject} ({email.id}, {email.sender})"
+    state = f", {email.date}, {'read' if email.is_read else 'unread'}" if with_state else ""
+    return f"{email.subject} ({email.id}, {email.sender}{state})"
