@@ -130,6 +130,7 @@ async def train_task(
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
     after_step: Callable[[], Awaitable[None]] | None = None,
+    rewarded: list[TrajectoryGroup] | None = None,
 ) -> list[StepReport]:
     """Train up to checkpoint `num_steps`, from wherever the model stands.
 
@@ -137,6 +138,7 @@ async def train_task(
         score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
         faults: counts rollouts that fail, and says when they are too many; by default `MAX_FAULT_RATE` of 64.
         after_step: awaited after each step that made a checkpoint; what it raises ends the training.
+        rewarded: groups that were rolled out and rewarded before; the first step trains on them instead of new ones.
 
     Raises:
         BudgetError: the model's budget is spent. What was sampled and judged before is trained on.
@@ -149,7 +151,9 @@ async def train_task(
     step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
     for index in range(first, num_steps):
         model.costs.check()
-        report = await step.run(index=index, num_steps=num_steps, seed=seed)
+        report = await step.run(
+            index=index, num_steps=num_steps, seed=seed, rewarded=rewarded if index == first else None
+        )
         reports.append(report)
         on_step(report)
         if after_step is not None and report.trained:
@@ -178,9 +182,11 @@ class _Step:
     faults: FaultWatch
     rollout_timeout_s: float | None
 
-    async def run(self, *, index: int, num_steps: int, seed: int) -> StepReport:
+    async def run(
+        self, *, index: int, num_steps: int, seed: int, rewarded: list[TrajectoryGroup] | None = None
+    ) -> StepReport:
         started = time.perf_counter()
-        groups = await self._gather(index, seed)
+        groups = rewarded or await self._gather(index, seed)
         rollout_s = time.perf_counter() - started
         trajectories = [trajectory for group in groups for trajectory in group]
         config = TrainConfig(

@@ -5,11 +5,12 @@
     client = ArtClient(server_url="http://localhost:5000")
     trajectory = client.run_agent(task="search_emails", prompt='What is the budget of "opal"?')
     client.train(iterations=10)
+    print(client.evaluate("search_emails"))
 
 `AsyncArtClient` and `aruler_score_group` are the same for code that runs in an event loop.
 """
 
-from openpipe_art.client import ArtClient, AsyncArtClient
+from openpipe_art.client import ArtClient, AsyncArtClient, Evaluation
 from openpipe_art.judging import aruler_score_group, ruler_score_group
 
-__all__ = ["ArtClient", "AsyncArtClient", "aruler_score_group", "ruler_score_group"]
+__all__ = ["ArtClient", "AsyncArtClient", "Evaluation", "aruler_score_group", "ruler_score_group"]

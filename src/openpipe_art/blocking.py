@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, from anywhere: inside a running loop (a notebook) it runs in a thread of its own."""
+def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Begin `work`, from anywhere: inside a running loop (a notebook) in a thread, elsewhere it is over at once."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()
+        future: Future[T] = Future()
+        future.set_result(asyncio.run(work))
+        return future
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        return thread.submit(asyncio.run, work)
+    finally:
+        thread.shutdown(wait=False)
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, from anywhere."""
+    return start_blocking(work).result()

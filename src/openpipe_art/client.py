@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import statistics
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import art
 from art.backend import BackendModel, Registration
 from art.errors import ConfigError
 from art.protocol.training import ModelStatus
-from art.task import Task, get_task
-from art.training_loop import StepReport, train_task
+from art.rewards import GroupScorer, Judge, Ruler
+from art.rewards.judge import RewardFunction
+from art.task import Split, Task, get_task
+from art.training_loop import StepReport, evaluate, mean_with_interval, train_task
 from openpipe_art.blocking import run_blocking
+from openpipe_art.judging import wait_for_scores
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = ("openpipe", "agent")
 """Project and name of a model that is registered without one being asked for."""
+MAX_RUNS = 10_000
+"""Of `run_agent` that are remembered, for the rewards that they may be given before `train`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a model earns on held-out scenarios of a task."""
+
+    task: str
+    mean_reward: float
+    interval: tuple[float, float]
+    """95 %, of the mean reward."""
+    n: int
+    """Rollouts that ended with a reward."""
+    num_failed: int
+    """Those that failed, and not by the model's fault; they count neither way."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Means of what the task measures."""
+    trajectories: list[art.Trajectory] = field(default_factory=list, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A rollout of `run_agent`, and the reward that it came with."""
+
+    task: str
+    scenario_id: str
+    trajectory: art.Trajectory
+    reward: float
 
 
 class AsyncArtClient:
@@ -44,11 +82,15 @@ class AsyncArtClient:
         self._base_model = base_model
         self._model: art.TrainableModel | None = None
         self._task: Task | None = None
+        self._runs: deque[_Run] = deque(maxlen=MAX_RUNS)
 
     async def run_agent(
         self, task: str | Task, prompt: str | None = None, *, index: int = 0, step: int | None = None
     ) -> art.Trajectory:
         """One rollout of a task, with its reward.
+
+        The same prompt or index again gives another rollout of it. Rewards that are set on what this returns, by hand
+        or by `ruler_score_group`, are trained on by `train`.
 
         Args:
             task: its name, `module:attribute`, or the task itself; `train` goes on with it.
@@ -64,7 +106,10 @@ class AsyncArtClient:
             if prompt is None
             else self._task.prompt_scenario(prompt)
         )
-        return await self._task.rollout(await self._ready(), scenario, step=step)
+        known = sum(run.scenario_id == scenario.id for run in self._runs)
+        trajectory = await self._task.rollout(await self._ready(), scenario, rollout_index=known, step=step)
+        self._runs.append(_Run(self._task.name, scenario.id, trajectory, trajectory.reward))
+        return trajectory
 
     async def train(
         self,
@@ -76,10 +121,16 @@ class AsyncArtClient:
         rollouts: int | None = None,
         seed: int = 0,
         on_step: Callable[[StepReport], None] | None = None,
+        judge: str | art.Model[Any, Any] | Judge | RewardFunction | None = None,
     ) -> list[StepReport]:
         """So many training steps from where the model stands; each is served when the next begins.
 
+        When rewards were set since the last time on what `run_agent` gave, the first step trains on those rollouts,
+        with these rewards; the later ones make rollouts of their own.
+
         Args:
+            judge: gives the rewards in place of the task: a model that compares the rollouts of a group (`openai/o3`),
+                or anything of `art.rewards`.
             task: by default that of the last `run_agent`.
             learning_rate: as `groups` (scenarios per step) and `rollouts` (per scenario) by default the task's own.
 
@@ -87,25 +138,74 @@ class AsyncArtClient:
             ConfigError: no task was named yet.
             TrainingError: for several steps in a row there was nothing to learn.
         """
-        if task is not None:
-            self._task = get_task(task) if isinstance(task, str) else task
-        if self._task is None:
-            raise ConfigError("`train` does not know the task yet: pass `task=`, or call `run_agent` first")
+        chosen = self._choose(task, "train")
         changes: dict[str, Any] = {
             "learning_rate": learning_rate,
             "groups_per_step": groups,
             "rollouts_per_group": rollouts,
         }
-        defaults = replace(self._task.defaults, **{key: value for key, value in changes.items() if value is not None})
+        defaults = replace(chosen.defaults, **{key: value for key, value in changes.items() if value is not None})
         model = await self._ready()
+        await asyncio.to_thread(wait_for_scores)
         return await train_task(
-            model, self._task, defaults, num_steps=await model.get_step() + iterations, seed=seed,
-            on_step=on_step or (lambda report: None),
+            model, chosen, defaults, num_steps=await model.get_step() + iterations, seed=seed,
+            on_step=on_step or (lambda report: None), score=_scorer(judge), rewarded=self._take_rewarded(chosen.name),
+        )  # fmt: skip
+
+    async def evaluate(
+        self, task: str | Task | None = None, *, count: int = 100, seed: int = 0, split: Split = "test"
+    ) -> Evaluation:
+        """The mean reward of `count` rollouts on scenarios that are never trained on.
+
+        Args:
+            task: by default that of the last `run_agent`; `train` goes on with it.
+
+        Raises:
+            ConfigError: no task was named yet.
+            FaultRateError: more than half of the rollouts failed, and not by the model's fault.
+        """
+        chosen = self._choose(task, "evaluate")
+        played = (await evaluate(await self._ready(), chosen, count=count, seed=seed, split=split)).trajectories
+        mean_reward, interval = mean_with_interval([trajectory.reward for trajectory in played])
+        names = {name for trajectory in played for name in trajectory.metrics}
+        return Evaluation(
+            task=chosen.name, mean_reward=mean_reward, interval=interval, n=len(played),
+            num_failed=count - len(played), trajectories=played,
+            metrics={
+                name: statistics.fmean(float(t.metrics[name]) for t in played if name in t.metrics)
+                for name in sorted(names)
+            },
         )  # fmt: skip
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
         await self._backend.close()
+
+    def _choose(self, task: str | Task | None, what: str) -> Task:
+        if task is not None:
+            self._task = get_task(task) if isinstance(task, str) else task
+        if self._task is None:
+            raise ConfigError(f"`{what}` does not know the task yet: pass `task=`, or call `run_agent` first")
+        return self._task
+
+    def _take_rewarded(self, task: str) -> list[art.TrajectoryGroup] | None:
+        """The groups of `run_agent` whose rewards were set since; they are trained on once."""
+        by_scenario: dict[str, list[_Run]] = {}
+        for run in self._runs:
+            if run.task == task:
+                by_scenario.setdefault(run.scenario_id, []).append(run)
+        self._runs = deque((run for run in self._runs if run.task != task), MAX_RUNS)
+        changed = [runs for runs in by_scenario.values() if any(run.trajectory.reward != run.reward for run in runs)]
+        groups = [art.TrajectoryGroup([run.trajectory for run in runs]) for runs in changed]
+        usable = [group for group in groups if len({trajectory.reward for trajectory in group}) > 1]
+        if len(usable) < len(groups):
+            logger.warning(
+                "the rewards that were set for %d of %d prompts teach nothing: they need at least two rollouts of the "
+                "same prompt whose rewards differ. Call `run_agent` several times with each, or pass `judge=` to "
+                "`train`, which scores every rollout of the training",
+                len(groups) - len(usable), len(groups),
+            )  # fmt: skip
+        return usable or None
 
     async def _ready(self) -> art.TrainableModel:
         if self._model is None:
@@ -139,6 +239,16 @@ class ArtClient:
     def train(self, iterations: int, **further: Any) -> list[StepReport]:
         """So many training steps; see `AsyncArtClient.train`."""
         return run_blocking(self._client.train(iterations, **further))
+
+    def evaluate(self, task: str | Task | None = None, **further: Any) -> Evaluation:
+        """The mean reward on held-out scenarios; see `AsyncArtClient.evaluate`."""
+        return run_blocking(self._client.evaluate(task, **further))
+
+
+def _scorer(judge: str | art.Model[Any, Any] | Judge | RewardFunction | None) -> GroupScorer | None:
+    if judge is None:
+        return None
+    return GroupScorer(Ruler(judge) if isinstance(judge, str | art.Model) else judge)
 
 
 class _Attached(art.RemoteBackend):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from fake_art_server import FakeArtServer
 
 import art
 import openpipe_art
-from art.errors import ConfigError
+from art.errors import ConfigError, JudgeError
 from art.protocol.training import ModelStatus
+from art.rewards import Ruler
 from art.task import Scenario, Split, Task, TaskDefaults, get_task
 from openpipe_art import ArtClient, AsyncArtClient
+from openpipe_art.client import _scorer
 
 
 class Guess(Task):
@@ -35,6 +38,22 @@ class Guess(Task):
         said = f"{model.get_inference_name(step)}: {scenario.inputs['prompt']}"
         items: Any = [{"role": "user", "content": "guess"}, {"role": "assistant", "content": said}]
         return art.Trajectory(messages_and_choices=items, reward=float(rollout_index % 2))
+
+
+class Lottery(Guess):
+    """Every fifth rollout fails; of the others each second one is right."""
+
+    name = "lottery"
+
+    async def rollout(
+        self, model: Any, scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
+    ) -> art.Trajectory:
+        index = int(scenario.inputs["prompt"].split()[-1])
+        if index % 5 == 4:
+            raise OSError("the drum is stuck")
+        trajectory = await super().rollout(model, scenario, rollout_index=index // 5 + index % 5, step=step)
+        trajectory.metrics["draw"] = 1.0
+        return trajectory
 
 
 @pytest.fixture
@@ -122,16 +141,108 @@ def test_prompts_of_the_ready_tasks() -> None:
     assert get_task("search_emails").prompt_scenario("who?").inputs["prompt"] == "who?"
 
 
-def test_a_list_of_trajectories_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a judge is asked that gives 1 less the reward so far, and fails for `model="broken"`."""
     asked: list[Any] = []
+    meeting = threading.Barrier(2)
 
     async def judge(group: art.TrajectoryGroup, judge_model: Any, **further: Any) -> art.TrajectoryGroup:
         asked.append((judge_model, further))
-        scored = [t.model_copy(update={"reward": 1.0 - t.reward}) for t in group]
+        if judge_model == "meets another":
+            await asyncio.to_thread(meeting.wait, 5)
+        if judge_model == "broken":
+            raise JudgeError("no usable scores")
+        scored = [t.model_copy(update={"reward": 1.0 - t.reward, "logs": ["why"]}) for t in group]
         return art.TrajectoryGroup(scored)
 
     monkeypatch.setattr("openpipe_art.judging.score_group", judge)
-    given = [art.Trajectory(reward=random.Random(i).random()) for i in range(3)]
+    return asked
+
+
+def test_a_list_of_trajectories_is_judged(asked: list[Any]) -> None:
+    given = [art.Trajectory(reward=reward) for reward in (0.25, 0.5, 1.0)]
     scored = openpipe_art.ruler_score_group(given, model="openai/o3", debug=True)
-    assert [t.reward for t in scored] == [1.0 - t.reward for t in given]
+    assert [t.reward for t in scored] == [t.reward for t in given] == [0.75, 0.5, 0.0]
+    assert (len(scored), scored[0], list(scored), scored[1:]) == (3, given[0], given, given[1:])
+    assert scored == given
+    assert given[0].logs == ["why"]
     assert asked == [("openai/o3", {"debug": True, "swallow_exceptions": False})]
+    with pytest.raises(JudgeError, match="no usable scores"):
+        openpipe_art.ruler_score_group(given, model="broken")
+    assert [t.reward for t in given] == [0.75, 0.5, 0.0]
+
+
+async def test_it_may_be_awaited_and_need_not_be(asked: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = ([art.Trajectory(reward=0.25)] for _ in range(3))
+    one, two = await asyncio.gather(
+        *(openpipe_art.ruler_score_group(t, model="meets another") for t in (first, second))
+    )
+    assert [t.reward for t in [*one, *two]] == [0.75, 0.75]
+    assert [t.reward for t in openpipe_art.ruler_score_group(third, model="openai/o3")] == [0.75]
+    with pytest.raises(JudgeError, match="no usable scores"):
+        await openpipe_art.ruler_score_group(first, model="broken")
+    assert "trajectories keep their rewards, because scoring them failed: no usable scores" in caplog.text
+
+
+def test_rewards_that_were_set_are_trained_on(client: ArtClient, server: FakeArtServer) -> None:
+    runs = [client.run_agent(Guess(), "which one?") for _ in range(3)]
+    assert [t.reward for t in runs] == [0.0, 1.0, 0.0], "each is another rollout"
+    for run, reward in zip(runs, [0.5, 0.25, 0.125], strict=True):
+        run.reward = reward
+    client.run_agent(Guess(), index=2)  # keeps the reward of the task
+    reports = client.train(2)
+    bodies = [body for method, path, body in server.requests if path.endswith("/train")]
+    rewards = [[[t["reward"] for t in group["trajectories"]] for group in body["groups"]] for body in bodies]
+    assert rewards == [[[0.5, 0.25, 0.125]], [[0.0, 1.0], [0.0, 1.0]]]
+    assert [report.step for report in reports] == [5, 6]
+    assert client.train(1)[0].num_groups == 2, "they are trained on once"
+
+
+async def test_training_waits_for_scores_that_are_under_way(
+    asked: list[Any], server: FakeArtServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = AsyncArtClient("http://art.test", "key")
+    client._backend._client = server.client()
+    runs = [await client.run_agent(Guess(), "which one?") for _ in range(2)]
+    openpipe_art.ruler_score_group(runs, model="openai/o3")
+    await client.train(1)
+    (body,) = [body for method, path, body in server.requests if path.endswith("/train")]
+    assert [t["reward"] for t in body["groups"][0]["trajectories"]] == [1.0, 0.0]
+    await client.close()
+
+
+def test_rewards_that_teach_nothing_are_said(
+    client: ArtClient, server: FakeArtServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.run_agent(Guess(), "which one?").reward = 0.7
+    client.train(1)
+    assert "rewards that were set for 1 of 1 prompts teach nothing" in caplog.text
+    (body,) = [body for method, path, body in server.requests if path.endswith("/train")]
+    assert len(body["groups"]) == 2
+
+
+def test_a_judge_gives_the_rewards_of_training(client: ArtClient, server: FakeArtServer) -> None:
+    client.train(1, task=Guess(), judge=lambda trajectory: 10.0 - trajectory.reward)
+    (body,) = [body for method, path, body in server.requests if path.endswith("/train")]
+    assert [t["reward"] for t in body["groups"][0]["trajectories"]] == [10.0, 9.0]
+    scorer = _scorer("openai/o3")
+    assert scorer is not None
+    assert isinstance(scorer._judge, Ruler)
+    with pytest.raises(ConfigError):
+        client.train(1, judge=object())
+
+
+def test_an_evaluation_has_mean_interval_and_number(client: ArtClient) -> None:
+    with pytest.raises(ConfigError, match="`evaluate` does not know the task yet"):
+        client.evaluate()
+    found = client.evaluate(Lottery(), count=50)
+    assert (found.task, found.n, found.num_failed) == ("lottery", 40, 10)
+    assert found.mean_reward == pytest.approx(0.5)
+    low, high = found.interval
+    assert 0.3 < low < 0.5 < high < 0.7
+    assert found.metrics == {"draw": 1.0}
+    assert found.trajectories[0].messages()[-1]["content"].startswith("shop/agent: test")
+    assert "trajectories" not in repr(found)
+    assert client.evaluate(count=5).task == "lottery"

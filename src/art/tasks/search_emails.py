@@ -100,7 +100,7 @@ class Desk:
         except ValueError:
             return self._fail(f"the arguments of {name} are no JSON")
         match name, given:
-            case "search_emails", {**search} if (results := self._search(search)) is not None:
+            case "search_emails", dict() if (results := self._search(given)) is not None:
                 self._seen |= {*results}
                 return "\n".join(_line(email, with_state=self.lists) for email in results) or "nothing found"
             case "read_email", {"message_id": int(email_id)}:
