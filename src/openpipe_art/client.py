@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = ("openpipe", "agent")
 """Project and name of a model that is registered without one being asked for."""
 MAX_RUNS = 10_000
-"""Of `run_agent` that are remembered, for the rewards that they may be given before `train`."""
+"""How many rollouts of `run_agent` are remembered, for the rewards that they may be given before `train`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

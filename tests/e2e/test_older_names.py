@@ -25,13 +25,25 @@ trajectory = client.run_agent(task="yes_no_maybe", prompt="Is it raining?")
 print("said", trajectory.messages()[-1]["content"])
 reports = client.train(iterations=1)
 print("steps", [report.step for report in reports])
+print("evaluated", client.evaluate("yes_no_maybe", count=4).n)
 """
 JUDGE = """
+import asyncio
+
 from openpipe_art import ArtClient, ruler_score_group
 
 client = ArtClient(server_url="http://localhost:5000")
 trajectories = [client.run_agent(task="yes_no_maybe", index=index) for index in range(3)]
 print("scores", [t.reward for t in ruler_score_group(trajectories, model="openai/o3")])
+
+
+async def score_again():
+    return await ruler_score_group(trajectories, model="openai/o3")
+
+
+print("awaited", [t.reward for t in asyncio.run(score_again())])
+reports = client.train(iterations=1, judge="openai/o3", groups=2, rollouts=2)
+print("judged", [report.reward for report in reports])
 """
 
 
@@ -75,6 +87,7 @@ def test_it_runs_and_trains_as_printed(port: int, tmp_path: Path, environment: d
     printed = run_printed(TRAIN, port, tmp_path, environment, core_only=True)
     assert re.search(r"^said \S+", printed, re.MULTILINE)
     assert "steps [1]" in printed
+    assert "evaluated 4" in printed
 
 
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="needs the extra rewards")
@@ -84,4 +97,6 @@ def test_it_judges_as_printed(port: int, tmp_path: Path, environment: dict[str, 
         hosted = environment | {"OPENAI_BASE_URL": judge.base_url, "OPENAI_API_KEY": "none"}
         printed = run_printed(JUDGE, port, tmp_path, hosted, core_only=False)
     assert "scores [0.25, 0.25, 0.25]" in printed
+    assert "awaited [0.25, 0.25, 0.25]" in printed
+    assert "judged [0.25]" in printed
     assert judge.requests[0]["model"] == "o3"

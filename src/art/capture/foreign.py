@@ -58,7 +58,7 @@ def _replace() -> None:
 
 def _restore() -> None:
     for client, send, watched in _replaced:
-        if client.__dict__["send"] is watched:  # or somebody has wrapped it since: then it stays, and does nothing
+        if client.__dict__.get("send") is watched:  # or somebody has wrapped it since: then it stays, and does nothing
             client.send = send  # type: ignore[attr-defined]
     _replaced.clear()
 

@@ -28,10 +28,10 @@ SENDERS = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
 NUM_TOPICS = 6
 ATTRIBUTES_PER_TOPIC = 2
 MAX_RESULTS = 5
-"""Of a search for words alone; one by state, sender or date gives all."""
+"""Most emails that a search for words alone gives; one by state, sender or date gives all."""
 TODAY = datetime.date(2026, 3, 16)
 NUM_WEEKS = 3
-"""Before this one, over which the emails are spread."""
+"""The emails are spread over this many weeks before `TODAY`."""
 _UNREAD = 0.4
 """Share of the emails that nobody has read yet."""
 
