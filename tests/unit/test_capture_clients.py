@@ -215,6 +215,9 @@ async def test_what_a_client_raises_goes_on(served: ServedApp) -> None:
         with pytest.raises(openai.BadRequestError):
             async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=KEY) as client:
                 await client.chat.completions.create(model=NAME, messages=[user("hi")], temperature=-1)
+        async with httpx.AsyncClient(headers=AUTH) as client:
+            assert (await client.post(f"{served.url}/v1/responses", json={"model": [NAME]})).status_code == 400
+            assert (await client.post(f"{served.url}/v1/responses", content=b"{")).status_code == 400
     assert captured.trajectory.messages_and_choices == []
     assert "chat/completions was answered with 400" in captured.trajectory.logs[-1]
 

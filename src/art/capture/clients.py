@@ -80,6 +80,8 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
         asked = json.loads(request.content)["model"]
     except (RuntimeError, ValueError, LookupError, TypeError):  # a body that is streamed, or no request to a model
         return None
+    if not isinstance(asked, str):
+        return None
     url, given = str(request.url), captured.model
     if given is not None and _is_at(given, url) and _is_named(given, asked):
         return cast("AskedModel", given)
@@ -88,7 +90,7 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
     if len(meant) == 1:  # several have the same short name: the key tells the server which is meant
         return meant[0]
     path_end = next(end for end in _DIALECTS if request.url.path.endswith(end))
-    return Endpoint(url.rpartition(path_end)[0], str(asked))
+    return Endpoint(url.rpartition(path_end)[0], asked)
 
 
 def _is_at(model: AskedModel, url: str) -> bool:
@@ -99,9 +101,9 @@ def _plain(model: AskedModel) -> str:
     return str(httpx2.URL(model.inference_base_url or "")).rstrip("/") + "/"
 
 
-def _is_named(model: Any, asked: Any) -> bool:
+def _is_named(model: Any, asked: str) -> bool:
     names = {model.name} if isinstance(model, Endpoint) else {model.name, model.get_inference_name()}
-    return asked in names or (model.trainable and str(asked).partition("@")[0] in names)  # a step of it
+    return asked in names or (model.trainable and asked.partition("@")[0] in names)  # a step of it
 
 
 def redirect(model: AskedModel, request: Any) -> None:
