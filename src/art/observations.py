@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MIN_READS = 0.1
-"""Nats per answer, below which answers do not depend on observations. Small games in which reinforcement learning failed
-had 0.02 to 0.05, those in which it worked 0.38 and more."""
+"""Nats per answer, below which answers do not depend on observations. Small games in which reinforcement learning
+failed had 0.02 to 0.05, those in which it worked 0.38 and more."""
 
 _OBSERVES = ("user", "tool")
 _Slot = tuple[int, str, str | None]
