@@ -36,7 +36,7 @@ from art.protocol.training import (
     WireTrajectory,
 )
 from art.rollouts import RolloutCollector, load_trajectory
-from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, to_plain
+from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, is_policy_fault, to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -340,6 +340,7 @@ def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
             [_number(value, what) for value in _list(values, what)] for values in _list(trajectory.token_rewards, what)
         ],
         histories=[_wire_history(history) for history in histories],
+        policy_fault=is_policy_fault(trajectory),
     )
 
 

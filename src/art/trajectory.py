@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Iterable, Iterator, Mapping
@@ -25,6 +26,9 @@ from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_i
 
 MetricValue = float | int | bool
 MetadataValue = float | int | str | bool | None
+
+_SPOILT = re.compile(r"(num_)?(invalid|malformed)_\w+|protocol_error")
+"""Metrics of turns that break the rules or the format of a task."""
 
 
 class RolloutObserver(Protocol):
@@ -225,6 +229,13 @@ def infra_fault(item: Any) -> RolloutError | None:
         return None
     logs = item.logs if isinstance(item, Trajectory) else item.get("logs", [])
     return RolloutError(str(metadata.get("error") or (logs or ["a rollout ended as infra_fault"])[-1]))
+
+
+def is_policy_fault(trajectory: Trajectory) -> bool:
+    """Whether a rollout says that the policy has spoilt it, by its outcome or by a metric such as `invalid_move`."""
+    return trajectory.metadata.get("outcome") == "policy_fault" or any(
+        value > 0 and _SPOILT.fullmatch(name) for name, value in trajectory.metrics.items()
+    )
 
 
 def _load_trajectory(item: Any) -> Any:

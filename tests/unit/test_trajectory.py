@@ -17,8 +17,9 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from pydantic import ValidationError
 
+from art.backend import wire_trajectory
 from art.messages import is_choice, parse_item, to_message
-from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup
+from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup, is_policy_fault
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
@@ -333,3 +334,23 @@ async def test_a_rollout_that_forgets_to_return() -> None:
 
     with pytest.raises(ValidationError, match="does the rollout return"):
         await TrajectoryGroup([forgetful()])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "metadata", "spoilt"),
+    [
+        ({}, {}, False),
+        ({}, {"outcome": "ok"}, False),
+        ({}, {"outcome": "policy_fault"}, True),
+        ({"invalid_move": 1.0}, {}, True),
+        ({"invalid_move": 0.0}, {}, False),
+        ({"num_invalid_actions": 2}, {}, True),
+        ({"protocol_error": True}, {}, True),
+        ({"invalidated": 1.0, "is_invalid_b": 1.0}, {}, False),
+    ],
+)
+def test_a_rollout_says_whether_the_policy_has_spoilt_it(metrics: dict, metadata: dict, spoilt: bool) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    trajectory = Trajectory(messages_and_choices=messages, metrics=metrics, metadata=metadata)
+    assert is_policy_fault(trajectory) == spoilt
+    assert wire_trajectory(trajectory, "trajectory").policy_fault == spoilt

@@ -164,6 +164,12 @@ CALL_FORMATS = (
 )
 
 
+def has_unread_call(message: Message) -> bool:
+    """Whether an answer opens a tool call that is not what any format writes, and so stayed in its content."""
+    content = message.get("content") or ""
+    return any(form.opening in content for form in CALL_FORMATS if form.opening is not None)
+
+
 def with_call_ids(messages: list[Message], call_format: CallFormat) -> list[Message]:
     """`messages` with the ids that the template wants, the same in a call and in its result."""
     make_id = call_format.call_id

@@ -59,6 +59,8 @@ class WireTrajectory(Wire):
     token_rewards: list[list[float]] = []
     """For each choice of the first history, one per sampled token; empty for none."""
     histories: list[WireHistory]
+    policy_fault: bool = False
+    """The rollout says that the policy has spoilt it; counted, and trained like any other."""
 
 
 class WireGroup(Wire):

@@ -7,19 +7,27 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from art.gateway.calls import has_unread_call
 from art.runtime.samples import ResolvedTrajectory
 from art.trainer.catalogue import describe
 from art.trainer.types import TrainingSample
 
 
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
-    """`data/reward_...` of all submitted rollouts (at least one), and the share with an answer that was cut off."""
-    truncated = sum(
-        any(answer.exchange.finish_reason == "length" for path in trajectory.paths for answer in path.answers)
-        for trajectory in trajectories
+    """`data/reward_...` of all submitted rollouts (at least one), how long they are, and how many are no good."""
+    exchanges = [
+        [answer.exchange for path in trajectory.paths for answer in path.answers] for trajectory in trajectories
+    ]
+    truncated = sum(any(exchange.finish_reason == "length" for exchange in of_one) for of_one in exchanges)
+    malformed = sum(
+        trajectory.policy_fault or any(exchange.tools and has_unread_call(exchange.message) for exchange in of_one)
+        for trajectory, of_one in zip(trajectories, exchanges, strict=True)
     )
     return {
         "data/step_truncated_share": truncated / len(trajectories),
+        "data/step_malformed_share": malformed / len(trajectories),
+        "data/step_answers_per_rollout": sum(map(len, exchanges)) / len(trajectories),
+        "data/step_tokens_per_rollout": sum(t.sampled_tokens for t in trajectories) / len(trajectories),
         **describe("data/reward", [trajectory.reward for trajectory in trajectories]),
     }
 

@@ -190,6 +190,21 @@ class JobStore:
         )
         return [JobStatus.model_validate_json(row[0]) for row in rows]
 
+    async def step_metrics(self, project: str, name: str, step: int, limit: int) -> list[dict[str, float]]:
+        """Metrics of up to `limit` reinforcement-learning steps that lead to `step` without a gap, oldest first."""
+        rows = await self._read(
+            "SELECT kind, status FROM jobs WHERE project = ? AND name = ? AND state = 'succeeded' "
+            "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY created_at DESC, rowid DESC LIMIT ?",
+            (project, name, limit),
+        )
+        found: list[dict[str, float]] = []
+        for kind, text in rows:
+            status = JobStatus.model_validate_json(text)
+            if kind != "train" or status.step != step - len(found):
+                break
+            found.append(status.metrics)
+        return found[::-1]
+
     async def needed(self) -> list[str]:
         """Paths of checkpoints that unfinished jobs need."""
         rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")

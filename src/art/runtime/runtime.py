@@ -96,7 +96,7 @@ class Runtime:
             max_per_project=config.limits.max_jobs_per_project,
             on_dropped=RolloutStore.unmark_trained,
         )
-        training = TrainingWork(self.data_dir, self._find, self._on_published)
+        training = TrainingWork(self.data_dir, self._find, self._on_published, self._job_store.step_metrics)
         metrics = self._metrics = MetricStore(self._database)
         adopting = AdoptWork(self.data_dir, self._find_registered, self._job_store.origins, self._on_published)
         files = FileWork(self.data_dir)

@@ -56,6 +56,8 @@ class ResolvedTrajectory:
     """Of the first history, whoever sampled them."""
     paths: list[Path] = field(default_factory=list)
     context_tokens: int = 0
+    policy_fault: bool = False
+    """The rollout says that the policy has spoilt it."""
     untracked_choices: int = 0
     """Choices without a recorded exchange (made elsewhere): not trainable."""
 
@@ -127,6 +129,7 @@ def _resolve_trajectory(
         reward=trajectory.reward,
         turn_rewards=trajectory.turn_rewards,
         token_rewards=trajectory.token_rewards,
+        policy_fault=trajectory.policy_fault,
     )
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from art.errors import CorruptCheckpointError, TrainingError
@@ -23,22 +23,25 @@ from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 from art.trainer.findings import find_findings
+from art.trainer.trends import WINDOW, measure_trends
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingWork:
-    """`on_published` is told of each new step."""
+    """`on_published` is told of each new step; `earlier_metrics` is `JobStore.step_metrics`."""
 
     def __init__(
         self,
         data_dir: DataDir,
         find: Callable[[str, str], tuple[RegisteredModel, BaseModelHost]],
         on_published: Callable[[RegisteredModel, int], None],
+        earlier_metrics: Callable[[str, str, int, int], Awaitable[list[dict[str, float]]]],
     ) -> None:
         self._data_dir = data_dir
         self._find = find
         self._on_published = on_published
+        self._earlier_metrics = earlier_metrics
 
     def lane(self, job: Entry) -> str:
         return training_lane(self._find(job.project, job.name)[0].base_model)
@@ -77,6 +80,7 @@ class TrainingWork:
         metrics = result["metrics"] | job.payload["metrics"] | accounts | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
+        metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
         found = find_findings(metrics, before, highs=_own_bounds(job))
         metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in found}
         findings = [*job.payload["findings"], *map(str, found)]

@@ -13,7 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from art.trajectory import Trajectory, TrajectoryGroup
 
 SECTIONS = frozenset(
-    {"reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data", "ledger", "publish", "findings"}
+    {
+        "reward",
+        "loss",
+        "offpolicy",
+        "pipeline",
+        "throughput",
+        "costs",
+        "time",
+        "data",
+        "ledger",
+        "publish",
+        "findings",
+        "trend",
+    }
 )
 SPLITS = frozenset({"train", "val", "test"})
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from art.trainer.trends import FEWEST_FOR_MALFORMED, RECENT, SWING_WINDOW, WINDOW
+
 NUM_BINS = 10
 
 ALWAYS = "every step"
@@ -20,6 +22,7 @@ BY_SIGN = "steps with such targets"
 BASE = "steps in which the base was measured"
 WEIGHED = "losses that weigh advantages"
 OVERLONG = "steps with `overlong`"
+TENTH = f"from the {WINDOW}th step on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,15 @@ class Metric:
 TRAINER_METRICS: dict[str, Metric] = {
     "loss/train": Metric("the trained loss, a mean over targets; the mean of the step's optimiser updates"),
     "loss/entropy": Metric("mean entropy of the policy at the targets, in nats"),
-    "loss/entropy_rewarded": Metric("the same over targets with positive advantage", BY_SIGN),
+    "loss/entropy_varying": Metric(
+        "the same over the tokens that vary: the mean of h over targets with weight h, sum(h^2) / sum(h), in nats. "
+        "Tokens that are certain, as most of a tool call's JSON, do not count"
+    ),
+    "loss/entropy_varying_share": Metric(
+        "share of the targets that vary: sum(h)^2 / (N sum(h^2)) of N targets, so that `loss/entropy` is "
+        "`loss/entropy_varying` times this"
+    ),
+    "loss/entropy_rewarded": Metric("mean entropy of targets with positive advantage", BY_SIGN),
     "loss/entropy_punished": Metric("the same over targets with negative advantage", BY_SIGN),
     "loss/grad_norm": Metric("norm of the gradient before clipping; the mean of the updates"),
     "loss/grad_norm_max": Metric("the largest of the updates"),
@@ -125,6 +136,13 @@ PLAN_METRICS: dict[str, Metric] = {
     "data/step_num_trajectories_overlong": Metric("rollouts whose reward was lowered for their length", OVERLONG),
     "data/step_num_pairs": Metric("pairs of rollouts that were compared", DPO),
     "data/step_truncated_share": Metric("share of rollouts with an answer that the token limit cut off"),
+    "data/step_malformed_share": Metric(
+        'share of rollouts that the policy spoilt: `metadata["outcome"]` is "policy_fault", a metric `invalid_...`, '
+        "`malformed_...` (with or without `num_` before it) or `protocol_error` is above 0, or an answer has a tool "
+        "call that could not be read"
+    ),
+    "data/step_answers_per_rollout": Metric("mean number of answers that the model gave in a rollout"),
+    "data/step_tokens_per_rollout": Metric("mean number of tokens that it sampled there"),
     **_distribution_metrics("data/reward", "the rewards of all rollouts"),
     **_distribution_metrics(
         "data/advantage", "the advantages of the trained rollouts, each the mean of its tokens", WEIGHED
@@ -146,6 +164,30 @@ SFT_METRICS: dict[str, Metric] = {
     ),
 }
 """The same of a step of supervised fine-tuning."""
+
+TREND_METRICS: dict[str, Metric] = {
+    "trend/reward_rise": Metric(
+        f"rise of `data/reward_mean` over the last {WINDOW} steps, by a line fitted to them", TENTH
+    ),
+    "trend/reward_rise_error": Metric("its standard error, by how the steps scatter around that line", TENTH),
+    "trend/groups_trainable_share": Metric(
+        "mean over these steps of `data/step_num_groups_trainable` / `data/step_num_groups_submitted`", TENTH
+    ),
+    "trend/top_reward_share": Metric(
+        "mean over these steps of the share of rollouts in the highest bin of `data/reward_hist`", TENTH
+    ),
+    "trend/malformed_rise": Metric(
+        f"mean `data/step_malformed_share` of the last {RECENT} steps less that of the up to {WINDOW - RECENT} before",
+        f"from the {FEWEST_FOR_MALFORMED}th step on",
+    ),
+    "trend/answers_swing": Metric(
+        "how far `data/step_answers_per_rollout` goes back and forth, as a share of its mean: over the last "
+        f"{SWING_WINDOW} steps the mean change from step to step, less what it has changed altogether",
+        f"from the {SWING_WINDOW}th step on",
+    ),
+    "trend/tokens_swing": Metric("the same of `data/step_tokens_per_rollout`", f"from the {SWING_WINDOW}th step on"),
+}
+"""What the server adds of a step of reinforcement learning and of those that it continues."""
 
 JOB_METRICS: dict[str, Metric] = {
     "publish/probe_gap": Metric("largest difference of log-probs between engine and trainer on the probe, in nats"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from art.config import MismatchConfig
+from art.trainer.trends import WINDOW
 
 BEFORE = "the step before"
 """Instead of a metric's name: its own value in the step before this one."""
@@ -161,15 +162,19 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="entropy_gone",
         limits=(Limit("loss/entropy", low=0.01),),
-        only_if=(Limit(_IS_RL),),
+        only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=0.5)),
         meaning="the policy hardly varies its answers any more, so it cannot find better ones",
         advice="If rewards are as high as they can be, the task is solved. Else go on from an earlier checkpoint with "
         "a lower `learning_rate`, a wider `clip_high`, or KL to the base in the loss",
-        source="gains end where entropy does (arXiv 2505.22617); at 0.01 nats about one token in a thousand differs",
+        source="gains end where entropy does (arXiv 2505.22617); at 0.01 nats about one token in a thousand differs. "
+        "Where few tokens vary, but vary much, as in long tool calls, nothing is lost",
     ),
     Rule(
         name="entropy_fell",
-        limits=(Limit("loss/entropy", low=0.5, over=BEFORE),),
+        limits=(
+            Limit("loss/entropy", low=0.5, over=BEFORE),
+            Limit("loss/entropy_varying", low=0.5, over=BEFORE),
+        ),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
         meaning="the policy lost more than half of its variety in one step",
         advice="Use a lower `learning_rate`; at this pace nothing is left to choose from in a few steps",
@@ -236,6 +241,48 @@ RULES: tuple[Rule, ...] = (
         advice="Use more rollouts per group, look whether they differ at all (temperature, random opponents), and "
         "whether the reward depends on the answer",
         source=_FEW_GROUPS_SOURCE,
+    ),
+    Rule(
+        name="reward_flat",
+        limits=(Limit("trend/reward_rise", low=2.0, over="trend/reward_rise_error"),),
+        only_if=(
+            Limit("trend/groups_trainable_share", low=0.5),
+            Limit("trend/top_reward_share", high=0.6),
+            _NOT_FEW,
+        ),
+        meaning=f"the reward has not risen for {WINDOW} steps although the rollouts of most groups differ in it, so "
+        "that luck may decide more than skill",
+        advice="Look whether the answers depend on what the model is shown: `art doctor MODEL --task TASK` measures "
+        "it. If they do, a higher `learning_rate` or more rollouts per group may help; if not, teach the model more "
+        "by supervised fine-tuning first. Rewards that only rank the rollouts of a group cannot rise",
+        source=f"a rise within 2 standard errors is what chance makes: a word game that did not learn rose by 0.6 "
+        f"errors in its first {WINDOW} steps, the demo by 3.8. Where most rollouts earn the most there is, little is "
+        "left to gain",
+    ),
+    Rule(
+        name="malformed_rollouts",
+        limits=(
+            Limit("data/step_malformed_share", high=0.5),
+            Limit("trend/malformed_rise", high=0.2),
+        ),
+        meaning="the policy spoils rollouts by answers that the task or its tools cannot read",
+        advice="Read a few rollouts. If it was so from the beginning, show the format in the prompt, or teach it by "
+        "supervised fine-tuning first. If it grows, the policy forgets the format: go on from an earlier checkpoint "
+        "with a lower `learning_rate`",
+        source="a word game at too high a rate had 98 % in its third step; healthy runs of the demo have at most 29 %, "
+        "and add 8 % within ten steps",
+    ),
+    Rule(
+        name="length_swings",
+        limits=(
+            Limit("trend/answers_swing", high=0.25),
+            Limit("trend/tokens_swing", high=0.25),
+        ),
+        only_if=(_NOT_FEW, Limit("data/step_num_groups_submitted", low=8.0)),
+        meaning="rollouts are long in one step and short in the next, over and over: each update overshoots what the "
+        "one before it did",
+        advice="Use a lower `learning_rate`, fewer `num_minibatches` or more groups per step",
+        source="healthy runs of the demo stay below 3 %; a word game at a rate that broke its format had 28 %",
     ),
     Rule(
         name="answers_cut_off",

@@ -83,6 +83,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
     metrics = {
         "loss/train": _mean(record.losses),
         "loss/entropy": _mean(entropy),
+        **_entropy_where_it_varies(entropy),
         "loss/grad_norm": _mean(grad_norms),
         "loss/grad_norm_max": float(grad_norms.max()),
         "loss/grad_clipped_share": _mean(grad_norms > max_grad_norm),
@@ -110,6 +111,20 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
             "offpolicy/mean_staleness": _mean(staleness),
         }
     )
+
+
+def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:
+    """Mean entropy weighted by itself, and the share of the targets that would have that much if all others had none.
+
+    Their product is the plain mean. Tokens that are certain, as those of JSON around an argument, count for nothing.
+
+    Example: [1, 1, 0, 0, 0, 0, 0, 0] has a mean of 0.25: an entropy of 1 in a share of 0.25.
+    """
+    total, squares = entropy.sum(dtype=np.float64), np.square(entropy, dtype=np.float64).sum()
+    if squares == 0:
+        return {"loss/entropy_varying": 0.0, "loss/entropy_varying_share": 0.0}
+    share = total**2 / (len(entropy) * squares)
+    return {"loss/entropy_varying": float(squares / total), "loss/entropy_varying_share": float(share)}
 
 
 def _entropy_by_sign(record: StepRecord, entropy: NDArray[np.float64], is_rl: NDArray[np.bool_]) -> dict[str, float]:

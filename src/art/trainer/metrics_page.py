@@ -17,6 +17,7 @@ from art.trainer.catalogue import (
     PLAN_METRICS,
     SFT_METRICS,
     TRAINER_METRICS,
+    TREND_METRICS,
     Metric,
 )
 from art.trainer.findings import BEFORE, RULES, Limit, Rule
@@ -45,6 +46,7 @@ One for each row whose number is outside of its range. The step's metrics then h
 _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the trainer measures", TRAINER_METRICS),
     ("What the server adds to a step of reinforcement learning", PLAN_METRICS),
+    ("What the server adds from the steps before, to a step of reinforcement learning", TREND_METRICS),
     ("What the server adds to a step of supervised fine-tuning", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
     ("Costs, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),

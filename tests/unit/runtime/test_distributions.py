@@ -4,10 +4,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from recorded_exchanges import BRANCHING, FIRST, ONE_TURN, SECOND, group, resolved, trajectory
+from recorded_exchanges import (
+    BRANCHING,
+    FIRST,
+    LONG_TURN,
+    ONE_TURN,
+    SECOND,
+    USER,
+    choice,
+    group,
+    resolved,
+    trajectory,
+)
 
 from art.config import DistillConfig, DpoConfig, TrainConfig
-from art.protocol.training import WireGroup, WireTrajectory
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 from art.runtime.distributions import describe_rollouts
 from art.runtime.plan import plan_step
 from art.trainer import catalogue
@@ -53,6 +64,27 @@ def test_a_rollout_is_cut_off_if_any_answer_is() -> None:
     cut = replace(SECOND, finish_reason="length")
     [found] = resolved([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.0, ONE_TURN)], exchanges=(FIRST, cut))
     assert describe_rollouts(found.trajectories)["data/step_truncated_share"] == pytest.approx(1 / 3)
+
+
+def test_a_rollout_is_malformed_if_it_says_so_or_if_a_call_of_it_cannot_be_read() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    unread = {"role": "assistant", "content": '<tool_call>{"name": </tool_call>'}
+    with_call = replace(FIRST, id="e5", message=unread, tools=tools)
+    without_tools = replace(FIRST, id="e6", message=unread)
+    rollouts = [
+        trajectory(1.0, ONE_TURN),
+        trajectory(0.0, ONE_TURN, policy_fault=True),
+        *(trajectory(0.0, WireHistory(items=[USER, choice(name, str(unread["content"]))])) for name in ("e5", "e6")),
+    ]
+    [found] = resolved(rollouts, exchanges=(FIRST, with_call, without_tools))
+    assert describe_rollouts(found.trajectories)["data/step_malformed_share"] == 2 / 4
+
+
+def test_the_length_of_rollouts_is_counted_in_answers_and_in_tokens() -> None:
+    [found] = resolved([trajectory(1.0), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)])
+    metrics = describe_rollouts(found.trajectories)
+    assert metrics["data/step_answers_per_rollout"] == pytest.approx(4 / 3)
+    assert metrics["data/step_tokens_per_rollout"] == pytest.approx((4 + 2 + 6) / 3)
 
 
 def test_every_metric_of_a_plan_is_in_the_catalogue() -> None:

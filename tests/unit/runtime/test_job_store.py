@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import ConflictError, NotFoundError, OverloadedError
-from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
+from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.training import JobProgress
 from art.runtime.job_store import Job, JobStore
 from art.runtime.registry import Registry
@@ -33,6 +34,39 @@ def job(job_id: str, project: str = "p") -> Job:
     return Job(
         job_id=job_id, kind="train", project=project, name="m", lane="l", payload={"call": [1, 2]}, needs=["/data/0003"]
     )
+
+
+def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path: Path) -> None:
+    async def run() -> None:
+        database, store = await open_store(tmp_path / "art.db")
+
+        async def finish(kind: JobKind, step: int, name: str = "m") -> None:
+            job_id = f"{name}-{kind}-{step}"
+            await store.add(replace(job(job_id), kind=kind, name=name), 1)
+            await store.move(job_id, "running")
+            metrics = {"data/reward_mean": float(step)}
+            await store.finish(job_id, changes={"step": step, "metrics": metrics}, published_step=step)
+
+        async def rewards(limit: int = 9) -> list[float]:
+            return [row["data/reward_mean"] for row in await store.step_metrics("p", "m", 5, limit)]
+
+        await finish("train", 1)
+        await finish("train_sft", 2)
+        for step in (3, 4, 5):
+            await finish("train", step)
+        await finish("train", 6, name="other")
+        await finish("export", 5)
+        await store.add(job("failed"), 1)
+        await store.move("failed", "cancelled")
+        database.close()
+        database, store = await open_store(tmp_path / "art.db")
+        assert await rewards() == [3.0, 4.0, 5.0]
+        assert await rewards(2) == [4.0, 5.0]
+        await finish("fork", 5)  # another policy from here on
+        assert await rewards() == []
+        database.close()
+
+    asyncio.run(run())
 
 
 def test_the_table_is_whole() -> None:

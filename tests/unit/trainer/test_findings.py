@@ -15,6 +15,8 @@ from art.trainer.findings import BEFORE, RULES, Limit, Rule, find_findings
 
 HEALTHY = {
     "loss/entropy": 0.4,
+    "loss/entropy_varying": 0.9,
+    "loss/entropy_varying_share": 0.45,
     "loss/grad_norm": 0.15,
     "loss/grad_clipped_share": 0.0,
     "loss/adapter_change": 0.05,
@@ -39,19 +41,28 @@ HEALTHY = {
     "data/step_num_groups_trainable": 12.0,
     "data/step_num_trajectories": 128.0,
     "data/step_truncated_share": 0.02,
+    "data/step_malformed_share": 0.1,
+    "trend/reward_rise": 0.3,
+    "trend/reward_rise_error": 0.09,
+    "trend/groups_trainable_share": 0.85,
+    "trend/top_reward_share": 0.55,
+    "trend/malformed_rise": -0.05,
+    "trend/answers_swing": 0.02,
+    "trend/tokens_swing": 0.02,
     "data/reward_hist/0": 30.0,
     "data/reward_hist/9": 70.0,
 }
 """As a step in the middle of the demo, with four updates."""
 
 EVERY_METRIC = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.SFT_METRICS | catalogue.JOB_METRICS
+EVERY_METRIC |= catalogue.TREND_METRICS
 
 
 def edges() -> Iterator[tuple[Rule, Limit, float, float]]:
     """Each rule and limit with its bounds, and a number just beyond each; those of entropy have a test of their own."""
     for rule in RULES:
         for limit in rule.limits:
-            if limit.over == BEFORE and any(condition.metric == limit.metric for condition in rule.only_if):
+            if limit.over == BEFORE and rule.name.startswith("entropy"):
                 continue
             for bound, direction in ((limit.low, -math.inf), (limit.high, math.inf)):
                 if math.isfinite(bound):
@@ -83,18 +94,24 @@ def test_a_rule_speaks_just_beyond_its_bound(rule: Rule, limit: Limit, bound: fl
 
 
 @pytest.mark.parametrize(
-    ("entropy", "before", "found"),
+    ("entropy", "before", "varying", "found"),
     [
-        (0.2, 0.4, set()),
-        (0.2, 0.41, {"entropy_fell"}),
-        (0.0099, 0.41, {"entropy_gone"}),  # one finding says enough
-        (1.0, 0.5, set()),
-        (1.0, 0.49, {"entropy_rose"}),
-        (0.99, 0.4, set()),  # not much yet
+        (0.2, 0.4, 0.9, set()),
+        (0.2, 0.41, 0.9, {"entropy_fell"}),
+        (0.3, 0.4, 0.45, set()),
+        (0.3, 0.4, 0.44, {"entropy_fell"}),  # the JSON around them has kept its own
+        (0.0099, 0.41, 0.3, {"entropy_gone"}),  # one finding says enough
+        (0.0099, 0.01, 0.9, set()),  # one token in a hundred still varies, and much
+        (1.0, 0.5, 0.9, set()),
+        (1.0, 0.49, 0.9, {"entropy_rose"}),
+        (0.99, 0.4, 0.9, set()),  # not much yet
     ],
 )
-def test_entropy_is_compared_with_the_step_before(entropy: float, before: float, found: set[str]) -> None:
-    assert names(HEALTHY | {"loss/entropy": entropy}, HEALTHY | {"loss/entropy": before}) == found
+def test_entropy_is_compared_with_the_step_before(
+    entropy: float, before: float, varying: float, found: set[str]
+) -> None:
+    metrics = HEALTHY | {"loss/entropy": entropy, "loss/entropy_varying": varying}
+    assert names(metrics, HEALTHY | {"loss/entropy": before}) == found
 
 
 def test_a_healthy_step_has_no_finding() -> None:

@@ -115,6 +115,10 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
         {
             "loss/train": 0.125,
             "loss/entropy": mean([t.entropy for t in every]),
+            "loss/entropy_varying": sum(t.entropy**2 for t in every) / sum(t.entropy for t in every),
+            "loss/entropy_varying_share": (
+                sum(t.entropy for t in every) ** 2 / sum(t.entropy**2 for t in every) / len(every)
+            ),
             "loss/entropy_rewarded": mean([t.entropy for t in rl if t.advantage > 0]),
             "loss/entropy_punished": mean([t.entropy for t in rl if t.advantage < 0]),
             "loss/grad_norm": 1.75,

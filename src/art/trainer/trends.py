@@ -1,0 +1,87 @@
+"""What several steps show together and a single one cannot: is the reward rising, does the format get lost.
+
+    metrics of this step and of those before it --measure_trends--> `trend/...` metrics --> rules of `findings.py`
+
+Pure Python. Only steps of reinforcement learning have trends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+WINDOW = 10
+"""Steps over which the reward is looked at, this one included; also the most that anything here looks at."""
+RECENT = 3
+"""The last steps of the window, whose malformed answers are compared with those of the steps before."""
+FEWEST_FOR_MALFORMED = RECENT + 2
+SWING_WINDOW = 6
+
+_LENGTHS = {
+    "trend/answers_swing": "data/step_answers_per_rollout",
+    "trend/tokens_swing": "data/step_tokens_per_rollout",
+}
+
+
+def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Trends up to a step; none where too few steps came before it.
+
+    Args:
+        metrics: those of the step.
+        earlier: those of the steps that it continues without a gap, oldest first.
+    """
+    rows = [*earlier, metrics][-WINDOW:]
+    if any("data/reward_mean" not in row for row in rows):
+        return {}
+    trends = {}
+    if len(rows) == WINDOW:
+        rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
+        trends |= {
+            "trend/reward_rise": rise,
+            "trend/reward_rise_error": error,
+            "trend/groups_trainable_share": _mean_share(
+                rows, "data/step_num_groups_trainable", "data/step_num_groups_submitted"
+            ),
+            "trend/top_reward_share": _mean_share(rows, "data/reward_hist/9", "data/step_num_trajectories"),
+        }
+    malformed = [row["data/step_malformed_share"] for row in rows if "data/step_malformed_share" in row]
+    if len(malformed) >= FEWEST_FOR_MALFORMED:
+        recent, before = malformed[-RECENT:], malformed[:-RECENT]
+        trends["trend/malformed_rise"] = statistics.fmean(recent) - statistics.fmean(before)
+    for name, length in _LENGTHS.items():
+        lengths = [row[length] for row in rows if length in row][-SWING_WINDOW:]
+        if len(lengths) == SWING_WINDOW:
+            trends[name] = _swing(lengths)
+    return trends
+
+
+def _fit_rise(values: Sequence[float]) -> tuple[float, float]:
+    """How far a line fitted to `values` (least squares) rises from the first to the last of them, and the standard
+    error of that by what the values scatter around the line.
+
+    Example: 0, 1, 2, 3 rise by 3, with an error of 0.
+    """
+    count = len(values)
+    places = [place - (count - 1) / 2 for place in range(count)]
+    mean = statistics.fmean(values)
+    spread = math.fsum(place**2 for place in places)
+    slope = math.fsum(place * (value - mean) for place, value in zip(places, values, strict=True)) / spread
+    residuals = [value - mean - slope * place for place, value in zip(places, values, strict=True)]
+    variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
+    return slope * (count - 1), math.sqrt(variance / spread) * (count - 1)
+
+
+def _mean_share(rows: Sequence[Mapping[str, float]], part: str, whole: str) -> float:
+    return statistics.fmean(row.get(part, 0.0) / row[whole] if row.get(whole) else 0.0 for row in rows)
+
+
+def _swing(values: Sequence[float]) -> float:
+    """The mean change from one value to the next, without what the values have changed altogether, over their mean.
+
+    Example: 5, 3, 5, 3, 5, 3 swing by 0.4; 1, 2, 3, 4, 5, 6, which only grow, by 0.
+    """
+    changes = math.fsum(abs(later - value) for value, later in itertools.pairwise(values))
+    mean = statistics.fmean(values)
+    return (changes - abs(values[-1] - values[0])) / (len(values) - 1) / mean if mean > 0 else 0.0

@@ -1,0 +1,115 @@
+"""Trends are those of the last steps, and are there from the step on that the catalogue names."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from typing import Any
+
+import pytest
+
+from art.trainer import catalogue
+from art.trainer.findings import find_findings
+from art.trainer.trends import measure_trends
+
+STEP: dict[str, float] = {
+    "offpolicy/ratio_mean": 1.0,
+    "data/step_num_rollouts_trained": 128.0,
+    "data/step_num_groups_submitted": 16.0,
+    "data/step_num_groups_trainable": 14.0,
+    "data/step_num_trajectories": 128.0,
+    "data/reward_hist/9": 30.0,
+    "data/step_malformed_share": 0.1,
+    "data/step_answers_per_rollout": 4.0,
+    "data/step_tokens_per_rollout": 8.0,
+}
+NAMES = {name: f"data/{name}" for name in ("reward_mean", "step_malformed_share", "step_answers_per_rollout")}
+
+
+def steps(**columns: list[float]) -> list[dict[str, float]]:
+    """One step for each value; `reward_mean` and others by the name of their metric without its group."""
+    count = len(next(iter(columns.values())))
+    rows = [STEP | {"data/reward_mean": 0.2} for _ in range(count)]
+    for name, values in columns.items():
+        for row, value in zip(rows, values, strict=True):
+            row[NAMES.get(name, f"data/{name}")] = value
+    return rows
+
+
+def trends(**columns: list[float]) -> dict[str, float]:
+    *earlier, last = steps(**columns)
+    return measure_trends(last, earlier)
+
+
+def found(**columns: list[float]) -> set[str]:
+    """Names of the findings of the last of some steps."""
+    *earlier, last = steps(**columns)
+    metrics = last | measure_trends(last, earlier)
+    return {finding.rule.name for finding in find_findings(metrics, earlier[-1] if earlier else {})}
+
+
+def noisy(start: float, rise: float, *, seed: int, count: int = 10) -> list[float]:
+    generator = random.Random(seed)
+    return [start + rise * i / (count - 1) + generator.gauss(0, 0.03) for i in range(count)]
+
+
+def test_the_rise_of_the_reward_is_that_of_a_fitted_line() -> None:
+    values = [0.1, 0.3, 0.2, 0.5, 0.4, 0.6, 0.5, 0.8, 0.7, 0.9]
+    fit: Any = statistics.linear_regression(range(10), values)
+    residuals = [value - fit.intercept - fit.slope * i for i, value in enumerate(values)]
+    error = math.sqrt(sum(r**2 for r in residuals) / 8 / 82.5)  # 82.5 = sum of (i - 4.5)^2
+    seen = trends(reward_mean=[9.0, 9.0, *values])  # what came before the window does not count
+    assert seen["trend/reward_rise"] == pytest.approx(9 * fit.slope)
+    assert seen["trend/reward_rise_error"] == pytest.approx(9 * error)
+    assert seen["trend/groups_trainable_share"] == 14 / 16
+    assert seen["trend/top_reward_share"] == 30 / 128
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_flat_reward_is_found_and_a_rising_one_is_not(seed: int) -> None:
+    assert found(reward_mean=noisy(0.2, 0.0, seed=seed)) == {"reward_flat"}
+    assert found(reward_mean=noisy(0.2, 0.4, seed=seed)) == set()
+    assert found(reward_mean=noisy(0.2, 0.0, seed=seed)[:9]) == set()  # too early to say
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"reward_hist/9": [100.0] * 10},  # near its top
+        {"step_num_groups_trainable": [7.0] * 10},  # few groups differ at all, which another finding is about
+    ],
+)
+def test_a_flat_reward_is_no_finding_where_it_could_hardly_rise(column: dict[str, list[float]]) -> None:
+    assert found(reward_mean=noisy(0.2, 0.0, seed=1), **column) == set()
+
+
+def test_malformed_rollouts_are_found_when_most_are_or_when_they_become_more() -> None:
+    assert found(step_malformed_share=[0.5]) == set()
+    assert found(step_malformed_share=[0.51]) == {"malformed_rollouts"}
+    assert found(step_malformed_share=[0.05, 0.05, 0.2, 0.26, 0.26]) == set()
+    assert found(step_malformed_share=[0.05, 0.05, 0.2, 0.3, 0.3]) == {"malformed_rollouts"}
+    assert "trend/malformed_rise" not in trends(step_malformed_share=[0.0, 0.0, 0.4, 0.4])
+    assert found(step_malformed_share=[0.4, 0.3, 0.2, 0.1, 0.0]) == set()
+
+
+def test_lengths_that_go_back_and_forth_are_found_and_lengths_that_grow_are_not() -> None:
+    back_and_forth, growing = [5.0, 3.0, 5.0, 3.0, 5.0, 3.0], [2.0, 2.5, 3.0, 4.0, 5.0, 7.0]
+    assert trends(step_answers_per_rollout=back_and_forth)["trend/answers_swing"] == pytest.approx(0.4)
+    assert trends(step_answers_per_rollout=growing)["trend/answers_swing"] == 0
+    assert found(step_answers_per_rollout=back_and_forth) == {"length_swings"}
+    assert found(step_tokens_per_rollout=[70.0, 149.0, 58.0, 141.0, 60.0, 149.0]) == {"length_swings"}
+    assert found(step_answers_per_rollout=growing) == set()
+    assert found(step_answers_per_rollout=back_and_forth[1:]) == set()
+    assert found(step_answers_per_rollout=back_and_forth, step_num_groups_submitted=[4.0] * 6) == set()  # chance
+
+
+def test_steps_without_rewards_have_no_trends() -> None:
+    *earlier, last = steps(reward_mean=[0.1] * 10)
+    assert measure_trends({"loss/train": 1.0}, earlier) == {}
+    assert measure_trends(last, [{"loss/train": 1.0}, *earlier[1:]]) == {}
+    assert measure_trends(last, []) == {}
+
+
+def test_every_trend_is_in_the_catalogue() -> None:
+    assert set(trends(reward_mean=[0.1] * 10)) == set(catalogue.TREND_METRICS)
