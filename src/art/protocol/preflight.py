@@ -31,7 +31,8 @@ class PreflightRequest(Wire):
     trial_tokens: int | None = Field(default=None, ge=2)
     """Its length; `None`: the longest that the engine takes."""
     groups: list[WireGroup] = []
-    """A further step on these rollouts, which this server has sampled."""
+    """Rollouts that this server has sampled: whether their answers depend on what the model was shown, and a further
+    step on them."""
 
 
 class PreflightReport(Wire):

@@ -50,6 +50,7 @@ from art.runtime.measurements import (
 )
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
+from art.runtime.observation_check import check_observations
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
 from art.runtime.preflight import Preflight, quick_checks
@@ -259,8 +260,9 @@ class Runtime:
             checks.append(await check_trial("longest sequence", model, host, [sample]))
         if request.groups:
             exchanges = await asyncio.to_thread(self._recorder.find, exchange_ids(request.groups))
-            samples = rollout_samples(resolve(request.groups, exchanges, project=project, name=name))
-            checks.append(await check_trial("step of the rollouts", model, host, samples))
+            groups = resolve(request.groups, exchanges, project=project, name=name)
+            checks.append(await check_observations(await self._resolver.resolve(model.key), groups))
+            checks.append(await check_trial("step of the rollouts", model, host, rollout_samples(groups)))
         return PreflightReport(checks=checks)
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -162,12 +162,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="entropy_gone",
         limits=(Limit("loss/entropy", low=0.01),),
-        only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=0.5)),
+        only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=1.0)),
         meaning="the policy hardly varies its answers any more, so it cannot find better ones",
         advice="If rewards are as high as they can be, the task is solved. Else go on from an earlier checkpoint with "
         "a lower `learning_rate`, a wider `clip_high`, or KL to the base in the loss",
         source="gains end where entropy does (arXiv 2505.22617); at 0.01 nats about one token in a thousand differs. "
-        "Where few tokens vary, but vary much, as in long tool calls, nothing is lost",
+        "Where few tokens vary, but among many others, as in long tool calls, nothing is lost",
     ),
     Rule(
         name="entropy_fell",
