@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, Self, cast
 from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.config.base_models import find_folder
 from art.dev import LossName, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError, TrajectoryError
 from art.messages import is_choice, parse_item
@@ -128,6 +129,8 @@ class Backend(CheckpointMethods):
         """Make the server serve and train `model`; a model that is not trainable has nothing to register."""
         if not model.trainable:
             return None
+        if self.shares_files:
+            _absolute(model.base_model)  # what is wrong with it is said before a server is started
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
         request = _registration_request(cast(TrainableBackendModel, model), same_files=same_files)
@@ -285,9 +288,13 @@ def _registration_request(model: TrainableBackendModel, *, same_files: bool) -> 
 
 
 def _absolute(base_model: str) -> str:
-    """A directory by its whole path, so that it is the same model from every working directory."""
-    path = os.path.abspath(os.path.expanduser(base_model))
-    return path if os.path.isdir(path) else base_model
+    """A directory by its whole path, so that it is the same model from every working directory.
+
+    Raises:
+        ConfigError: it is empty, or a path to something else than a model.
+    """
+    folder = find_folder(base_model)
+    return base_model if folder is None else os.path.abspath(folder)
 
 
 # --- what is sent ---

@@ -48,6 +48,8 @@ class LocalBackend(Backend):
     the server and its engine and trainer follow; the next `LocalBackend` on the same `path` continues.
     """
 
+    shares_files = True
+
     def __init__(self, *, path: str | Path | None = None, server_config: ServerConfig | None = None) -> None:
         """
         Args:

@@ -27,28 +27,91 @@ SHORT_NAMES: dict[str, str] = {
     "gpt-oss-20b": "openai/gpt-oss-20b",
 }  # fmt: skip
 """The chat version of each, since agents talk."""
+_EXPECTED = "a hub id such as 'Qwen/Qwen3-0.6B', the folder of a model or of a LoRA adapter, or a short name"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def resolve_base_model(name: str) -> str:
     """The hub id of a short name; hub ids and folders stay as they are.
 
     Raises:
-        ConfigError: a single word that is neither.
+        ConfigError: nothing, or a single word that is neither.
     """
+    _check_not_empty(name)
     known = SHORT_NAMES.get(name.lower())
     if known is not None and not Path(name).is_dir():
         return known
-    if "/" in name or Path(name).is_dir():
+    if "/" in name or looks_like_path(name) or Path(name).is_dir():
         return name
     near = difflib.get_close_matches(name.lower(), SHORT_NAMES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"short names are {', '.join(SHORT_NAMES)}"
     raise ConfigError(
-        f"there is no base model {name!r}: expected a hub id such as {SHORT_NAMES['qwen3-0.6b']!r}, the folder of a "
-        f"model, or a short name; {hint}",
+        f"there is no base model {name!r}: expected {_EXPECTED}; {hint}",
         param="base_model",
     )
 
 
 def is_local(base_model: str) -> bool:
     """Whether it names files of the server rather than a hub id (`owner/name`)."""
-    return base_model.count("/") != 1 or base_model[0] in "./~" or "\\" in base_model or Path(base_model).exists()
+    return "/" not in base_model or looks_like_path(base_model) or Path(base_model).exists()
+
+
+def looks_like_path(base_model: str) -> bool:
+    """Whether it can be no hub id: `./x`, `/x`, `~/x`, `x/`, `x/y/z`."""
+    return (
+        base_model[:1] in (".", "/", "~")
+        or base_model.endswith("/")
+        or base_model.count("/") > 1
+        or ("\\" in base_model)
+    )
+
+
+def find_folder(base_model: str) -> Path | None:
+    """The folder that a base model names, with what loading needs in it; `None` of a hub id.
+
+    Raises:
+        ConfigError: a path to something else. Says what is missing.
+    """
+    _check_not_empty(base_model)
+    folder = Path(base_model).expanduser()
+    if not folder.is_dir():
+        if not looks_like_path(base_model):
+            return None
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ConfigError(
+            f"base model {base_model!r}: {folder.absolute()} {what}; expected {_EXPECTED}", param="base_model"
+        )
+    names = sorted(entry.name for entry in folder.iterdir())
+    is_adapter, is_model = ADAPTER_CONFIG in names, any(_is_weights(name) for name in names)
+    if is_adapter and is_model:
+        raise ConfigError(
+            f"base model {base_model!r} is a model and an adapter in one folder ({_listed(names)}); move "
+            f"{ADAPTER_CONFIG} and {ADAPTER_WEIGHTS} into another folder, and give the one to start from",
+            param="base_model",
+        )
+    needed = {ADAPTER_CONFIG, ADAPTER_WEIGHTS} if is_adapter else {"config.json"}
+    missing = sorted(needed - set(names))
+    if not is_adapter and not missing and not is_model:
+        missing = ["model*.safetensors"]
+    if missing:
+        kind = "a LoRA adapter" if is_adapter else "the folder of a model (or of a LoRA adapter)"
+        raise ConfigError(
+            f"base model {base_model!r} has no {' and no '.join(missing)}, which {kind} needs; "
+            f"{folder.absolute()} has {_listed(names)}",
+            param="base_model",
+        )
+    return folder
+
+
+def _check_not_empty(base_model: str) -> None:
+    if not base_model.strip():
+        raise ConfigError(f"`base_model` is empty ({base_model!r}); expected {_EXPECTED}", param="base_model")
+
+
+def _is_weights(name: str) -> bool:
+    return name.startswith("model") and name.endswith(".safetensors")
+
+
+def _listed(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "nothing in it") + more

@@ -21,6 +21,10 @@ from art.exports.folder import OnBytes, copy_files, new_folder
 from art.exports.merge import merge
 from art.storage import checkpoints
 
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
 LLAMA_CPP = "ART_LLAMA_CPP"
 """The variable that names a checkout of llama.cpp."""
 
@@ -60,6 +64,20 @@ def export(
             _convert(converter, [str(checkpoint), *options])
         else:
             raise ConfigError(f"there is no export format {form!r}; there are peft, merged, gguf and gguf-lora")
+
+
+def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnBytes) -> None:
+    """Make the folder `target` from a base model and a LoRA adapter of it, with the adapter's tokenizer if it has one.
+
+    Raises:
+        ConfigError: the base model is not there, or the two do not fit together.
+    """
+    base = base_folder(base_model)
+    with new_folder(target, manifest=True) as folder:
+        merge(adapter, base, folder, on_bytes)
+        for name in _TOKENIZER:
+            if (adapter / name).is_file():
+                shutil.copyfile(adapter / name, folder / name)
 
 
 def base_folder(base_model: str) -> Path:

@@ -21,6 +21,10 @@ from art.storage import checkpoints
 INDEX = "model.safetensors.index.json"
 ROWS = 1024
 """Of a weight that are worked on at once."""
+_PLAIN_ONLY = (
+    "only plain LoRA of one rank can be merged here. Merge it with peft's `merge_and_unload`, and use the folder of "
+    "the merged model"
+)
 _KEPT = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 """Beside the weights: configuration, tokenizer, chat template."""
 _PREFIXES = (("", ""), ("model.", "model.language_model."), ("model.", "language_model.model."), ("model.", ""))
@@ -97,6 +101,9 @@ def _read_adapter(checkpoint: Path) -> _Adapter:
     from safetensors.torch import load_file
 
     config = json.loads((checkpoint / checkpoints.ADAPTER_CONFIG).read_text())
+    other = [key for key in ("rank_pattern", "alpha_pattern", "use_dora") if config.get(key)]
+    if (kind := config.get("peft_type") or "LORA") != "LORA" or other:
+        raise ConfigError(f"the adapter {checkpoint} is {' with '.join([kind, *other])}; {_PLAIN_ONLY}")
     rank = config["r"]
     scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     tensors = load_file(checkpoint / checkpoints.ADAPTER_WEIGHTS)
@@ -107,7 +114,7 @@ def _read_adapter(checkpoint: Path) -> _Adapter:
             b = tensors[f"{layer}.lora_B.weight"]
             layers[layer.removeprefix("base_model.model.")] = a.float(), b.float()
     if unknown := [key for key in tensors if not key.endswith((".lora_A.weight", ".lora_B.weight"))]:
-        raise ConfigError(f"the adapter {checkpoint} has {unknown[0]!r}, which is no plain LoRA and cannot be merged")
+        raise ConfigError(f"the adapter {checkpoint} has {unknown[0]!r}; {_PLAIN_ONLY}")
     return _Adapter(scale, bool(config.get("fan_in_fan_out")), layers)
 
 

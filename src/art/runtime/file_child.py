@@ -41,6 +41,14 @@ def export(params: Params, on_bytes: OnBytes) -> Params:
     return formats.describe(target)
 
 
+def merge_adapter(params: Params, on_bytes: OnBytes) -> Params:
+    """A base model for which the user named the folder of an adapter."""
+    from art.exports import formats
+
+    formats.merge_adapter(Path(params["adapter"]), params["base_model"], Path(params["target"]), on_bytes)
+    return {}
+
+
 def push(params: Params, on_bytes: OnBytes) -> Params:
     folder, target = Path(params["source"]), params["target"]
     if target["kind"] == "hub":
@@ -70,7 +78,13 @@ def pull(params: Params, on_bytes: OnBytes) -> Params:
     return {"step": wanted}
 
 
-CALLS: dict[str, Callable[[Params, OnBytes], Params]] = {"copy": copy, "export": export, "push": push, "pull": pull}
+CALLS: dict[str, Callable[[Params, OnBytes], Params]] = {
+    "copy": copy,
+    "export": export,
+    "merge_adapter": merge_adapter,
+    "push": push,
+    "pull": pull,
+}
 
 
 def main() -> None:

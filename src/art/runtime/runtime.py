@@ -35,6 +35,7 @@ from art.protocol.training import (
     TrainRequest,
     TrainSFTRequest,
 )
+from art.runtime.base_models import prepare_base_model
 from art.runtime.devices import find_devices
 from art.runtime.file_jobs import AdoptWork, FileWork
 from art.runtime.host import BaseModelHost
@@ -140,8 +141,8 @@ class Runtime:
         for model in await self._registry.models():
             self._models[model.key] = model
         await self._jobs.recover()
-        for base_model in base_models:
-            self._hosts.pin(base_model, self._config.settings)
+        for name in base_models:
+            self._hosts.pin(await prepare_base_model(name, self.data_dir), self._config.settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
         if self._retention_s is not None:
             forget = forget_regularly(self._recorder, self.gateway.conversations, self._retention_s)
@@ -166,14 +167,15 @@ class Runtime:
         A step that was under way when an earlier server ended is finished first, so that the caller goes on after it.
 
         Raises:
-            ConfigError: registered before with another base model or other adapter settings, or devices that this
-                machine does not have.
+            ConfigError: there is no such base model, or the model was registered before with another base model or
+                other adapter settings, or it wants devices that this machine does not have.
         """
-        request = request.model_copy(update={"base_model": resolve_base_model(request.base_model)})
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
         await self._jobs.idle(request.project, request.name, recovered_only=True)
         async with self._register_lock:
+            base_model = await prepare_base_model(request.base_model, self.data_dir)
+            request = request.model_copy(update={"base_model": base_model})
             key = f"{request.project}/{request.name}"
             known = self._models.get(key)
             if known is not None:

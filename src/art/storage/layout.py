@@ -4,6 +4,7 @@
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
   keys.db                                 hashes of keys (SQLite, WAL)
   server.lock                             held by the server that runs here
+  .bases/<adapter>-<hash>/                base models that an adapter was merged into
   .merged/<process>/                      weights on their way into an engine
   logs/<process>.log
   <project>/models/<name>/
@@ -98,6 +99,10 @@ class DataDir:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    def adapted(self, name: str) -> Path:
+        """A base model that an adapter was merged into."""
+        return self.root / ".bases" / name
 
     def merged(self, process: str) -> Path:
         """Where an engine's weights are put together."""

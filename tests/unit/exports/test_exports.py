@@ -135,7 +135,14 @@ def test_names_of_a_model_that_also_sees(base: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_merged_is_said(base: Path, checkpoint: Path, tmp_path: Path) -> None:
     stranger = write_adapter(tmp_path / "0001", layers={"model.layers.9.q": (6, 4)})
     wrong = write_adapter(tmp_path / "0002", layers={"model.layers.0.q": (3, 3)})
-    for path, message in ((stranger, "'model.layers.9.q'"), (wrong, "another one than was trained")):
+    other_kind = write_adapter(tmp_path / "0003", peft_type="IA3")
+    many_ranks = write_adapter(tmp_path / "0004", rank_pattern={"q": 1})
+    for path, message in (
+        (stranger, "'model.layers.9.q'"),
+        (wrong, "another one than was trained"),
+        (other_kind, "is IA3; only plain LoRA"),
+        (many_ranks, "is LORA with rank_pattern; only plain LoRA"),
+    ):
         with pytest.raises(ConfigError, match=message):
             formats.export(path, str(base), "merged", tmp_path / "out", None, nothing)
     (base / merge.INDEX).unlink()

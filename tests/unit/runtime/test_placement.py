@@ -273,6 +273,8 @@ def test_each_process_sees_its_own_gpus(tmp_path: Path, monkeypatch: pytest.Monk
 
 async def test_a_model_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(art.runtime.runtime, "find_devices", lambda: machine(0))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).touch()
     runtime = Runtime(tmp_path, ServerConfig())
     await runtime.start()
     try:

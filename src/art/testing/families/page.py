@@ -25,7 +25,11 @@ _INTRODUCTION = """\
 <!-- Made by `python -m art.testing.families.page`; a test repeats some rows. -->
 
 `base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes
-with a model is never run: one that needs `trust_remote_code` is refused.
+with a model is never run: one that needs `trust_remote_code` is refused. The path may also be that of a LoRA adapter in
+PEFT's format, to train on from supervised fine-tuning or from a checkpoint: it is merged into the model that its
+`base_model_name_or_path` names, once, into a folder of the data directory, and the tokenizer and the chat template are
+the adapter's where it has some. What is not there is refused at once; the hub is asked only for what its cache on the
+server does not have (`HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` are those of the server's process).
 
 The table is the result of a run. For each family a small random model of its architecture is built, with a tokenizer
 and a chat template in the family's style, and taken through the whole loop on the CPU in float32. Each column is one

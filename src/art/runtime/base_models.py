@@ -1,0 +1,119 @@
+"""From what a user names as the base model to what can be loaded, before any process is started for it.
+
+    folder of a model                 as it is
+    folder of a LoRA adapter          the model that it was trained on, with the adapter merged into it
+    hub id                            as it is, once the hub (or its cache on this machine) is known to have it
+
+A merged model lies in the data directory under the hash of its adapter, so the same adapter is merged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+from art.config.base_models import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    find_folder,
+    resolve_base_model,
+)
+from art.errors import ConfigError
+from art.protocol.training import JobProgress
+from art.runtime.file_jobs import run_file_call
+from art.runtime.jobs import JobControl
+from art.storage.layout import DataDir
+
+logger = logging.getLogger(__name__)
+
+HUB_TIMEOUT_S = 10.0
+_CONFIG = "config.json"
+
+
+async def prepare_base_model(name: str, data_dir: DataDir) -> str:
+    """A folder or hub id that engine and trainer can load.
+
+    Raises:
+        ConfigError: there is no such model, or its files are not what is needed. The message says what was looked for.
+        ProcessError: the process that merges an adapter died.
+    """
+    base_model = resolve_base_model(name)
+    folder = await asyncio.to_thread(find_folder, base_model)
+    if folder is None:
+        await asyncio.to_thread(_check_hub, base_model)
+        return base_model
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return str(folder) if base_model.startswith("~") else base_model
+    adapted_from = await prepare_base_model(_base_of(folder), data_dir)
+    target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(_identify, folder, adapted_from)}")
+    if not target.is_dir():
+        logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)
+        params = {"adapter": str(folder), "base_model": adapted_from, "target": str(target)}
+        await run_file_call("merge_adapter", params, data_dir.logs / "files.log", JobControl(_ignore))
+    return str(target.absolute())
+
+
+def _base_of(adapter: Path) -> str:
+    """The base model that an adapter names; a relative path is taken from the working directory or from its folder."""
+    try:
+        name = json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        name = None
+    if not name or not isinstance(name, str):
+        raise ConfigError(
+            f"{adapter / ADAPTER_CONFIG} does not say which model the adapter is for; write its hub id or folder "
+            "there, as `base_model_name_or_path`",
+            param="base_model",
+        )
+    beside = adapter / name
+    return str(beside) if not Path(name).is_dir() and beside.is_dir() else name
+
+
+def _identify(adapter: Path, base_model: str) -> str:
+    """12 hexadecimal digits that depend on the adapter's content and on the name of its base model."""
+    digest = hashlib.sha256(base_model.encode())
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        with (adapter / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def _check_hub(name: str) -> None:
+    """Ask the cache, else the hub, for the model's configuration: one question, without a retry.
+
+    Raises:
+        ConfigError: neither has it.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache  # slow to import
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        if isinstance(try_to_load_from_cache(name, _CONFIG), str):
+            return
+        get_hf_file_metadata(hf_hub_url(name, _CONFIG), timeout=HUB_TIMEOUT_S)
+        return
+    except GatedRepoError:
+        reason = "the hub gives it only to accounts that have accepted its terms; do so, then set HF_TOKEN"
+    except RepositoryNotFoundError:
+        reason = "the hub has no such model, or it is private and HF_TOKEN is not set to a token that may read it"
+    except EntryNotFoundError:
+        reason = f"the hub's repository has no {_CONFIG}. Download a LoRA adapter, and give its folder"
+    except HFValidationError:
+        reason = "no hub id looks like that"
+    except Exception as error:  # no network, offline mode, time-outs: they have no class in common
+        offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        reason = (
+            f"it is not in the hub's cache on this machine ({constants.HF_HUB_CACHE}), and {constants.ENDPOINT} cannot "
+            f"be reached{offline}: {type(error).__name__}. Give the folder of a model that you have"
+        )
+    raise ConfigError(
+        f"base model {name!r}: there is no folder of this name ({Path(name).absolute()}), and as a hub id: {reason}",
+        param="base_model",
+    )
+
+
+async def _ignore(_: JobProgress) -> None:
+    return None
