@@ -129,11 +129,12 @@ class Backend(CheckpointMethods):
         """Make the server serve and train `model`; a model that is not trainable has nothing to register."""
         if not model.trainable:
             return None
+        trainable = cast(TrainableBackendModel, model)
         if self.shares_files:
-            _absolute(model.base_model)  # what is wrong with it is said before a server is started
+            _absolute(trainable.base_model)  # what is wrong with it is said before a server is started
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
-        request = _registration_request(cast(TrainableBackendModel, model), same_files=same_files)
+        request = _registration_request(trainable, same_files=same_files)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:

@@ -50,15 +50,15 @@ def swap_observations(conversations: Iterable[Sequence[Any]], rng: random.Random
         conversations: messages in OpenAI's format, an answer at the end of each. Some hundred are enough: the work
             grows with the square of their number.
     """
-    conversations = [list(messages) for messages in conversations]
-    places = [_find_observation(messages) for messages in conversations]
+    given = [list(messages) for messages in conversations]
+    places = [_find_observation(messages) for messages in given]
     pool: dict[_Slot, dict[str, Any]] = defaultdict(dict)  # distinct contents by their text
-    for messages, place in zip(conversations, places, strict=True):
+    for messages, place in zip(given, places, strict=True):
         if place is not None:
             content = messages[place]["content"]
             pool[_slot(messages, place)].setdefault(_text(content), content)
     swaps = []
-    for index, (messages, place) in enumerate(zip(conversations, places, strict=True)):
+    for index, (messages, place) in enumerate(zip(given, places, strict=True)):
         if place is None:
             continue
         own = _text(messages[place]["content"])

@@ -35,7 +35,7 @@ def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, 
     rows = [*earlier, metrics][-WINDOW:]
     if any("data/reward_mean" not in row for row in rows):
         return {}
-    trends = {}
+    trends: dict[str, float] = {}
     if len(rows) == WINDOW:
         rise, error = _fit_rise([row["data/reward_mean"] for row in rows])
         trends |= {
