@@ -26,6 +26,7 @@ from art.costs import Ledger, Prices
 from art.costs.meter import CostCalculator, PolicyMeter, close_row
 from art.dev import InternalModelConfig, settings_from_internal_config
 from art.errors import ConfigError
+from art.protocol.keys import check_api_key
 from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
 from art.rollouts import RolloutCollector
 from art.storage import state as state_file
@@ -162,7 +163,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
                 "pass `inference_base_url` and `inference_api_key`"
             )  # fmt: skip
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
-        return base_url, api_key
+        return base_url, check_api_key(api_key)
 
     def get_inference_name(self, step: int | None = None) -> str:
         """What to send as `model`.

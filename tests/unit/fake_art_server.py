@@ -68,6 +68,10 @@ class FakeArtServer:
                 return self.json(self.models.setdefault(key, status))
             case ["api", "models", project, name, *rest]:
                 return self.model(f"{project}/{name}", "/".join(rest), body)
+            case ["api", "jobs"]:
+                return httpx2.Response(
+                    200, json={"jobs": [json.loads(job.model_dump_json()) for job in self.jobs.values()]}
+                )
             case ["api", "jobs", job_id]:
                 return self.poll(job_id)
             case ["api", "rollouts", rollout_id]:

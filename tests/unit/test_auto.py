@@ -16,6 +16,7 @@ from art.cli.auto_files import RunOptions, folder_of, slug
 from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
 from art.cli.run_report import faults_of, validation_curve
+from art.cli.verdict import Course
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, JudgeError, TrainingError
 from art.report import Report
@@ -245,7 +246,7 @@ async def test_nothing_is_compared_with_a_step_that_is_gone(
     task = task_of(WrittenScenario(input="a"))
     ending = judged_run.train_and_compare(
         run, task, Ruler("openai/j"), Console(), out=tmp_path, held_out=[], validation=[task.prompt_scenario("a")],
-        describe=lambda: Report(title="t", summary="s", faults=faults_of(run)),
+        describe=lambda: Report(title="t", summary="s", faults=faults_of(run, Course(step=4, num_steps=4, reports=[]))),
     )  # fmt: skip
     assert await ending == 0
     assert validations == [[]]

@@ -6,6 +6,9 @@ import asyncio
 import json
 import logging
 import math
+import ssl
+import traceback
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +16,7 @@ import pytest
 from fake_art_server import FakeArtServer, refusal
 from openai.types.chat.chat_completion import Choice
 
+import art
 import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
 from art.client import ArtClient
@@ -144,6 +148,47 @@ async def test_lost_answers_are_asked_for_again(server: FakeArtServer, trouble: 
     assert 0 < quick_sleep[0] < 0.1
 
 
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("s3cret\nkey 1 (ci): keep it", "a line break at place 7 of 26"),
+        ("s3cret key", "a space at place 7 of 10"),
+        ("s3cret\tkey", "a control character at place 7"),
+        ("s3crét", "a character outside of ASCII at place 5"),
+    ],
+)
+def test_a_key_that_no_header_can_hold_is_refused_unseen(
+    key: str, what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refusals = [lambda: ArtClient("http://art.test", key), lambda: art.RemoteBackend("http://art.test", key)]
+    model = art.Model[None](name="m", project="p", inference_base_url="http://art.test/v1", inference_api_key=key)
+    refusals += [model.openai_client, lambda: art.LocalBackend(path=tmp_path)]
+    monkeypatch.setenv("ART_API_KEY", key)
+    for make in refusals:
+        with pytest.raises(ConfigError, match=what) as caught:
+            make()
+        assert "s3c" not in str(caught.value)
+
+
+async def test_what_no_retry_can_heal_is_not_retried(
+    server: FakeArtServer, caplog: pytest.LogCaptureFixture, quick_sleep: list[float]
+) -> None:
+    refused = httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED]")
+    refused.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
+    refused.__cause__.verify_message = "self-signed certificate"
+    illegal = httpx2.LocalProtocolError("Illegal header value b'Bearer s3cret'")
+    caplog.set_level(logging.DEBUG)
+    for trouble, text in ((illegal, "a header"), (refused, "self-signed"), (httpx2.UnsupportedProtocol("ftp"), "ftp")):
+        for ask in (lambda client: client.health(), lambda client: anext(client.job_events("j"))):
+            server.trouble, server.requests = [trouble], []
+            async with server.client() as client:
+                with pytest.raises(ConfigError, match=text) as caught:
+                    await ask(client)
+            assert len(server.requests) == 1
+            assert "s3cret" not in "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert quick_sleep == []
+
+
 async def test_overload_waits_as_long_as_the_server_says(server: FakeArtServer, quick_sleep: list[float]) -> None:
     server.trouble = [lambda request: refusal(429, "overloaded", **{"retry-after": "7"})]
     async with server.client() as client:
@@ -232,7 +277,7 @@ async def test_waits_are_announced(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == len(lines), "silent after the wait"
 
 
-@pytest.mark.parametrize("url", ["", "localhost:5000", "ftp://x", "http://"])
+@pytest.mark.parametrize("url", ["", "localhost:5000", "ftp://x", "http://", "http://a\x00b", "http://a:b"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url"):
         ArtClient(url)

@@ -24,6 +24,7 @@ from art.client import ArtClient
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.exits import describe_exit
+from art.protocol.keys import check_api_key
 from art.storage.layout import DataDir
 from art.storage.logs import log_tail, open_log, rotate_log
 
@@ -67,7 +68,7 @@ class LocalBackend(Backend):
         self.path = Path(path or ".art").resolve()
         self.data_dir = self.path
         self._config = config
-        self._api_key = os.environ.get("ART_API_KEY") or f"art-{secrets.token_urlsafe(24)}"
+        self._api_key = check_api_key(os.environ.get("ART_API_KEY", "")) or f"art-{secrets.token_urlsafe(24)}"
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._client: ArtClient | None = None

@@ -23,6 +23,7 @@ from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.event_loop import run_coroutine
 from art.cli.judged_options import add_evaluation_options, add_generator_options, add_place_options
 from art.cli.judged_run import Clock, JudgedRun, train_and_compare
+from art.cli.screen import Screen
 from art.cli.train_options import add_judge_options, add_loop_options, add_model_options, make_judge, model_settings
 from art.costs import Ledger
 from art.errors import ConfigError
@@ -72,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    console = Console()
+    console = Screen()
     out = folder_of(args.what, args.out)
     # What an earlier call was told holds where this one is told nothing.
     known = parser.parse_args(args.argv[1:], RunOptions.load(out).namespace())
@@ -99,25 +100,26 @@ class _Auto:
         args = self.args
         if not args.write_only and args.base_model is None:
             raise ConfigError("say what to train by `--model`; or `--write-only` to have the files written first")
-        dataset = await self._dataset()
-        RunOptions.of(args).save(self.out)
-        self._show(dataset)
+        self._check_files()
         if args.write_only:
+            await self._files()
             self.console.print(f"Edit them as you like, then: art auto {inside(self.out)} --model ...", highlight=False)
             return 0
-        task = DatasetTask(dataset)
-        for split in ("train", "test"):
-            task.scenarios(split, seed=args.seed, count=1)  # an empty one is an error now, and not after the training
         model: TrainableModel[Any, Any] = TrainableModel(
             name=args.name, project=args.project, base_model=args.base_model, base_path=str(args.data_dir),
             settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
         )  # fmt: skip
-        num_val = len(dataset.split("val"))
-        judge = make_judge(args, args.data_dir, model.costs, rubric=dataset.task.rubric)
+        make_judge(args, args.data_dir, model.costs)  # one that cannot be asked ends it before anything is paid
+        self.out.mkdir(parents=True, exist_ok=True)
         clock = Clock.load(self.out)
         async with LocalBackend(path=args.data_dir) as backend:
+            # And so does a base model that is missing, or that cannot be trained here.
             with clock.measure("starting"), self.console.status("Starting server, engine and trainer ..."):
                 await model.register(backend)
+            dataset = await self._files()
+            task, num_val = _task_of(dataset, args.seed), len(dataset.split("val"))
+            judge = make_judge(args, args.data_dir, model.costs, rubric=dataset.task.rubric)
+            clock = Clock.load(self.out)
             run = JudgedRun(
                 args=args, command=f"art auto {inside(self.out)}", model=model, clock=clock,
                 step=await model.get_step(),
@@ -128,6 +130,29 @@ class _Auto:
                 validation=task.scenarios("val", seed=args.seed, count=num_val) if num_val else [],
                 describe=lambda: describe_run(run, dataset),
             )  # fmt: skip
+
+    def _check_files(self) -> None:
+        """
+        Raises:
+            ConfigError: the files that are there, or the number of those to be written, cannot be trained with.
+        """
+        args = self.args
+        if not (self.out / TASK_FILE).exists():
+            if args.num_scenarios is not None and args.num_scenarios < 2:
+                raise ConfigError(
+                    f"--num-scenarios must be 2 or more, one to train on and one to test with; got {args.num_scenarios}"
+                )
+            return
+        dataset = self._load()
+        if not args.write_only and (args.num_scenarios or 0) <= len(dataset.scenarios):
+            _task_of(dataset, args.seed)
+
+    async def _files(self) -> Dataset:
+        """Write what is missing, keep the options of this call, and show what there is."""
+        dataset = await self._dataset()
+        RunOptions.of(self.args).save(self.out)
+        self._show(dataset)
+        return dataset
 
     async def _dataset(self) -> Dataset:
         """The files as they are; or else new ones."""
@@ -166,8 +191,6 @@ class _Auto:
     async def _write_new(self) -> Dataset:
         args = self.args
         num = DEFAULT_NUM if args.num_scenarios is None else args.num_scenarios
-        if num < 2:
-            raise ConfigError(f"--num-scenarios must be 2 or more, one to train on and one to test with; got {num}")
         rubric = None if args.judge_rubric is None else args.judge_rubric.read_text(encoding="utf-8")
         self.out.mkdir(parents=True, exist_ok=True)
         writer, clock = self._writer(), Clock.load(self.out)
@@ -191,11 +214,22 @@ class _Auto:
         for scenario in dataset.scenarios[:PREVIEW]:
             text = " ".join(scenario.input.split())
             text = text if len(text) <= _PREVIEW_CHARS else f"{text[: _PREVIEW_CHARS - 3]}..."
-            self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
-        self.console.print(dataset.summary(), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"  {text}", highlight=False, soft_wrap=True)
+        self.console.print(dataset.summary(), highlight=False, soft_wrap=True)
         for warning in dataset.warnings():
-            self.console.print(f"note: {warning}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"note: {warning}", style="yellow", highlight=False, soft_wrap=True)
         self.console.print(f"files   {inside(self.out)}", highlight=False, soft_wrap=True)
+
+
+def _task_of(dataset: Dataset, seed: int) -> DatasetTask:
+    """
+    Raises:
+        ConfigError: there is nothing to train on, or nothing to test with.
+    """
+    task = DatasetTask(dataset)
+    for split in ("train", "test"):
+        task.scenarios(split, seed=seed, count=1)
+    return task
 
 
 def _digest(dataset: Dataset) -> str:

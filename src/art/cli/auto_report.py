@@ -8,6 +8,7 @@ from art.cli.judged_run import JudgedRun
 from art.cli.run_report import (
     REWARD_NOTE,
     cost_table,
+    course_of,
     curve_of,
     faults_of,
     headline_of,
@@ -17,6 +18,7 @@ from art.cli.run_report import (
     telling_comparisons,
     validation_curve,
 )
+from art.cli.verdict import Remedies, reach_verdict
 from art.report import Report, Section, Table
 from art.scenarios import Dataset
 from art.scenarios.written import SPLITS
@@ -24,9 +26,21 @@ from art.task import Scenario
 from art.tasks.dataset import DatasetTask
 from art.trajectory import Trajectory
 
+REMEDIES = Remedies(
+    endings={"cut_short": "answers were cut short: raise `max_completion_tokens` in task.toml, or ask for less there"},
+    no_spread=(
+        "edit the prompt in task.toml or the inputs in scenarios.jsonl towards what the policy solves now and then, "
+        "give an input more --rollouts, and measure the judge with `art judge check`"
+    ),
+    unclear="train on with a higher --steps, or measure on more inputs of the split `test` and with more --evaluate",
+    faults="take a base model that follows instructions better",
+)
+
 
 def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
     args = run.args
+    headline = headline_of(run.comparison, args.evaluate)
+    course = course_of(run, DatasetTask.defaults, headline, REMEDIES.endings)
     return Report(
         title=dataset.task.description,
         summary=(
@@ -34,7 +48,8 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
             f"inputs. {args.generator or args.judge} wrote inputs and system prompt, {args.judge} judged the answers "
             "(RULER); there were no labels. Both can be edited."
         ),
-        headline=headline_of(run.comparison, args.evaluate),
+        verdict=reach_verdict(course, REMEDIES),
+        headline=headline,
         curves=[
             validation_curve(run),
             curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
@@ -44,7 +59,7 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
         comparisons=telling_comparisons(run.comparison, _text, _note),
         seconds=run.clock.seconds,
         costs=cost_table(run),
-        faults=[*dataset.warnings(), *faults_of(run)],
+        faults=[*dataset.warnings(), *faults_of(run, course)],
         command=run.command,
         settings=settings_of(args, DatasetTask.defaults),
         sections=_sections(dataset),

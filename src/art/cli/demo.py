@@ -15,11 +15,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
 from art.cli.picture import draw_learning_curve
+from art.cli.screen import Screen
 from art.cli.tiny_model import build_with_progress
+from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
@@ -78,25 +81,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console()
+    console = Screen()
     task = get_task(args.task)
     out = (args.out or Path("demo") / f"{task.name}-seed{args.seed}").resolve()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        run_coroutine(_demo(console, task, args, out))
+        return run_coroutine(_demo(console, task, args, out))
     except KeyboardInterrupt:
         console.print("\nStopped. Every finished step is kept in", str(out))
         return 130
     except TrainingError as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(str(error), style="red")
         return 1
-    return 0
 
 
-async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Path) -> None:
+async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Path) -> int:
     watch = Stopwatch(started=time.perf_counter())
     num_steps = args.steps if args.steps is not None else task.defaults.num_steps
-    console.print(f"[bold]ART demo[/bold]: {task.description} (seed {args.seed}, {num_steps} steps)")
+    title = Text.assemble(("ART demo", "bold"), f": {task.description} (seed {args.seed}, {num_steps} steps)")
+    console.print(title)
     base_model, watch.warm_start_s = build_with_progress(
         console, out / "model", task=task.name, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
     )
@@ -134,8 +137,12 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
         "picture": str(picture),
     }
     _show_result(console, task, before, after, summary)
+    measure, change = f"{task.headline_metric} on held-out rollouts", change_of(before, after)
+    course = Course(step=step, num_steps=num_steps, reports=reports, measure=measure, change=change)
+    show_verdict(console, reach_verdict(course, Remedies()))
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return EXIT_UNTRAINED if course.is_untrained else 0
 
 
 async def _evaluate(
@@ -145,7 +152,8 @@ async def _evaluate(
         evaluation = await evaluate(model, task, count=args.games, seed=EVALUATION_SEED)
     watch.rollout_s += evaluation.seconds
     low, high = evaluation.interval
-    console.print(f"{task.headline_metric} {when}: [bold]{evaluation.mean:.3f}[/bold]  (95 %: {low:.3f} to {high:.3f})")
+    mean = f"{evaluation.mean:.3f}", "bold"
+    console.print(Text.assemble(f"{task.headline_metric} {when}: ", mean, f"  (95 %: {low:.3f} to {high:.3f})"))
     return evaluation
 
 
@@ -153,8 +161,8 @@ async def _train(
     console: Console, model: TrainableModel, task: Task, num_steps: int, seed: int, watch: Stopwatch
 ) -> list[StepReport]:
     columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=num_steps, line="")
@@ -188,7 +196,7 @@ def _show_result(
     table.add_row(
         f"{task.headline_metric} on {summary['games']} held-out rollouts",
         f"{before.mean:.3f}",
-        f"[bold]{after.mean:.3f}[/bold]",
+        Text(f"{after.mean:.3f}", style="bold"),
     )
     table.add_row(
         "95 % interval", *(f"{low:.3f} to {high:.3f}" for low, high in (before.interval, after.interval))

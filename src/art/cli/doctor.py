@@ -20,12 +20,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from art.backend import wire_groups
 from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
+from art.cli.screen import Screen
 from art.config import ModelSettings, TrainConfig
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
@@ -65,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console()
+    console = Screen()
     task = get_task(args.task) if args.task else None
     settings = _read_settings(args.settings)
     with _scratch_folder(args.data_dir.resolve()) as folder:
@@ -237,10 +238,8 @@ def _show(console: Console, checks: Sequence[CheckResult]) -> None:
     for heading in ("check", "", "found", "what to do"):
         table.add_column(heading, overflow="fold")
     for check in checks:
-        colour = COLOURS[check.status]
-        table.add_row(
-            check.name, f"[{colour}]{check.status}[/{colour}]", escape(check.found), escape(check.remedy or "")
-        )
+        status = Text(check.status, style=COLOURS[check.status])
+        table.add_row(check.name, status, check.found, check.remedy or "")
     console.print(table)
     count = {status: sum(check.status == status for check in checks) for status in COLOURS}
     verdict = "not ready to be trained" if count["failure"] else "ready to be trained"

@@ -20,7 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from art.errors import ConfigError
+from art.cli.screen import Screen
+from art.cli.train_options import require_installed
+from art.errors import ConfigError, JudgeError
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.rewards.check import JudgeReport, check_judge
 from art.storage.trajectories import read_groups
@@ -61,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     if not any(len(group) > 1 for group in groups):
         raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")
-    console = Console()
-    columns = (TextColumn("judging"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    require_installed(judge)
+    console = Screen()
+    columns = (TextColumn("judging", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("judging", total=len(groups) * args.repeats)
         report = asyncio.run(
@@ -74,8 +77,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         values = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(report).items()}
         args.json.write_text(json.dumps(values, indent=2) + "\n")
+    if not report.num_groups:
+        raise ConfigError(f"in {args.file} the trajectories of each group are equal, so there is nothing to compare")
+    if not report.num_questions:
+        raise JudgeError(f"{args.judge} scored none of {report.num_groups} groups: {report.faults[0]}")
     _show(console, args.judge, report)
-    return 0 if report.num_questions else 1
+    return 0
 
 
 def labels_of(name: str | None, group: TrajectoryGroup) -> list[float] | None:

@@ -10,20 +10,21 @@ seconds.json       wall time by what it was spent on, over all calls
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
 from art.cli.train_options import loop_defaults
+from art.cli.verdict import EXIT_UNTRAINED, show_verdict
 from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
 from art.errors import BudgetError, FaultRateError, TrainingError
 from art.model import TrainableModel
@@ -83,6 +84,8 @@ class JudgedRun:
     groups_without_scores: int = 0
     stopped: str = ""
     """Why it ended before its end."""
+    reports: list[StepReport] = field(default_factory=list)
+    """Of the steps that this call has tried."""
 
     @property
     def serves_one_step(self) -> bool:
@@ -102,7 +105,7 @@ async def train_and_compare(
     about: str = "",
     describe: Callable[[], Report],
 ) -> int:
-    """Train, compare, and write the report, whatever happens; the exit code.
+    """Train, compare, and write the report, whatever happens; the exit code. It is not 0 if no step could be trained.
 
     Args:
         validation: scenarios for the looks on the way. Nothing is chosen by them.
@@ -111,7 +114,7 @@ async def train_and_compare(
     """
     status, ended = 0, None
     if run.serves_one_step and run.args.evaluate:
-        console.print(f"[yellow]{ONE_STEP}[/yellow]", highlight=False, soft_wrap=True)
+        console.print(ONE_STEP, style="yellow", highlight=False, soft_wrap=True)
     try:
         try:
             await train_run(run, task, judge, console, [] if run.serves_one_step else validation)
@@ -125,6 +128,9 @@ async def train_and_compare(
         status, run.stopped = EXIT_BUDGET, error.message
         console.print(f"Stopped at step {run.step}: {error}. Every finished step is kept", highlight=False,
                       soft_wrap=True)  # fmt: skip
+    except asyncio.CancelledError:
+        run.stopped = "it was interrupted"
+        raise
     except Exception as error:
         run.stopped = str(error)
         raise
@@ -132,7 +138,8 @@ async def train_and_compare(
         await book_last(run.model)
         publish_report(console, out, describe())
         show_costs(console, run.model.costs)
-    return status
+    untrained = bool(run.reports) and not any(report.trained for report in run.reports)
+    return status or (EXIT_UNTRAINED if untrained else 0)
 
 
 async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console, validation: Sequence[Scenario]) -> None:
@@ -147,6 +154,7 @@ async def train_run(run: JudgedRun, task: Task, judge: Ruler, console: Console, 
         run.clock.add("training", report.timing.train_s)
         run.clock.add("publishing", report.timing.publish_s)
         run.step += report.trained
+        run.reports.append(report)
         line = report.line(task.headline_metric)
         console.print(f"step {report.step:>4}  {line}", highlight=False, soft_wrap=True)
 
@@ -181,7 +189,7 @@ async def validate_run(
                 score=GroupScorer(judge, window=len(scenarios)), rollout_timeout_s=run.args.rollout_timeout,
             )  # fmt: skip
         except FaultRateError as error:
-            console.print(f"[yellow]no validation at step {run.step}: {escape(error.message)}[/yellow]")
+            console.print(f"no validation at step {run.step}: {error.message}", style="yellow", soft_wrap=True)
             return
     if not found.compared:
         return
@@ -233,9 +241,11 @@ def publish_report(console: Console, out: Path, report: Report) -> None:
     if report.headline is not None:
         headline = report.headline
         console.print(
-            f"{headline.measure}: {headline.before.text()} before, [bold]{headline.after.text()}[/bold] after; "
-            f"change {headline.change.text(sign=True)}", highlight=False, soft_wrap=True,
+            f"{headline.measure}: {headline.before.text()} before, {headline.after.text()} after; change "
+            f"{headline.change.text(sign=True)}", highlight=False, soft_wrap=True,
         )  # fmt: skip
+    if report.verdict is not None:
+        show_verdict(console, report.verdict)
     console.print(f"report  {path}", highlight=False, soft_wrap=True)
 
 

@@ -6,22 +6,26 @@
     art keys revoke 3f9c01d2ab47
 
 It works on the data directory, so it needs no key itself: who may write there is the server's operator. A running
-server sees each change with its next request.
+server sees each change with its next request. A new key is all that standard output gets; what there is to say about it
+goes to standard error: KEY=$(art keys create --name ci)
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from art.errors import NotFoundError
 from art.protocol.keys import KeyScope
 from art.storage.keys import Key, KeyStore, format_time
 from art.storage.layout import DataDir
 
+DEFAULT_DATA_DIR = ".art"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _COLUMNS = ("id", "name", "project", "scopes", "created", "last used", "state")
 
@@ -51,30 +55,49 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     revoke = actions.add_parser("revoke", help="end a key at once")
     revoke.add_argument("id")
     for action in actions.choices.values():
-        action.add_argument("--data-dir", type=Path, default=Path(".art"), help="of the server (default: .art)")
+        action.add_argument("--data-dir", type=Path, help=f"of the server (default: {DEFAULT_DATA_DIR})")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    store = KeyStore(DataDir(args.data_dir.resolve()).keys)
+    is_default = args.data_dir is None
+    data_dir = DataDir(Path(DEFAULT_DATA_DIR if is_default else args.data_dir).resolve())
+    is_new = not data_dir.is_known
+    if is_new and (is_default or args.action != "create"):
+        earlier = " (`art keys create` makes a key before the first start too, if it is given)"
+        raise NotFoundError(
+            f"no art-server has ever run on {data_dir.root}; name its data directory by --data-dir"
+            + (earlier if args.action == "create" else "")
+        )
+    store = KeyStore(data_dir.keys)
     try:
-        for line in _act(store, args):
-            print(line)
+        _act(store, args)
     finally:
         store.close()
+    if is_new:
+        _note(f"no art-server has run on {data_dir.root} yet: the key opens one that is started with this --data-dir")
     return 0
 
 
-def _act(store: KeyStore, args: argparse.Namespace) -> list[str]:
+def _note(text: str) -> None:
+    """Say something beside the output, which holds a key and nothing else: `KEY=$(art keys create ...)`."""
+    print(text, file=sys.stderr)
+
+
+def _act(store: KeyStore, args: argparse.Namespace) -> None:
     if args.action == "list":
-        return _table([_COLUMNS, *map(_row, store.list())])
+        print(*_table([_COLUMNS, *map(_row, store.list())]), sep="\n")
+        return
     if args.action == "revoke":
         key = store.revoke(args.id)
-        return [f"key {key.id} ({key.name}) is revoked"]
+        print(f"key {key.id} ({key.name}) is revoked")
+        return
     if args.action == "rotate":
         new, text = store.rotate(args.id, grace_s=args.grace)
         until = f"until {format_time(time.time() + args.grace)}" if args.grace else "no longer"
-        return [text, f"key {new.id} takes the place of {args.id}, which works {until}"]
+        print(text)
+        _note(f"key {new.id} takes the place of {args.id}, which works {until}")
+        return
     key, text = store.create(
         args.name,
         project=args.project,
@@ -82,7 +105,8 @@ def _act(store: KeyStore, args: argparse.Namespace) -> list[str]:
         expires_at=None if args.expires is None else time.time() + args.expires,
     )
     what = f"{' and '.join(sorted(key.scopes))}, {key.project or 'all projects'}"
-    return [text, f"key {key.id} ({key.name}: {what}); it is stored nowhere, so keep it"]
+    print(text)
+    _note(f"key {key.id} ({key.name}: {what}); it is stored nowhere, so keep it")
 
 
 def _row(key: Key) -> tuple[str, ...]:

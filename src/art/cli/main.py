@@ -10,6 +10,7 @@ import os
 import sys
 
 import art
+from art.cli.pipes import until_unread
 from art.errors import ArtError
 
 COMMANDS = {
@@ -34,6 +35,10 @@ class StderrHandler(logging.Handler):
 
 
 def main(argv: list[str] | None = None) -> int:
+    return until_unread(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
     parser.add_argument("--version", action="version", version=f"art {art.__version__}")

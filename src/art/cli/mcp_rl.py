@@ -27,6 +27,7 @@ from art.cli.judged_options import add_evaluation_options, add_generator_options
 from art.cli.judged_run import Clock, train_and_compare
 from art.cli.mcp_rl_files import Plan, load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
+from art.cli.screen import Screen
 from art.cli.train_options import (
     add_judge_options,
     add_loop_options,
@@ -37,6 +38,7 @@ from art.cli.train_options import (
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.mcp import GeneratedScenarioCollection, MCPClient, MCPResource, McpTask, MCPTool, generate_scenarios
+from art.mcp.rollout import require_fit
 from art.model import TrainableModel
 from art.rewards import JudgeSettings
 from art.rewards.ruler import DEFAULT_JUDGE
@@ -104,7 +106,7 @@ def _add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    console = Console()
+    console = Screen()
     args.name = args.name or name_after(args.server)
     out: Path = (args.out or Path("mcp-rl") / args.name).resolve()
     for option in ("num_scenarios", "held_out"):
@@ -134,19 +136,21 @@ class _McpRl:
             name=args.name, project=args.project, base_model=args.base_model, base_path=str(self.data_dir),
             settings=model_settings(args), prices=prices_of(args), budget_usd=args.budget,
         )  # fmt: skip
+        judge = make_judge(args, self.data_dir, model.costs)
         with clock.measure("discovering tools"):
             tools, resources = await self._discover(headers, env)
-        with clock.measure("writing scenarios"):
-            plan = await self._plan(tools, resources, model.costs)
         request = {} if args.max_completion_tokens is None else {"max_completion_tokens": args.max_completion_tokens}
-        task = McpTask(
-            args.server, train=plan.train, held_out=plan.held_out, tools=tools, headers=headers, env=env,
-            max_turns=args.max_turns, max_concurrent=args.max_concurrent, request=request,
-        )  # fmt: skip
-        judge = make_judge(args, self.data_dir, model.costs)
         async with LocalBackend(path=self.data_dir) as backend:
+            # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             with clock.measure("starting"), self.console.status("Starting server, engine and trainer ..."):
                 await model.register(backend)
+                await require_fit(model, tools)
+            with clock.measure("writing scenarios"):
+                plan = await self._plan(tools, resources, model.costs)
+            task = McpTask(
+                args.server, train=plan.train, held_out=plan.held_out, tools=tools, headers=headers, env=env,
+                max_turns=args.max_turns, max_concurrent=args.max_concurrent, request=request,
+            )  # fmt: skip
             run = Run(
                 args=args, command=command_of(sys.argv[1:]), plan=plan, tools=tools, model=model, clock=clock,
                 step=await model.get_step(),
@@ -182,9 +186,9 @@ class _McpRl:
             )  # fmt: skip
             if set(plan.tools) != set(names):
                 self.console.print(
-                    f"[yellow]They were written for other tools ({', '.join(plan.tools)}). Delete the file to have new "
-                    "ones written[/yellow]"
-                )
+                    f"They were written for other tools ({', '.join(plan.tools)}). Delete the file to have new ones "
+                    "written", style="yellow",
+                )  # fmt: skip
             return plan
         generator, url = args.generator or args.judge, args.generator_url
         if args.generator is None and url is None:
@@ -202,7 +206,7 @@ class _McpRl:
         train, held_out = written.shuffle(args.seed).interleave_difficulties().split(args.num_scenarios)
         plan = save_plan(self.out, args.server, names, generator, train, held_out)
         for scenario in GeneratedScenarioCollection(train)[:PREVIEW]:
-            self.console.print(f"  {scenario.preview()}", highlight=False, markup=False)
+            self.console.print(f"  {scenario.preview()}", highlight=False)
         self.console.print(
             f"{len(train)} scenarios to train on and {len(held_out)} held out are in {plan.path}",
             highlight=False, soft_wrap=True,
@@ -239,7 +243,7 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
-            raise ConfigError(f"--header takes 'NAME: VALUE', e.g. 'Authorization: Bearer $TOKEN', got {text!r}")
+            raise ConfigError("--header takes 'NAME: VALUE', e.g. 'Authorization: Bearer $TOKEN'; it has no colon")
         headers[name.strip()] = _filled(value.strip())
     return headers
 

@@ -11,6 +11,7 @@ from art.cli.mcp_rl_files import Plan
 from art.cli.run_report import (
     REWARD_NOTE,
     cost_table,
+    course_of,
     curve_of,
     faults_of,
     headline_of,
@@ -22,10 +23,25 @@ from art.cli.run_report import (
     validation_curve,
 )
 from art.cli.train_options import judge_rubric
+from art.cli.verdict import Remedies, reach_verdict
 from art.mcp import GeneratedScenario, McpTask, MCPTool
 from art.report import Curve, Report, Section, Table
 from art.task import Scenario
 from art.trajectory import Trajectory
+
+REMEDIES = Remedies(
+    endings={
+        "out_of_turns": "rollouts ran out of turns: raise --max-turns, or write easier scenarios",
+        "cut_short": "answers were cut short: raise --max-completion-tokens, or --max-context where nothing was said",
+        "context_full": "the context was full: offer fewer tools by --tools, or raise --max-context",
+    },
+    no_spread=(
+        "edit scenarios.json towards what the policy solves now and then, give a scenario more --rollouts, and measure "
+        "the judge with `art judge check`"
+    ),
+    unclear="train on with a higher --steps, or measure on more held-out scenarios and with more --evaluate",
+    faults="take a base model that calls tools better, or fewer tools with --tools",
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +54,8 @@ class Run(JudgedRun):
 
 def describe_run(run: Run) -> Report:
     args, plan = run.args, run.plan
+    headline = headline_of(run.comparison, args.evaluate)
+    course = course_of(run, McpTask.defaults, headline, REMEDIES.endings)
     return Report(
         title=f"{run.model.name}: an agent for {len(run.tools)} tools",
         summary=(
@@ -45,13 +63,14 @@ def describe_run(run: Run) -> Report:
             f"with the tools of {args.server}. {plan.generator} wrote the scenarios, and {args.judge} judged the "
             "rollouts (RULER); there were no labels."
         ),
-        headline=headline_of(run.comparison, args.evaluate),
+        verdict=reach_verdict(course, REMEDIES),
+        headline=headline,
         curves=_curves(run),
         scenarios=results_of(run.comparison, _text),
         comparisons=telling_comparisons(run.comparison, _text, _note),
         seconds=run.clock.seconds,
         costs=cost_table(run),
-        faults=faults_of(run),
+        faults=faults_of(run, course),
         command=run.command,
         settings=settings_of(args, McpTask.defaults) | {"turns at most": str(args.max_turns)},
         sections=_sections(run),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import art
 from art.cli.judged_run import JUDGED_CHANGE, ONE_STEP, JudgedRun
 from art.cli.train_options import loop_defaults
+from art.cli.verdict import Course, describe_faults, describe_untrained
 from art.comparison import CheckpointComparison, ComparedScenario
 from art.report import (
     Comparison,
@@ -136,10 +137,29 @@ def cost_table(run: JudgedRun) -> Table:
     return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
 
 
-def faults_of(run: JudgedRun) -> list[str]:
+def course_of(run: JudgedRun, defaults: TaskDefaults, headline: Headline | None, endings: Iterable[str]) -> Course:
+    """
+    Args:
+        headline: what the comparison came to, if one was made.
+        endings: metrics that are 1 for rollouts which the policy has spoilt in that way.
+    """
+    first = run.reports[0].step if run.reports else 0
+    shares = {}
+    for name in endings:
+        # A step that was not trained is logged under the number of the checkpoint before it.
+        values = [share for step, share in history_of(run, f"train/{name}").items() if step >= first - 1]
+        shares[name] = statistics.fmean(values) if values else 0.0
+    return Course(
+        step=run.step, num_steps=loop_defaults(defaults, run.args).num_steps, reports=run.reports, stopped=run.stopped,
+        measure="the judged score on held-out scenarios", change=headline.change if headline else None, endings=shares,
+    )  # fmt: skip
+
+
+def faults_of(run: JudgedRun, course: Course) -> list[str]:
     faults = []
     if run.stopped:
         faults.append(f"The run ended before its end: {run.stopped}")
+    faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.serves_one_step:
         faults.append(ONE_STEP)
     if run.groups_without_scores:
@@ -153,7 +173,7 @@ def faults_of(run: JudgedRun) -> list[str]:
         )
     if comparison and comparison.num_failed_rollouts:
         faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, by no fault of the policy.")
-    return faults or ["Nothing: every group was judged, and no rollout failed in the last call."]
+    return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 
 def settings_of(args: argparse.Namespace, task_defaults: TaskDefaults) -> dict[str, str]:

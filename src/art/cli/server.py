@@ -16,10 +16,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 from art.cli.event_loop import run_coroutine
+from art.cli.pipes import until_unread
 from art.cli.server_options import build_parser, read_options
 from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.protocol.keys import check_api_key
 from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
@@ -38,6 +40,10 @@ SHUTDOWN_DEADLINE_S = 9.0
 
 
 def main(argv: list[str] | None = None) -> int:
+    return until_unread(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
     args = build_parser().parse_args(argv)
     try:
         config, data_dir = read_options(args)
@@ -54,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
             _log_to_stderr(args.log_level, api_key)
             run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
+    except BrokenPipeError:
+        raise
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
@@ -96,7 +104,7 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
 
 def _given_key(config: ServerConfig) -> str | None:
     """The operator's key; `None` if the server is to make one, which it may on loopback."""
-    if key := os.environ.pop("ART_API_KEY", None):  # engines and trainers have no use for it
+    if key := check_api_key(os.environ.pop("ART_API_KEY", "")):  # engines and trainers have no use for it
         if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
                 f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "

@@ -3,27 +3,36 @@ models have cost.
 
 It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: where its event
 loop stands. With --stacks the report ends with the stacks of all tasks and processes.
+
+A server elsewhere, that of --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY: for its processes,
+its models and the jobs that have not ended. --data-dir counts more than ART_SERVER_URL.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import os
 import time
 from pathlib import Path
 
 from art.cli.server_watch import REPORT_SIGNAL, STACKS_SIGNAL
+from art.client import ArtClient
 from art.costs import Ledger
-from art.errors import NotFoundError, ProcessError
+from art.errors import ConfigError, NotFoundError, ProcessError
+from art.protocol.training import JobStatus
 from art.runtime.report import STACKS_HEADING
 from art.runtime.vitals import process_state
 from art.storage.layout import DataDir
+from art.storage.local_key import find_local_key
 from art.storage.lock import lock_holder
 from art.storage.logs import log_since, log_size
 
 REPORT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 2.0
+UNREACHABLE_S = 5.0
+"""How long a server elsewhere is looked for."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,13 +42,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="of the server (default: .art)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
+    where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
     parser.add_argument("--stacks", action="store_true", help="also where each task and process stands in its code")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    data_dir = DataDir(args.data_dir.resolve())
+    if url := args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None):
+        if args.stacks:
+            raise ConfigError("--stacks needs --data-dir, on the machine of the server")
+        print(asyncio.run(describe_server(url)))
+        return 0
+    data_dir = DataDir((args.data_dir or Path(".art")).resolve())
     costs = describe_costs(data_dir)
     try:
         report = ask_for_report(data_dir)
@@ -52,6 +68,36 @@ def run(args: argparse.Namespace) -> int:
     head, separator, stacks = report.partition(f"\n\n{STACKS_HEADING}")
     print("\n\n".join([head, *costs]) + separator + stacks)
     return 0
+
+
+async def describe_server(url: str) -> str:
+    """What a server tells a key about itself; one for a single project learns nothing of processes."""
+    key = os.environ.get("ART_API_KEY") or find_local_key(url)
+    async with ArtClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
+        health, models = await client.health(), await client.list_models()
+        jobs = await client.list_jobs(unfinished=True)
+    processes = [
+        f"{part} of {host['base_model']}: {host[part]['state']}"
+        for host in health.get("base_models", ())
+        for part in ("engine", "trainer")
+    ]
+    sections = {
+        "Processes": processes if "base_models" in health else ["shown to keys for all projects only"],
+        "Models": [f"{model.id}: step {model.step}, {model.base_model}" for model in models],
+        "Jobs that have not ended": list(map(_describe_job, jobs)),
+    }
+    return "\n\n".join(
+        [f"art-server at {url}", *("\n  ".join([heading, *(lines or ["none"])]) for heading, lines in sections.items())]
+    )
+
+
+def _describe_job(job: JobStatus) -> str:
+    detail: str = job.state
+    if job.queue_place is not None:
+        detail += f" at place {job.queue_place}"
+    elif job.progress is not None:
+        detail += f", {job.progress.phase}: {job.progress.done} of {job.progress.total}"
+    return f"{job.job_id}: {job.kind} of {job.project}/{job.name}, {detail}"
 
 
 def describe_costs(data_dir: DataDir) -> list[str]:
@@ -72,8 +118,10 @@ def ask_for_report(data_dir: DataDir) -> str:
     """
     pid = lock_holder(data_dir.lock)
     if pid is None:
+        how = "runs on" if data_dir.database.exists() else "has ever run on"
         raise NotFoundError(
-            f"no art-server runs on {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir"
+            f"no art-server {how} {data_dir.root}; name the `path` of its backend, or its --data-dir, by --data-dir, "
+            "or the address of one that runs elsewhere by --url or ART_SERVER_URL"
         )
     before = _version(data_dir.report)
     try:

@@ -28,9 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
+    from art.cli.screen import Screen
 
-    console = Console()
+    console = Screen()
     path, seconds = build_with_progress(
         console, args.path, task=args.task, seed=args.seed, warm_start_steps=args.warm_start_steps,
         head_dim=args.head_dim,
@@ -47,11 +47,11 @@ def build_with_progress(
 
     started = time.perf_counter()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[loss]}", markup=False),
     )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("warm start", total=None, loss="")

@@ -12,6 +12,7 @@ from rich.console import Console
 from art.backends.local import LocalBackend
 from art.cli.cost_options import EXIT_BUDGET, add_cost_options, book_last, prices_of, show_costs
 from art.cli.event_loop import run_coroutine
+from art.cli.screen import Screen
 from art.cli.tiny_model import build_with_progress
 from art.cli.train_options import (
     add_judge_options,
@@ -21,6 +22,7 @@ from art.cli.train_options import (
     make_judge,
     model_settings,
 )
+from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, reach_verdict, show_verdict
 from art.errors import BudgetError
 from art.model import TrainableModel
 from art.rewards import GroupScorer
@@ -52,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     task = get_task(args.task)
-    console = Console()
+    console = Screen()
     data_dir: Path = args.data_dir.resolve()
     if args.base_model is None:
         # vLLM on CPU has no attention for the small heads of the usual one.
@@ -73,18 +75,20 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
     defaults = loop_defaults(task.defaults, args)
     settings, prices = model_settings(args), prices_of(args)
     summary: dict[str, object] = {"task": task.name, "seed": args.seed, "stopped": None}
+    model = TrainableModel(
+        name=args.name or f"{task.name}-seed{args.seed}",
+        project=args.project or task.name,
+        base_model=args.base_model,
+        base_path=str(data_dir),
+        settings=settings,
+        prices=prices,
+        budget_usd=args.budget,
+    )
+    scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir, model.costs))
     async with LocalBackend(path=data_dir) as backend:
-        model = TrainableModel(
-            name=args.name or f"{task.name}-seed{args.seed}",
-            project=args.project or task.name,
-            base_model=args.base_model,
-            base_path=str(data_dir),
-            settings=settings,
-            prices=prices,
-            budget_usd=args.budget,
-        )
         await model.register(backend)
-        console.print(f"{model.get_inference_name()} stands at step {await model.get_step()} of {defaults.num_steps}")
+        first = await model.get_step()
+        console.print(f"{model.get_inference_name()} stands at step {first} of {defaults.num_steps}")
         reports: list[StepReport] = []
 
         def on_step(report: StepReport) -> None:
@@ -93,7 +97,6 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
                 f"step {report.step:>4}  {report.line(task.headline_metric)}", highlight=False, soft_wrap=True
             )
 
-        scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir, model.costs))
         try:
             await train_task(
                 model, task, defaults, num_steps=defaults.num_steps, seed=args.seed, on_step=on_step,
@@ -106,6 +109,10 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
             console.print(f"Stopped at step {await model.get_step()}: {error}. Every finished step is kept",
                           highlight=False, soft_wrap=True)  # fmt: skip
         finally:
+            step = first + sum(report.trained for report in reports)
+            course = Course(step=step, num_steps=defaults.num_steps, reports=reports)
+            if reports:
+                show_verdict(console, reach_verdict(course, Remedies()))
             await book_last(model)
             show_costs(console, model.costs)
         summary |= {"step": await model.get_step(), "rewards": [report.reward for report in reports]}
@@ -113,7 +120,9 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
     summary["wall_s"] = time.perf_counter() - started
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
-    return EXIT_BUDGET if summary["stopped"] else 0
+    if summary["stopped"]:
+        return EXIT_BUDGET
+    return EXIT_UNTRAINED if course.is_untrained else 0
 
 
 async def _evaluate(console: Console, model: TrainableModel, task: Task, args: argparse.Namespace) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Literal
 from art.cli.cost_options import judge_settings
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.costs import Ledger
+from art.errors import ConfigError
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.task import TaskDefaults
 
@@ -93,11 +94,25 @@ def make_judge(args: argparse.Namespace, data_dir: Path, costs: Ledger, *, rubri
     Args:
         costs: where its answers are booked.
         rubric: in place of that of `--judge-rubric`.
+
+    Raises:
+        ConfigError: what its provider needs is not installed.
     """
     settings = JudgeSettings(
         passes=args.judge_passes, seed=args.seed, cache_path=data_dir / "cache" / "judge.sqlite"
     )  # fmt: skip
-    return Ruler(
+    judge = Ruler(
         args.judge, rubric=judge_rubric(args) if rubric is None else rubric,
         extra_litellm_params=params_at(args.judge_url), settings=judge_settings(args, settings, costs),
     )  # fmt: skip
+    require_installed(judge)
+    return judge
+
+
+def require_installed(judge: Ruler) -> None:
+    """
+    Raises:
+        ConfigError: the judge cannot be asked anything before something is installed.
+    """
+    if problem := judge.grader.client.missing():
+        raise ConfigError(problem)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from json import loads
@@ -25,6 +26,7 @@ from art.errors import (
     ProcessError,
     error_from_code,
 )
+from art.protocol.keys import check_api_key
 from art.utils.loops import PerLoop
 from art.utils.waiting import announce_wait
 
@@ -64,12 +66,13 @@ class HttpClient:
             base_url: of the server, without `/v1`.
             transport: replaces the network, for servers in this process.
             on_retry: awaited before a call is repeated, with the error and the seconds lost so far.
+
+        Raises:
+            ConfigError: the address is none, or the key cannot stand in a header.
         """
-        url = httpx2.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise ConfigError(f"base_url must be the address of an ART server, like http://host:5000; got {base_url!r}")
+        url = _parse_address(base_url)
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.api_key = api_key
+        self.api_key = check_api_key(api_key) if api_key else None
         self._transport = transport
         self._unreachable_deadline_s = unreachable_deadline_s
         self._on_retry = on_retry
@@ -148,6 +151,7 @@ class HttpClient:
                         raise ProcessError(f"{method} {path} got no answer: {self._why_closed}") from lost
                     if isinstance(lost, RuntimeError):
                         raise
+                    self._raise_if_hopeless(lost, f"{method} {path}")
                     error = lost
                 lost_since = sent if lost_since is None else lost_since
                 await self.before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
@@ -178,6 +182,7 @@ class HttpClient:
         except (httpx2.TransportError, RuntimeError) as lost:
             if isinstance(lost, RuntimeError) and self._num_closed == num_closed:
                 raise
+            self._raise_if_hopeless(lost, f"GET {path}")
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
     async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
@@ -194,11 +199,47 @@ class HttpClient:
         delay_s = getattr(error, "retry_after_s", min(0.05 * 2**attempt, 2.0))
         await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
 
+    def _raise_if_hopeless(self, error: Exception, what: str) -> None:
+        """Raise a `ConfigError` for an error that comes back however often the request is repeated.
+
+        What was in a header is left out of the message, and of the chain of errors: it may be a key.
+        """
+        if isinstance(error, httpx2.LocalProtocolError) and "Illegal header" in str(error):
+            raise ConfigError(
+                f"{what} to {self.base_url} was not sent: a header, by its name or its value, is none that HTTP allows"
+            ) from None
+        if isinstance(error, httpx2.UnsupportedProtocol):
+            raise ConfigError(f"{what} to {self.base_url} was not sent: {error}") from error
+        if (refused := _certificate_error(error)) is not None:
+            raise ConfigError(
+                f"{what}: the certificate of {self.base_url} is not accepted ({refused.verify_message}). Use an "
+                "address that it was issued for, or name its authority by the environment variable SSL_CERT_FILE"
+            ) from error
+
     def _open(self) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx2.AsyncClient(
             base_url=self.base_url, headers=headers, transport=self._transport, trust_env=not self.is_local
         )
+
+
+def _parse_address(base_url: str) -> httpx2.URL:
+    """
+    Raises:
+        ConfigError: it is no http:// or https:// address.
+    """
+    with contextlib.suppress(httpx2.InvalidURL):
+        url = httpx2.URL(base_url)
+        if url.scheme in ("http", "https") and url.host:
+            return url
+    raise ConfigError(f"base_url must be the address of an ART server, like http://host:5000; got {base_url!r}")
+
+
+def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """The refusal of a certificate that led to `error`, if one did."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 _BY_STATUS: dict[int, type[ArtError]] = {

@@ -94,6 +94,13 @@ class MCPClient:
             raise ConfigError(
                 f"`env` is for a command, and {self.address!r} is an address; pass `headers` to it instead"
             )
+        for name, value in (headers or {}).items():
+            # The value may be a key: it is not shown.
+            if not (value.isascii() and value.isprintable() and value == value.strip()):
+                raise ConfigError(
+                    f"the value of the header {name!r} cannot be sent: expected printable ASCII on one line, without "
+                    "spaces at its ends"
+                )
         if connect_timeout_s <= 0 or call_timeout_s <= 0:
             raise ConfigError(f"time limits must be above 0, got {connect_timeout_s=} and {call_timeout_s=}")
         self._headers, self._env = dict(headers or {}), dict(env or {})

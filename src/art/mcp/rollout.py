@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +84,10 @@ async def mcp_rollout(
 ) -> Trajectory:
     """Act once. The reward is left at 0, for a judge to set (`art.rewards`).
 
-    Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds. Metadata:
-    `scenario`, `difficulty`, `outcome` (`ok` or `policy_fault`), and `ending`: `completed`, `answered` (without
-    `complete_task`), `out_of_turns`, `cut_short` (an answer was too long) or `context_full`.
+    Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds, and 1 or 0 for
+    `out_of_turns`, `cut_short` and `context_full`. Metadata: `scenario`, `difficulty`, `outcome` (`ok` or
+    `policy_fault`), and `ending`: `completed`, `answered` (without `complete_task`), `out_of_turns`, `cut_short` (an
+    answer was too long) or `context_full`.
 
     Args:
         scenario: or just the task.
@@ -119,6 +120,7 @@ async def mcp_rollout(
                 ending = said
                 break
     trajectory.metrics["completed"] = float(ending == "completed")
+    trajectory.metrics |= {name: float(ending == name) for name, outcome in _ENDINGS.items() if outcome != "ok"}
     trajectory.metadata |= {"outcome": _ENDINGS[ending], "ending": ending}
     return trajectory.finish()
 
@@ -153,20 +155,36 @@ def _open(scenario: GeneratedScenario | str, system_prompt: str, tools: Mapping[
     return trajectory
 
 
+async def require_fit(model: Model[Any, Any], tools: Sequence[MCPTool]) -> None:
+    """Ask the model for one token, to know whether it can be shown these tools.
+
+    Raises:
+        ConfigError: their descriptions do not fit its context.
+    """
+    with _fitting(len(tools)):
+        await take_turn(model, _open("Say yes.", SYSTEM, name_tools(tools)), max_completion_tokens=1)
+
+
+@contextlib.contextmanager
+def _fitting(num_tools: int) -> Iterator[None]:
+    """Only what a rollout begins with raises, and no other rollout with these tools would fare better."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "code", None) != ContextLengthError.code:
+            raise
+        raise ConfigError(
+            f"the descriptions of {num_tools} tools and a task do not fit the model's context; leave some out "
+            f"with --tools (or `tools=`), raise --max-context, or take another model. The model's server says: {error}"
+        ) from error
+
+
 async def _turn(
     model: Model[Any, Any], trajectory: Trajectory, desk: _Desk, step: int | None, request: Mapping[str, Any]
 ) -> str | None:
     """One answer and its calls; how the rollout ended, if it did."""
-    try:
+    with _fitting(len(desk.tools)):
         calls = await take_turn(model, trajectory, step=step, **request)
-    except Exception as error:
-        if getattr(error, "code", None) != ContextLengthError.code:
-            raise
-        # Only what a rollout begins with raises, and no other rollout with these tools would fare better.
-        raise ConfigError(
-            f"the descriptions of {len(desk.tools)} tools and a task do not fit the model's context; leave some out "
-            f"with --tools (or `tools=`), raise --max-context, or take another model. The model's server says: {error}"
-        ) from error
     if isinstance(calls, str):
         return calls
     if not calls:

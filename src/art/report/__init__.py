@@ -8,7 +8,18 @@ script, and every text in it is data, whoever wrote it.
 
 from art.report.estimates import Estimate, estimate, estimate_change
 from art.report.page import render_report, write_report
-from art.report.types import Comparison, Curve, Headline, Report, ScenarioResult, Section, Table, Transcript
+from art.report.types import (
+    Comparison,
+    Curve,
+    Headline,
+    Report,
+    ScenarioResult,
+    Section,
+    Table,
+    Transcript,
+    Verdict,
+    VerdictKind,
+)
 
 __all__ = [
     "Comparison",
@@ -20,6 +31,8 @@ __all__ = [
     "Section",
     "Table",
     "Transcript",
+    "Verdict",
+    "VerdictKind",
     "estimate",
     "estimate_change",
     "render_report",

@@ -1,6 +1,6 @@
 """A `Report` as one HTML page, from the result to what it was made of.
 
-result - learning curves - held-out scenarios - transcripts - time and money - faults - settings - what was used
+verdict - result - learning curves - held-out scenarios - transcripts - costs - faults - settings - what was used
 
 The page may be opened by whoever gets it, and much of its text was written by models, tools and servers: all of it is
 escaped, and the page's own policy allows neither scripts nor anything from elsewhere.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from art.report.charts import draw_curve, draw_intervals, draw_pair
-from art.report.types import Comparison, Headline, Report, ScenarioResult, Table, Transcript
+from art.report.types import Comparison, Headline, Report, ScenarioResult, Table, Transcript, Verdict
 from art.storage.atomic import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -40,6 +40,7 @@ def render_report(report: Report) -> str:
     style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     parts = [
         f"<h1>{escape(report.title)}</h1><p>{escape(report.summary)}</p>",
+        _verdict(report.verdict) if report.verdict else "",
         _headline(report.headline) if report.headline else "",
         _part("Learning curve", _curves(report)),
         _part("Held-out scenarios, one by one", _results(report.scenarios)),
@@ -60,6 +61,16 @@ def render_report(report: Report) -> str:
 
 def _part(title: str, content: str) -> str:
     return f"<section><h2>{title}</h2>{content}</section>\n" if content else ""
+
+
+def _verdict(verdict: Verdict) -> str:
+    parts = [
+        f'<p class="soft">{title}</p>{_list(lines)}'
+        for title, lines in (("Why", verdict.why), ("What to do", verdict.to_do))
+        if lines
+    ]
+    what = f'<p class="verdict {verdict.kind}">{escape(verdict.what)}</p>'
+    return f'<div class="card verdict-card">{what}{"".join(parts)}</div>\n'
 
 
 def _headline(headline: Headline) -> str:

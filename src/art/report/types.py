@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from art.report.estimates import Estimate
 
@@ -21,6 +21,19 @@ class Headline:
     """Of the same scenarios, pair by pair."""
     note: str = ""
     """How to read it."""
+
+
+VerdictKind = Literal["good", "soft", "bad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of the run, in a sentence, with the reasons and what can be done."""
+
+    kind: VerdictKind
+    what: str
+    why: Sequence[str] = ()
+    to_do: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,7 @@ class Report:
     title: str
     summary: str
     """One or two sentences: what was trained, on what, with which judge."""
+    verdict: Verdict | None = None
     headline: Headline | None = None
     curves: Sequence[Curve] = ()
     scenarios: Sequence[ScenarioResult] = ()

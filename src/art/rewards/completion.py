@@ -88,6 +88,16 @@ class JudgeClient:
     def _uses_litellm(self) -> bool:
         return isinstance(self._model, str) and _has_litellm()
 
+    def missing(self) -> str | None:
+        """What has to be installed before the model can be asked anything; `None` if nothing has."""
+        if isinstance(self._model, Model) or self._address is not None or _has_litellm():
+            return None
+        return (
+            f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without "
+            "it, give the address of an OpenAI-compatible server: the option --judge-url, or in Python `base_url` and "
+            "`api_key` in `extra_litellm_params`, or an `art.Model`"
+        )
+
     async def context_tokens(self) -> int | None:
         """What the model can read, as far as the settings or litellm know."""
         if self._settings.context_tokens is not None or not self._uses_litellm:
@@ -161,12 +171,9 @@ class JudgeClient:
         """The judge as a `Model`, and what is left of the parameters."""
         if isinstance(self._model, Model):
             return self._model, self._params
-        if self._address is None:
-            raise JudgeError(
-                f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. "
-                "Without it, pass the `base_url` and `api_key` of an OpenAI-compatible server in "
-                "`extra_litellm_params`, or an `art.Model`"
-            )
+        if problem := self.missing():
+            raise JudgeError(problem)
+        assert self._address is not None
         params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         provider, _, name = self._model.partition("/")
         self._model = self._own = Model(

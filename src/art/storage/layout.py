@@ -92,6 +92,11 @@ class DataDir:
         return self.root / "keys.db"
 
     @property
+    def is_known(self) -> bool:
+        """Whether a server has run here, or keys were made for one that is to."""
+        return self.database.exists() or self.keys.exists()
+
+    @property
     def lock(self) -> Path:
         """Held by the server that uses the directory."""
         return self.root / "server.lock"

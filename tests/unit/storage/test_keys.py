@@ -109,18 +109,24 @@ async def test_last_use_is_written_now_and_then(store: KeyStore, clock: Clock) -
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ["--data-dir", str(tmp_path)]
+
     def art(*arguments: str) -> list[str]:
-        assert main(["keys", *arguments, "--data-dir", str(tmp_path)]) == 0
+        assert main(["keys", *arguments, *folder]) == 0
         return capsys.readouterr().out.splitlines()
 
-    text, explained = art("create", "--name", "ci", "--project", "games", "--expires", "90d")
-    assert KEY_PATTERN.fullmatch(text)
+    assert main(["keys", "create", "--name", "ci", "--project", "games", "--expires", "90d", *folder]) == 0
+    printed = capsys.readouterr()
+    (text,) = printed.out.splitlines()
+    assert KEY_PATTERN.fullmatch(text), "KEY=$(art keys create ...) is the key and nothing else"
     key_id = text.split("_")[1]
-    assert key_id in explained
+    assert key_id in printed.err
+    assert text not in printed.err
+    assert "no art-server has run" in printed.err
     _, row = art("list")
     assert row.split()[:4] == [key_id, "ci", "games", "infer,train"]
     assert text.split("_", 2)[2] not in row
-    rotated, _ = art("rotate", key_id, "--grace", "24h")
+    (rotated,) = art("rotate", key_id, "--grace", "24h")
     art("revoke", rotated.split("_")[1])
     rows = art("list")
     assert "active until" in rows[1]

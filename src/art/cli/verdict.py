@@ -1,0 +1,151 @@
+"""What came of a training, for the first lines of a report and the last ones of a command: what happened, why, and what
+to do about it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from art.report import Estimate, Verdict, VerdictKind
+from art.training_loop import Evaluation, StepReport
+
+EXIT_UNTRAINED = 1
+"""Steps were tried, and none of them could be trained."""
+MANY_FAULTS = 0.25
+"""Share of rollouts that the policy has spoilt, from which that is a reason for a bad result."""
+_COLOURS: dict[VerdictKind, str] = {"good": "green", "soft": "yellow", "bad": "red"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """What the user of a command can change, in the words of its options."""
+
+    endings: Mapping[str, str] = field(default_factory=dict)
+    """By the metric that counts rollouts which ended so, and were the policy's own fault."""
+    no_spread: str = (
+        "give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
+        "values between the best and the worst"
+    )
+    no_scores: str = "look at what the warnings above say of failed rollouts and scores"
+    unclear: str = "train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
+    faults: str = (
+        "begin with a base model that can do the format of this task now and then; `art doctor` looks at a model "
+        "before a training"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What is known of a training."""
+
+    step: int
+    """The newest checkpoint."""
+    num_steps: int
+    """How far it was to go."""
+    reports: Sequence[StepReport]
+    """Of the steps that this call tried."""
+    stopped: str = ""
+    """Why it ended before its end."""
+    measure: str = ""
+    """What the change is of."""
+    change: Estimate | None = None
+    """From before the training to after it."""
+    endings: Mapping[str, float] = field(default_factory=dict)
+    """Shares of rollouts by how the policy has spoilt them."""
+
+    @property
+    def num_trained(self) -> int:
+        return sum(report.trained for report in self.reports)
+
+    @property
+    def is_untrained(self) -> bool:
+        return bool(self.reports) and not self.num_trained
+
+    @property
+    def fault_share(self) -> float:
+        """Of rollouts, those that the policy itself has spoilt."""
+        rates = [report.metrics.get("data/policy_fault_rate", 0.0) for report in self.reports]
+        return statistics.fmean(rates) if rates else 0.0
+
+
+def change_of(before: Evaluation, after: Evaluation) -> Estimate:
+    """The change between two evaluations, whose rollouts are independent of each other."""
+    half = math.hypot(*(evaluation.mean - evaluation.interval[0] for evaluation in (before, after)))
+    mean = after.mean - before.mean
+    return Estimate(mean=mean, low=mean - half, high=mean + half, count=len(after.trajectories))
+
+
+def describe_faults(course: Course) -> str:
+    """How many rollouts the policy has spoilt, and how; empty if there are none."""
+    if not course.fault_share:
+        return ""
+    known = {name: share for name, share in course.endings.items() if share}
+    kinds = ", ".join(
+        f"{share:.0%} {name.replace('_', ' ')}" for name, share in sorted(known.items(), key=lambda kind: -kind[1])
+    )
+    return f"{course.fault_share:.0%} of the rollouts were faults of the policy itself{f' ({kinds})' if kinds else ''}"
+
+
+def describe_untrained(course: Course) -> str:
+    """How many steps were not trained, and why not; empty if all were."""
+    reasons = Counter(report.why_not_trained for report in course.reports if not report.trained)
+    if not reasons:
+        return ""
+    parts = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
+    return f"{reasons.total()} of {len(course.reports)} steps were not trained: {parts}"
+
+
+def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
+    kind, what = _what(course)
+    many_faults = course.fault_share >= MANY_FAULTS
+    why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)
+    if kind != "good":
+        why += [describe_untrained(course)] if not course.is_untrained or course.stopped else []
+        why += [describe_faults(course)] if many_faults else []
+    to_do = ["the same command continues, from the newest checkpoint"] * bool(course.stopped)
+    if kind != "good":
+        to_do += _remedies(course, remedies, many_faults)
+    return Verdict(kind=kind, what=what, why=[text for text in why if text], to_do=to_do)
+
+
+def _what(course: Course) -> tuple[VerdictKind, str]:
+    change = course.change
+    if course.is_untrained:
+        reasons = {report.why_not_trained for report in course.reports}
+        return "bad", f"Nothing was trained in {len(course.reports)} steps: {' or '.join(sorted(reasons))}"
+    if change is None:
+        compared = "; no comparison with the untrained policy was made" if course.measure else ""
+        done = f"{course.num_trained} steps were trained, up to step {course.step} of {course.num_steps}"
+        return "soft", f"{done if course.reports else f'The model is at step {course.step}'}{compared}"
+    text = f"{course.measure} changed by {change.text(sign=True)}"
+    if change.low > 0:
+        return "good", f"It learnt: {text}"
+    if change.high < 0:
+        return "bad", f"It got worse: {text}"
+    return "soft", f"No clear change: {text}"
+
+
+def _remedies(course: Course, remedies: Remedies, many_faults: bool) -> list[str]:
+    found = []
+    if many_faults:
+        found += [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
+        found.append(remedies.faults)
+    untrained = [report for report in course.reports if not report.trained]
+    if len(untrained) > len(course.reports) / 2:
+        has_groups = any(report.num_groups for report in untrained)
+        found.append(remedies.no_spread if has_groups else remedies.no_scores)
+    if not course.is_untrained and course.change is not None:
+        found.append(remedies.unclear if course.change.high >= 0 else "lower --learning-rate")
+    return found
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    console.print(f"{verdict.what}.", style=_COLOURS[verdict.kind], highlight=False, soft_wrap=True)
+    for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
+        for line in lines:
+            console.print(f"  {heading}: {line}", highlight=False, soft_wrap=True)

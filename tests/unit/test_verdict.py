@@ -1,0 +1,168 @@
+"""What a report and a command say first: what happened, why, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_mcp_rl_files import compared, report_of
+
+import art
+import art.cli.main
+from art.cli import judged_run, mcp_rl
+from art.cli.judged_run import Clock, JudgedRun
+from art.cli.mcp_rl_report import REMEDIES
+from art.cli.screen import Screen
+from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
+from art.errors import ConfigError
+from art.report import Estimate, Report, render_report
+from art.rewards import Ruler
+from art.storage.history import append_row
+from art.storage.layout import DataDir
+from art.tasks.dataset import DatasetTask
+from art.training_loop import Evaluation, StepReport, Timing
+
+
+def step(number: int, *, trained: bool, num_groups: int = 4, faults: float = 0.0) -> StepReport:
+    metrics = {"data/policy_fault_rate": faults} if faults else {}
+    return StepReport(
+        step=number, reward=0.5, headline=0.5, tokens_per_s=1.0, timing=Timing(), trained=trained, metrics=metrics,
+        num_groups=num_groups,
+    )  # fmt: skip
+
+
+def change(low: float, high: float) -> Estimate:
+    return Estimate(mean=(low + high) / 2, low=low, high=high, count=9)
+
+
+TRAINED = [step(i, trained=True) for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "what", "to_do"),
+    [
+        (change(0.1, 0.3), "good", "It learnt: the score changed by +0.20 (+0.10 to +0.30)", []),
+        (change(-0.3, -0.1), "bad", "It got worse: the score changed by -0.20", ["lower --learning-rate"]),
+        (change(-0.1, 0.2), "soft", "No clear change: the score changed by +0.05", [Remedies().unclear]),
+        (None, "soft", "3 steps were trained, up to step 3 of 3; no comparison", []),
+    ],
+)
+def test_what_a_comparison_shows(changed: Estimate | None, kind: str, what: str, to_do: list[str]) -> None:
+    course = Course(step=3, num_steps=3, reports=TRAINED, measure="the score", change=changed)
+    verdict = reach_verdict(course, Remedies())
+    assert (verdict.kind, verdict.why, verdict.to_do) == (kind, [], to_do)
+    assert verdict.what.startswith(what)
+
+
+def test_nothing_was_trained_because_the_policy_spoils_its_rollouts() -> None:
+    reports = [step(1, trained=False, faults=share) for share in (0.69, 0.81)]
+    course = Course(step=0, num_steps=20, reports=reports, endings={"out_of_turns": 0.6, "cut_short": 0.05})
+    verdict = reach_verdict(course, REMEDIES)
+    assert verdict.kind == "bad"
+    assert verdict.what == "Nothing was trained in 2 steps: no reward spread"
+    (why,) = verdict.why
+    assert why == "75% of the rollouts were faults of the policy itself (60% out of turns, 5% cut short)"
+    assert verdict.to_do == [REMEDIES.endings["out_of_turns"], REMEDIES.faults, REMEDIES.no_spread]
+
+
+def test_steps_without_scores_and_an_end_before_the_end() -> None:
+    reports = [*TRAINED[:1], *(step(2, trained=False, num_groups=0) for _ in range(3))]
+    course = Course(step=1, num_steps=20, reports=reports, stopped="the judge is down", measure="m")
+    verdict = reach_verdict(course, Remedies())
+    assert verdict.why == [
+        "The run ended early, at step 1 of 20: the judge is down",
+        "3 of 4 steps were not trained: no group with rewards in 3",
+    ]
+    assert verdict.to_do == ["the same command continues, from the newest checkpoint", Remedies().no_scores]
+
+
+def test_the_change_of_two_evaluations() -> None:
+    before, after = (
+        Evaluation(mean=mean, interval=(mean - half, mean + half), trajectories=[], seconds=0.0)
+        for mean, half in ((0.4, 0.03), (0.5, 0.04))
+    )
+    found = change_of(before, after)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.05, 0.15))
+
+
+# -- the report, the console and the exit code --
+
+
+def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = DataDir(tmp_path / "data").model("mcp-rl", "shop").history
+    history.parent.mkdir(parents=True, exist_ok=True)
+    append_row(history, {"train/out_of_turns": 0.7}, step=0)
+    reports = [step(1, trained=False, faults=0.7)] * 5
+    report = report_of(tmp_path, None, reports=reports)
+    assert report.verdict.what.startswith("Nothing was trained in 5 steps")
+    assert report.faults == [
+        "5 of 5 steps were not trained: no reward spread in 5",
+        "70% of the rollouts were faults of the policy itself (70% out of turns)",
+    ]
+    html = render_report(report)
+    assert html.index("Nothing was trained") < html.index("Learning curve")
+    assert "raise --max-turns" in html
+    show_verdict(Screen(), report.verdict)
+    assert "why: 70% of the rollouts" in capsys.readouterr().out
+
+
+def test_the_report_of_a_run_that_learnt(tmp_path: Path) -> None:
+    report = report_of(tmp_path, compared((0.1, 0.9), (0.2, 0.9)), reports=TRAINED)
+    assert report.verdict.what.startswith("It learnt: the judged score on held-out scenarios changed by +0.75")
+    assert report.faults[0].startswith("Nothing")
+
+
+@pytest.mark.parametrize(("trained", "code"), [([False, False], EXIT_UNTRAINED), ([False, True], 0), ([], 0)])
+async def test_the_exit_code_tells_whether_anything_was_trained(
+    trained: list[bool], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def train(run: JudgedRun, *_: object) -> None:
+        run.reports += [step(i, trained=each) for i, each in enumerate(trained)]
+
+    async def nothing(*_: object) -> None: ...
+
+    for name, stand_in in (("train_run", train), ("book_last", nothing)):
+        monkeypatch.setattr(judged_run, name, stand_in)
+    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
+    args = argparse.Namespace(evaluate=0, full_finetuning=False, engine="torch")
+    run = JudgedRun(args=args, command="c", model=model, clock=Clock.load(tmp_path))
+    ending = judged_run.train_and_compare(
+        run, DatasetTask.__new__(DatasetTask), Ruler("openai/j"), Screen(), out=tmp_path, held_out=[], validation=[],
+        describe=lambda: Report(title="t", summary="s"),
+    )  # fmt: skip
+    assert await ending == code
+
+
+# -- a base model that cannot be used --
+
+
+def test_the_base_model_is_looked_at_before_scenarios_are_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Backend:
+        def __init__(self, **_: object) -> None: ...
+
+        async def __aenter__(self) -> Any:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def register(self, model: object) -> None:
+            raise ConfigError("there is no model ./nope")
+
+    async def discover(*_: object) -> tuple[list[object], list[object]]:
+        return [], []
+
+    async def generate(**_: object) -> None:
+        raise AssertionError("paid for scenarios of a model that does not exist")
+
+    monkeypatch.setattr(mcp_rl, "LocalBackend", Backend)
+    monkeypatch.setattr(mcp_rl, "generate_scenarios", generate)
+    monkeypatch.setattr(mcp_rl._McpRl, "_discover", discover)
+    monkeypatch.chdir(tmp_path)
+    command = ["mcp-rl", "http://a/mcp", "--model", "./nope", "--judge", "j", "--judge-url", "http://127.0.0.1:9/v1"]
+    assert art.cli.main.main(command) == 1
+    assert "there is no model ./nope" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("scenarios.json"))
