@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 import art
 from art.cli.pipes import until_unread
@@ -40,16 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
-    parser.add_argument("--version", action="version", version=f"art {art.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        if name == chosen:
-            importlib.import_module(f"art.cli.{name.replace('-', '_')}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=summary)
-    args = parser.parse_args(arguments)
+    args = build_parser(arguments).parse_args(arguments)
     args.argv = arguments
     if argv is None:
         sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
@@ -62,6 +54,20 @@ def _run(argv: list[str] | None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser with the options of the command that `arguments` name; only that one's module is imported."""
+    parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
+    parser.add_argument("--version", action="version", version=f"art {art.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        if name == chosen:
+            importlib.import_module(f"art.cli.{name.replace('-', '_')}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    return parser
 
 
 if __name__ == "__main__":
