@@ -36,7 +36,13 @@ from art.storage.metrics import as_groups, count_groups, name_metrics, summarize
 from art.storage.trajectories import append_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
-from art.utils.openai_client import BlockingClients, load_openai, make_blocking_openai_client, make_openai_client
+from art.utils.openai_client import (
+    BlockingClients,
+    check_address,
+    load_openai,
+    make_blocking_openai_client,
+    make_openai_client,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -163,7 +169,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
                 "pass `inference_base_url` and `inference_api_key`"
             )  # fmt: skip
             raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
-        return base_url, check_api_key(api_key)
+        return check_address(base_url), check_api_key(api_key)
 
     def get_inference_name(self, step: int | None = None) -> str:
         """What to send as `model`.

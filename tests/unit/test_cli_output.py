@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 import art.cli
-from art.cli import judge, status
+from art.cli import judge, mcp_rl, server, status, train
 from art.cli.main import main
 from art.cli.pipes import EXIT_PIPE
 from art.cli.screen import Screen
@@ -187,3 +187,33 @@ def test_a_judge_that_fails_is_quoted(
     common = ["judge", "check", str(tmp_path / "groups.jsonl"), "--judge", "o", "--judge-url", "http://127.0.0.1:9/v1"]
     assert main(common) == 1
     assert "o scored none of 2 groups: pip install 'x[y]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "yes_no_maybe", "--base-model", "b"], ["mcp-rl", "http://a/mcp", "--model", "b"]]
+)
+def test_a_judge_that_cannot_be_asked_ends_a_training_before_it_starts(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(**_: object) -> None:
+        raise AssertionError("a server is started for a run that cannot be judged")
+
+    monkeypatch.setattr(completion, "_has_litellm", lambda: False)
+    monkeypatch.setattr(train, "LocalBackend", start)
+    monkeypatch.setattr(mcp_rl, "LocalBackend", start)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--judge", "openai/o3"]) == 1
+    assert completion.INSTALL in capsys.readouterr().err
+
+
+# -- keys that no header can hold --
+
+
+def test_a_server_takes_no_key_that_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ART_API_KEY", "s3cret of two words")
+    assert server.main(["--port", "0"]) == 1
+    printed = capsys.readouterr().err
+    assert "the API key has a space at place 7 of 19" in printed
+    assert "s3cret" not in printed

@@ -170,6 +170,14 @@ def test_a_key_that_no_header_can_hold_is_refused_unseen(
         assert "s3c" not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["localhost:8000/v1", "ftp://a/v1", "http://"])
+def test_a_model_at_no_address_has_no_client(address: str) -> None:
+    model = art.Model[None](name="m", project="p", inference_base_url=address, inference_api_key="k")
+    for make in (model.openai_client, model.blocking_openai_client):
+        with pytest.raises(ConfigError, match="like http://host:8000/v1"):
+            make()
+
+
 async def test_what_no_retry_can_heal_is_not_retried(
     server: FakeArtServer, caplog: pytest.LogCaptureFixture, quick_sleep: list[float]
 ) -> None:

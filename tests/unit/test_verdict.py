@@ -11,7 +11,7 @@ from test_mcp_rl_files import compared, report_of
 
 import art
 import art.cli.main
-from art.cli import judged_run, mcp_rl
+from art.cli import auto, judged_run, mcp_rl, train
 from art.cli.judged_run import Clock, JudgedRun
 from art.cli.mcp_rl_report import REMEDIES
 from art.cli.screen import Screen
@@ -43,8 +43,8 @@ TRAINED = [step(i, trained=True) for i in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("changed", "kind", "what", "to_do"),
     [
-        (change(0.1, 0.3), "good", "It learnt: the score changed by +0.20 (+0.10 to +0.30)", []),
-        (change(-0.3, -0.1), "bad", "It got worse: the score changed by -0.20", ["lower --learning-rate"]),
+        (change(0.1, 0.3), "good", "It learnt: the score rose by +0.20 (+0.10 to +0.30)", []),
+        (change(-0.3, -0.1), "bad", "It got worse: the score changed by -0.20", ["Lower --learning-rate"]),
         (change(-0.1, 0.2), "soft", "No clear change: the score changed by +0.05", [Remedies().unclear]),
         (None, "soft", "3 steps were trained, up to step 3 of 3; no comparison", []),
     ],
@@ -61,7 +61,7 @@ def test_nothing_was_trained_because_the_policy_spoils_its_rollouts() -> None:
     course = Course(step=0, num_steps=20, reports=reports, endings={"out_of_turns": 0.6, "cut_short": 0.05})
     verdict = reach_verdict(course, REMEDIES)
     assert verdict.kind == "bad"
-    assert verdict.what == "Nothing was trained in 2 steps: no reward spread"
+    assert verdict.what == "Nothing was trained in 2 steps: all rewards of each group were equal"
     (why,) = verdict.why
     assert why == "75% of the rollouts were faults of the policy itself (60% out of turns, 5% cut short)"
     assert verdict.to_do == [REMEDIES.endings["out_of_turns"], REMEDIES.faults, REMEDIES.no_spread]
@@ -73,9 +73,9 @@ def test_steps_without_scores_and_an_end_before_the_end() -> None:
     verdict = reach_verdict(course, Remedies())
     assert verdict.why == [
         "The run ended early, at step 1 of 20: the judge is down",
-        "3 of 4 steps were not trained: no group with rewards in 3",
+        "3 of 4 steps were not trained: no group had rewards in 3",
     ]
-    assert verdict.to_do == ["the same command continues, from the newest checkpoint", Remedies().no_scores]
+    assert verdict.to_do == [Remedies().no_scores, "The same command continues, from the newest checkpoint"]
 
 
 def test_the_change_of_two_evaluations() -> None:
@@ -98,7 +98,7 @@ def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest
     report = report_of(tmp_path, None, reports=reports)
     assert report.verdict.what.startswith("Nothing was trained in 5 steps")
     assert report.faults == [
-        "5 of 5 steps were not trained: no reward spread in 5",
+        "5 of 5 steps were not trained: all rewards of each group were equal in 5",
         "70% of the rollouts were faults of the policy itself (70% out of turns)",
     ]
     html = render_report(report)
@@ -110,7 +110,7 @@ def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest
 
 def test_the_report_of_a_run_that_learnt(tmp_path: Path) -> None:
     report = report_of(tmp_path, compared((0.1, 0.9), (0.2, 0.9)), reports=TRAINED)
-    assert report.verdict.what.startswith("It learnt: the judged score on held-out scenarios changed by +0.75")
+    assert report.verdict.what.startswith("It learnt: the judged score on held-out scenarios rose by +0.75")
     assert report.faults[0].startswith("Nothing")
 
 
@@ -135,12 +135,78 @@ async def test_the_exit_code_tells_whether_anything_was_trained(
     assert await ending == code
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_art_train_says_what_came_of_it(
+    trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def train_task(*_: object, on_step: Any, **__: object) -> None:
+        on_step(step(1, trained=trained, faults=0.8))
+
+    async def get_step(self: object) -> int:
+        return 0
+
+    async def nothing(*_: object) -> None: ...
+
+    use_backend(monkeypatch, train, nothing)
+    monkeypatch.setattr(train, "train_task", train_task)
+    monkeypatch.setattr(train, "book_last", nothing)
+    monkeypatch.setattr(art.TrainableModel, "get_step", get_step)
+    command = ["train", "yes_no_maybe", "--base-model", "b", "--data-dir", str(tmp_path), "--steps", "1"]
+    assert art.cli.main.main(command) == (0 if trained else EXIT_UNTRAINED)
+    shown = capsys.readouterr().out
+    if trained:
+        assert "1 steps were trained, up to step 1 of 1." in shown
+    else:
+        assert "Nothing was trained in 1 steps: all rewards of each group were equal." in shown
+    assert "why: 80% of the rollouts were faults of the policy itself" in shown
+
+
 # -- a base model that cannot be used --
 
 
 def test_the_base_model_is_looked_at_before_scenarios_are_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    use_backend(monkeypatch, mcp_rl, refuse)
+
+    async def discover(*_: object) -> tuple[list[object], list[object]]:
+        return [], []
+
+    async def generate(**_: object) -> None:
+        raise AssertionError("paid for scenarios of a model that does not exist")
+
+    monkeypatch.setattr(mcp_rl, "generate_scenarios", generate)
+    monkeypatch.setattr(mcp_rl._McpRl, "_discover", discover)
+    monkeypatch.chdir(tmp_path)
+    command = ["mcp-rl", "http://a/mcp", "--model", "./nope", "--judge", "j", "--judge-url", "http://127.0.0.1:9/v1"]
+    assert art.cli.main.main(command) == 1
+    assert "there is no model ./nope" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("scenarios.json"))
+
+
+def test_so_it_is_before_inputs_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_backend(monkeypatch, auto, refuse)
+
+    async def generate(*_: object, **__: object) -> None:
+        raise AssertionError("paid for inputs of a model that does not exist")
+
+    monkeypatch.setattr(auto, "generate_dataset", generate)
+    monkeypatch.chdir(tmp_path)
+    command = ["auto", "answer the questions of guests", "--model", "./nope", "--judge", "j"]
+    assert art.cli.main.main([*command, "--judge-url", "http://127.0.0.1:9/v1"]) == 1
+    assert "there is no model ./nope" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("scenarios.jsonl"))
+
+
+async def refuse(*_: object) -> None:
+    raise ConfigError("there is no model ./nope")
+
+
+def use_backend(monkeypatch: pytest.MonkeyPatch, command: Any, register: Any) -> None:
+    """Give a command a backend without processes."""
+
     class Backend:
         def __init__(self, **_: object) -> None: ...
 
@@ -149,20 +215,5 @@ def test_the_base_model_is_looked_at_before_scenarios_are_paid_for(
 
         async def __aexit__(self, *_: object) -> None: ...
 
-        async def register(self, model: object) -> None:
-            raise ConfigError("there is no model ./nope")
-
-    async def discover(*_: object) -> tuple[list[object], list[object]]:
-        return [], []
-
-    async def generate(**_: object) -> None:
-        raise AssertionError("paid for scenarios of a model that does not exist")
-
-    monkeypatch.setattr(mcp_rl, "LocalBackend", Backend)
-    monkeypatch.setattr(mcp_rl, "generate_scenarios", generate)
-    monkeypatch.setattr(mcp_rl._McpRl, "_discover", discover)
-    monkeypatch.chdir(tmp_path)
-    command = ["mcp-rl", "http://a/mcp", "--model", "./nope", "--judge", "j", "--judge-url", "http://127.0.0.1:9/v1"]
-    assert art.cli.main.main(command) == 1
-    assert "there is no model ./nope" in capsys.readouterr().err
-    assert not list(tmp_path.rglob("scenarios.json"))
+    monkeypatch.setattr(command, "LocalBackend", Backend)
+    monkeypatch.setattr(art.TrainableModel, "register", register)

@@ -27,13 +27,13 @@ from art.tasks.dataset import DatasetTask
 from art.trajectory import Trajectory
 
 REMEDIES = Remedies(
-    endings={"cut_short": "answers were cut short: raise `max_completion_tokens` in task.toml, or ask for less there"},
+    endings={"cut_short": "Answers were cut short: raise `max_completion_tokens` in task.toml, or ask for less there"},
     no_spread=(
-        "edit the prompt in task.toml or the inputs in scenarios.jsonl towards what the policy solves now and then, "
+        "Edit the prompt in task.toml or the inputs in scenarios.jsonl towards what the policy solves now and then, "
         "give an input more --rollouts, and measure the judge with `art judge check`"
     ),
-    unclear="train on with a higher --steps, or measure on more inputs of the split `test` and with more --evaluate",
-    faults="take a base model that follows instructions better",
+    unclear="Train on with a higher --steps, or measure on more inputs of the split `test` and with more --evaluate",
+    faults="Take a base model that follows instructions better",
 )
 
 

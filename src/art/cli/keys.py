@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     data_dir = DataDir(Path(DEFAULT_DATA_DIR if is_default else args.data_dir).resolve())
     is_new = not data_dir.is_known
     if is_new and (is_default or args.action != "create"):
-        earlier = " (`art keys create` makes a key before the first start too, if it is given)"
+        earlier = "; where it is named, a key can be made before the first start too"
         raise NotFoundError(
             f"no art-server has ever run on {data_dir.root}; name its data directory by --data-dir"
             + (earlier if args.action == "create" else "")

@@ -31,16 +31,16 @@ from art.trajectory import Trajectory
 
 REMEDIES = Remedies(
     endings={
-        "out_of_turns": "rollouts ran out of turns: raise --max-turns, or write easier scenarios",
-        "cut_short": "answers were cut short: raise --max-completion-tokens, or --max-context where nothing was said",
-        "context_full": "the context was full: offer fewer tools by --tools, or raise --max-context",
+        "out_of_turns": "Rollouts ran out of turns: raise --max-turns, or write easier scenarios",
+        "cut_short": "Answers were cut short: raise --max-completion-tokens, or --max-context where nothing was said",
+        "context_full": "The context was full: offer fewer tools by --tools, or raise --max-context",
     },
     no_spread=(
-        "edit scenarios.json towards what the policy solves now and then, give a scenario more --rollouts, and measure "
+        "Edit scenarios.json towards what the policy solves now and then, give a scenario more --rollouts, and measure "
         "the judge with `art judge check`"
     ),
-    unclear="train on with a higher --steps, or measure on more held-out scenarios and with more --evaluate",
-    faults="take a base model that calls tools better, or fewer tools with --tools",
+    unclear="Train on with a higher --steps, or measure on more held-out scenarios and with more --evaluate",
+    faults="Take a base model that calls tools better, or fewer tools with --tools",
 )
 
 

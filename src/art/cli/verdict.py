@@ -28,13 +28,13 @@ class Remedies:
     endings: Mapping[str, str] = field(default_factory=dict)
     """By the metric that counts rollouts which ended so, and were the policy's own fault."""
     no_spread: str = (
-        "give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
+        "Give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
         "values between the best and the worst"
     )
-    no_scores: str = "look at what the warnings above say of failed rollouts and scores"
-    unclear: str = "train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
+    no_scores: str = "Look at what the warnings above say of failed rollouts and scores"
+    unclear: str = "Train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
     faults: str = (
-        "begin with a base model that can do the format of this task now and then; `art doctor` looks at a model "
+        "Begin with a base model that can do the format of this task now and then; `art doctor` looks at a model "
         "before a training"
     )
 
@@ -61,6 +61,10 @@ class Course:
     @property
     def num_trained(self) -> int:
         return sum(report.trained for report in self.reports)
+
+    @property
+    def untrained(self) -> list[StepReport]:
+        return [report for report in self.reports if not report.trained]
 
     @property
     def is_untrained(self) -> bool:
@@ -93,11 +97,15 @@ def describe_faults(course: Course) -> str:
 
 def describe_untrained(course: Course) -> str:
     """How many steps were not trained, and why not; empty if all were."""
-    reasons = Counter(report.why_not_trained for report in course.reports if not report.trained)
+    reasons = Counter(map(_reason, course.untrained))
     if not reasons:
         return ""
     parts = ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
     return f"{reasons.total()} of {len(course.reports)} steps were not trained: {parts}"
+
+
+def _reason(report: StepReport) -> str:
+    return "all rewards of each group were equal" if report.num_groups else "no group had rewards"
 
 
 def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
@@ -105,26 +113,25 @@ def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
     many_faults = course.fault_share >= MANY_FAULTS
     why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)
     if kind != "good":
-        why += [describe_untrained(course)] if not course.is_untrained or course.stopped else []
+        why += [] if course.is_untrained else [describe_untrained(course)]
         why += [describe_faults(course)] if many_faults else []
-    to_do = ["the same command continues, from the newest checkpoint"] * bool(course.stopped)
-    if kind != "good":
-        to_do += _remedies(course, remedies, many_faults)
+    to_do = [] if kind == "good" else _remedies(course, remedies, many_faults)
+    to_do += ["The same command continues, from the newest checkpoint"] * bool(course.stopped)
     return Verdict(kind=kind, what=what, why=[text for text in why if text], to_do=to_do)
 
 
 def _what(course: Course) -> tuple[VerdictKind, str]:
     change = course.change
     if course.is_untrained:
-        reasons = {report.why_not_trained for report in course.reports}
-        return "bad", f"Nothing was trained in {len(course.reports)} steps: {' or '.join(sorted(reasons))}"
+        reasons = sorted(set(map(_reason, course.untrained)))
+        return "bad", f"Nothing was trained in {len(course.reports)} steps: {', or '.join(reasons)}"
     if change is None:
         compared = "; no comparison with the untrained policy was made" if course.measure else ""
         done = f"{course.num_trained} steps were trained, up to step {course.step} of {course.num_steps}"
         return "soft", f"{done if course.reports else f'The model is at step {course.step}'}{compared}"
     text = f"{course.measure} changed by {change.text(sign=True)}"
     if change.low > 0:
-        return "good", f"It learnt: {text}"
+        return "good", f"It learnt: {course.measure} rose by {change.text(sign=True)}"
     if change.high < 0:
         return "bad", f"It got worse: {text}"
     return "soft", f"No clear change: {text}"
@@ -135,12 +142,11 @@ def _remedies(course: Course, remedies: Remedies, many_faults: bool) -> list[str
     if many_faults:
         found += [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
         found.append(remedies.faults)
-    untrained = [report for report in course.reports if not report.trained]
-    if len(untrained) > len(course.reports) / 2:
-        has_groups = any(report.num_groups for report in untrained)
+    if len(course.untrained) > len(course.reports) / 2:
+        has_groups = any(report.num_groups for report in course.untrained)
         found.append(remedies.no_spread if has_groups else remedies.no_scores)
     if not course.is_untrained and course.change is not None:
-        found.append(remedies.unclear if course.change.high >= 0 else "lower --learning-rate")
+        found.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
     return found
 
 

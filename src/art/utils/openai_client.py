@@ -8,6 +8,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from art.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
@@ -96,6 +98,21 @@ class BlockingClients:
 
     def __deepcopy__(self, memo: Any) -> BlockingClients:
         return BlockingClients()
+
+
+def check_address(base_url: str) -> str:
+    """The address itself.
+
+    Raises:
+        ConfigError: nothing can be sent there, which OpenAI's client would try again and again.
+    """
+    url = urlsplit(base_url)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(
+            f"inference_base_url must be an address like http://host:8000/v1, got {base_url!r}",
+            param="inference_base_url",
+        )
+    return base_url
 
 
 def _may_use_proxy(base_url: str) -> bool:

@@ -244,6 +244,13 @@ def test_wrong_settings(server: Any, options: dict[str, Any]) -> None:
         MCPClient(server, **options)
 
 
+@pytest.mark.parametrize("value", ["Bearer s3cret\nmore", "Bearer s3crét", " Bearer s3cret"])
+def test_a_header_that_cannot_be_sent_is_refused_unseen(value: str) -> None:
+    with pytest.raises(ConfigError, match="header 'Authorization'") as caught:
+        MCPClient("http://a/mcp", headers={"Authorization": value})
+    assert "s3cr" not in caught.value.message
+
+
 async def test_an_unconnected_client_says_so() -> None:
     with pytest.raises(ToolServerError, match="async with"):
         await MCPClient("a").list_tools()

@@ -12,7 +12,7 @@ import pytest
 import art
 from art.errors import ConfigError, ToolServerError
 from art.mcp import GeneratedScenario, MCPClient, MCPTool, mcp_rollout
-from art.mcp.rollout import name_tools
+from art.mcp.rollout import name_tools, require_fit
 
 DONE = [("complete_task", '{"summary": "done"}')]
 DIES = """
@@ -87,6 +87,19 @@ async def test_what_the_policy_spoils(scripted: Callable[..., Any], inventory: l
             await mcp_rollout(model.model(), "Look.", client)
     assert [t.metadata["ending"] for t in ends] == ["out_of_turns", "cut_short", "context_full"]
     assert {t.metadata["outcome"] for t in ends} == {"policy_fault"}
+    kinds = ("out_of_turns", "cut_short", "context_full")
+    assert [[t.metrics[kind] for kind in kinds] for t in ends] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+async def test_tools_that_do_not_fit_are_found_with_one_token(scripted: Callable[..., Any]) -> None:
+    full = (400, {"error": {"message": "too long", "code": "context_length_exceeded"}})
+    model = scripted(["yes", full])
+    tools = [MCPTool("get_product", "One product."), MCPTool("sell", "Sell it.")]
+    await require_fit(model.model(), tools)
+    assert model.requests[0]["max_completion_tokens"] == 1
+    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["get_product", "sell", "complete_task"]
+    with pytest.raises(ConfigError, match=r"descriptions of 2 tools.*--tools"):
+        await require_fit(model.model(), tools)
 
 
 async def test_a_dead_server_fails_the_rollout_and_not_the_gather(scripted: Callable[..., Any]) -> None:
