@@ -165,7 +165,7 @@ def test_status_shows_what_models_have_cost(tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     assert main(["status", "--data-dir", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("no art-server runs on")
+    assert shown[0].startswith("no art-server has ever run on")
     assert shown[2:] == [
         "Costs of shop/agent",
         "  train/judge/ruler                1.5000 USD  10 prompt tokens",
