@@ -20,9 +20,9 @@ A rollout that the policy spoils (an illegal move, an answer cut short) is score
 from __future__ import annotations
 
 import hashlib
-import importlib
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import ConfigError, ContextLengthError
 from art.trajectory import Trajectory
+from art.utils.attributes import describe_failure, load_attribute
 
 if TYPE_CHECKING:
     from art.messages import Messages, Tools
@@ -104,7 +105,8 @@ class Task(ABC):
 
     @abstractmethod
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """`count` scenarios: the same for the same arguments, and never in two splits."""
+        """`count` scenarios: the same for the same arguments, and never in two splits. Of a held-out split that has
+        fewer, all of them."""
 
     @abstractmethod
     async def rollout(
@@ -174,10 +176,10 @@ def list_tasks() -> list[str]:
 
 
 def get_task(name: str) -> Task:
-    """The task of that name, or the one at `module:attribute` (a `Task` or a subclass of it).
+    """The task of that name, or the one at `module:attribute` or `path/to/file.py:attribute`: a `Task` or a subclass.
 
     Raises:
-        ConfigError: there is none; says which names there are.
+        ConfigError: there is none, or it cannot be used; says why.
     """
     if name in _registered:
         return _registered[name]
@@ -187,25 +189,68 @@ def get_task(name: str) -> Task:
             f"no task is named {name!r}; there are {', '.join(list_tasks())}. Your own is found as `module:attribute`, "
             "or by name after `register_task`"
         )
-    return _load(path)
-
-
-def _load(path: str) -> Task:
-    module_name, _, attribute = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there, but something that it imports is not
-        raise ConfigError(
-            f"task {path!r}: there is no module {module_name!r}; is its folder the working directory or on PYTHONPATH?"
-        ) from error
-    found = getattr(module, attribute, None)
+    found = load_attribute(path, "task")
     if isinstance(found, type) and issubclass(found, Task):
-        found = found()
+        found = _instance(path, found)
     if not isinstance(found, Task):
-        raise ConfigError(f"task {path!r}: expected a Task or a subclass of it at `{attribute}`, found {found!r}")
+        raise ConfigError(f"task {path!r}: expected a Task or a subclass of it, found {found!r}")
+    if missing := [field for field in ("name", "description") if not isinstance(getattr(found, field, None), str)]:
+        example = f'`{missing[0]} = "{path.rpartition(":")[2].lower()}"`'
+        raise ConfigError(
+            f"task {path!r}: class {type(found).__name__} has no text {' and '.join(missing)}; add e.g. {example}"
+        )
     return found
+
+
+def _instance(path: str, task: type[Task]) -> Task:
+    if missing := sorted(task.__abstractmethods__):
+        raise ConfigError(f"task {path!r}: class {task.__name__} does not implement {', '.join(missing)}")
+    try:
+        return task()
+    except Exception as error:
+        raise ConfigError(
+            f"task {path!r}: {task.__name__}() failed{describe_failure(error)}. Where the class needs arguments, make "
+            "an instance in the module and name that"
+        ) from error
+
+
+def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[Scenario]:
+    """`task.scenarios(...)`, checked.
+
+    Raises:
+        ConfigError: it gave something else than scenarios, fewer to train on than asked for, or none to test with.
+    """
+    given = task.scenarios(split, seed=seed, count=count)
+    scenarios = list(given) if isinstance(given, Iterable) else []
+    call = f"task {task.name!r}: scenarios({split!r}, seed={seed}, count={count})"
+    if wrong := [item for item in scenarios if not isinstance(item, Scenario)]:
+        raise ConfigError(f"{call} must give a list of `Scenario`, e.g. made by `self.scenario(...)`; got {wrong[0]!r}")
+    fewest = count if split == "train" else min(count, 1)
+    if not fewest <= len(scenarios) <= count:
+        raise ConfigError(
+            f"{call} gave {len(scenarios)} scenarios; expected {count}. Where there are no more to train on, give some "
+            "of them again"
+        )
+    return scenarios
+
+
+def draw_conversations(task: Task, *, seed: int, count: int) -> list[Conversation]:
+    """`task.warm_start_conversations(...)`, checked.
+
+    Raises:
+        ConfigError: the task has none, or gave something else than conversations that end with an answer.
+    """
+    given = task.warm_start_conversations(random.Random(seed), count)
+    play = list(given) if isinstance(given, Iterable) else []
+    call = f"task {task.name!r}: warm_start_conversations(rng, {count})"
+    if len(play) != count:
+        raise ConfigError(f"{call} gave {len(play)} conversations, expected {count}")
+    for conversation in play:
+        if not isinstance(conversation, Conversation):
+            raise ConfigError(f"{call} must give a list of `Conversation`; got {conversation!r}")
+        if not conversation.messages or conversation.messages[-1]["role"] != "assistant":
+            raise ConfigError(f"{call}: a conversation must end with a message of the assistant; got {conversation!r}")
+    return play
 
 
 async def take_turn(

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from art.config import TrainConfig
-from art.errors import BudgetError, NothingTrainableError, TrainingError
+from art.errors import BudgetError, ConfigError, NothingTrainableError, TrainingError
 from art.faults import FaultWatch
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
 from art.rewards import GroupScorer
-from art.task import Split, Task, TaskDefaults
+from art.task import Split, Task, TaskDefaults, draw_scenarios
 from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ async def evaluate(
         FaultRateError: more than `MAX_FAULT_RATE` of them failed, and not by the policy's fault.
     """
     started = time.perf_counter()
-    scenarios = task.scenarios(split, seed=seed, count=count)
+    scenarios = draw_scenarios(task, split, seed=seed, count=count)
     gathered = await gather_trajectories(
         (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios),
         pbar_desc=None,
@@ -189,6 +189,7 @@ class _Step:
         groups = rewarded or await self._gather(index, seed)
         rollout_s = time.perf_counter() - started
         trajectories = [trajectory for group in groups for trajectory in group]
+        headline = _mean([headline_value(self.task, trajectory) for trajectory in trajectories])
         config = TrainConfig(
             learning_rate=self.defaults.learning_rate_at(index, num_steps),
             num_minibatches=self.defaults.num_minibatches,
@@ -206,7 +207,7 @@ class _Step:
         return StepReport(
             step=index + 1,
             reward=_mean([trajectory.reward for trajectory in trajectories]),
-            headline=_mean([headline_value(self.task, trajectory) for trajectory in trajectories]),
+            headline=headline,
             tokens_per_s=metrics.get("ledger/sampled_tokens", math.nan) / rollout_s,
             timing=Timing(
                 rollout_s=rollout_s,
@@ -220,7 +221,8 @@ class _Step:
 
     async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
         task, size = self.task, self.defaults.rollouts_per_group
-        scenarios = task.scenarios("train", seed=seed * 1_000_003 + index, count=self.defaults.groups_per_step)
+        count = self.defaults.groups_per_step
+        scenarios = draw_scenarios(task, "train", seed=seed * 1_000_003 + index, count=count)
         return await gather_trajectory_groups(
             (TrajectoryGroup(task.rollout(self.model, s, rollout_index=i) for i in range(size)) for s in scenarios),
             pbar_desc=None,
@@ -244,8 +246,18 @@ def _mean(values: list[float]) -> float:
 
 
 def headline_value(task: Task, trajectory: Trajectory) -> float:
+    """
+    Raises:
+        ConfigError: the rollout did not set the metric.
+    """
     if task.headline_metric == "reward":
         return trajectory.reward
+    if task.headline_metric not in trajectory.metrics:
+        raise ConfigError(
+            f"task {task.name!r}: its `headline_metric` is {task.headline_metric!r}, but a rollout set only "
+            f"{', '.join(trajectory.metrics) or 'nothing'} among its trajectory's metrics; set it in every rollout, or "
+            'leave `headline_metric` at "reward"'
+        )
     return float(trajectory.metrics[task.headline_metric])
 
 

@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "integrations": {"capture", "model", "task", "trajectory", "utils", "errors"},
     "langgraph": {"integrations"},
     "local": {"backends"},
-    "task": {"messages", "trajectory", "model", "gather", "errors"},
+    "task": {"messages", "trajectory", "model", "gather", "utils", "errors"},
     "comparison": {"faults", "task", "rewards", "gather", "model", "trajectory"},
     "training_loop": {"faults", "task", "rewards", "gather", "model", "trajectory", "config", "errors"},
     "tasks": {"task", "trajectory", "model", "gather", "scenarios", "errors"},

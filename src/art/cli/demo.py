@@ -65,7 +65,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "demo", help="train a tiny agent on this machine and show that it got better", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--task", default="tic_tac_toe", help="task name (default: tic_tac_toe)")
+    parser.add_argument(
+        "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
+    )
+    parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     parser.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the scenarios and the sampling (default: 0)")
     parser.add_argument("--games", type=int, default=400, help="held-out rollouts before and after (default: 400)")
@@ -100,10 +103,12 @@ async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Pat
     num_steps = args.steps if args.steps is not None else task.defaults.num_steps
     title = Text.assemble(("ART demo", "bold"), f": {task.description} (seed {args.seed}, {num_steps} steps)")
     console.print(title)
-    base_model, watch.warm_start_s = build_with_progress(
-        console, out / "model", task=task.name, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
-    )
-    watch.train_s += watch.warm_start_s
+    base_model = args.base_model
+    if base_model is None:
+        base_model, watch.warm_start_s = build_with_progress(
+            console, out / "model", task=task, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
+        )
+        watch.train_s += watch.warm_start_s
     # A run of its own each time: the demo shows one complete training, it does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:

@@ -32,7 +32,7 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, PreflightRequest
-from art.task import Task, get_task
+from art.task import Task, draw_scenarios, get_task
 from art.trajectory import TrajectoryGroup
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
     parser.add_argument(
-        "--task", help="task name or module:attribute: looks at its rewards, and forecasts a step of it"
+        "--task", help="task name, or module:attribute of your own Task: looks at its rewards, forecasts a step of it"
     )
     parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
     parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
@@ -134,7 +134,7 @@ async def roll_out(
     model: TrainableModel, task: Task, *, num_scenarios: int, num_rollouts: int | None, seed: int
 ) -> RolledOut:
     """A few groups, as a step of training would have them."""
-    scenarios = task.scenarios("train", seed=seed, count=num_scenarios)
+    scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
     started = time.perf_counter()
     groups = await gather_trajectory_groups(

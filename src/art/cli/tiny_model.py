@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from art.task import Task, draw_conversations, get_task
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -16,7 +18,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "tiny-model", help="make a tiny model with its tokenizer, warm-started for a task", description=__doc__
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
-    parser.add_argument("--task", default="tic_tac_toe", help="task name or module:attribute (default: tic_tac_toe)")
+    parser.add_argument(
+        "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
     parser.add_argument(
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
@@ -30,9 +34,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from art.cli.screen import Screen
 
-    console = Screen()
+    console, task = Screen(), get_task(args.task)
     path, seconds = build_with_progress(
-        console, args.path, task=args.task, seed=args.seed, warm_start_steps=args.warm_start_steps,
+        console, args.path, task=task, seed=args.seed, warm_start_steps=args.warm_start_steps,
         head_dim=args.head_dim,
     )  # fmt: skip
     console.print(f"tiny model in {path} ({seconds:.1f} s)", highlight=False, soft_wrap=True)
@@ -40,9 +44,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def build_with_progress(
-    console: Console, path: Path, *, task: str, seed: int, warm_start_steps: int | None = None, head_dim: int = 16
+    console: Console, path: Path, *, task: Task, seed: int, warm_start_steps: int | None = None, head_dim: int = 16
 ) -> tuple[Path, float]:
-    """Build a tiny model behind a progress bar; the path and the seconds that it took, imports included."""
+    """Build a tiny model behind a progress bar; the path and the seconds that it took, imports included.
+
+    Raises:
+        ConfigError: the task has no play to learn from. This is found before anything heavy is imported.
+    """
+    draw_conversations(task, seed=seed, count=1)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     started = time.perf_counter()

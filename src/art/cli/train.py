@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         head_dim, suffix = (32, "-vllm") if args.engine == "vllm" else (16, "")
         path = data_dir / "tiny-models" / f"{task.name}-seed{args.seed}{suffix}"
         if not (path / "model.safetensors").exists():
-            build_with_progress(console, path, task=task.name, seed=args.seed, head_dim=head_dim)
+            build_with_progress(console, path, task=task, seed=args.seed, head_dim=head_dim)
         args.base_model = str(path)
     try:
         return run_coroutine(_train(console, task, args, data_dir))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from art.errors import ConfigError
-from art.task import Conversation, Task, TaskDefaults, get_task
+from art.task import Conversation, Task, TaskDefaults, draw_conversations, get_task
 from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import train_tokenizer
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
@@ -57,7 +56,7 @@ def build_tiny_model(
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations, defaults = (
-            source.warm_start_conversations(random.Random(seed), NUM_CONVERSATIONS),
+            draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS),
             source.defaults,
         )
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps

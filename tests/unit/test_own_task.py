@@ -1,0 +1,208 @@
+"""A task of one's own in the working directory: how commands find it, and what they say when it cannot be used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from art.cli import demo, tiny_model, train
+from art.cli.main import main
+from art.errors import ConfigError
+from art.task import Task, draw_conversations, draw_scenarios, get_task
+from art.training_loop import headline_value
+from art.trajectory import Trajectory
+
+ECHO = """
+from art.task import Conversation, Task
+from art.trajectory import Trajectory
+
+
+class Echo(Task):
+    name = "echo"
+    description = "say it again"
+
+    def scenarios(self, split, *, seed, count):
+        return [self.scenario(split, seed, index, {}) for index in range(count)]
+
+    async def rollout(self, model, scenario, *, rollout_index=0, step=None):
+        return Trajectory(messages_and_choices=[], reward=0.0)
+
+    def warm_start_conversations(self, rng, count):
+        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        return [Conversation(messages=said) for _ in range(count)]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the task in `echo_task.py`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr("sys.modules", dict(sys.modules))
+    (tmp_path / "echo_task.py").write_text(ECHO)
+    return tmp_path
+
+
+class Built(Exception):
+    """Ends a command at the point where it would make a tiny model."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "echo_task:Echo"],
+        ["demo", "--task", "echo_task:Echo"],
+        ["tiny-model", "out", "--task", "./echo_task.py:Echo"],
+    ],
+)
+def test_the_tiny_model_is_made_for_the_task_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    given: list[Task] = []
+
+    def build(console: Console, path: Path, *, task: Task, **rest: Any) -> None:
+        given.append(task)
+        raise Built
+
+    for module in (demo, train, tiny_model):
+        monkeypatch.setattr(module, "build_with_progress", build)
+    with pytest.raises(Built):
+        main(arguments)
+    assert [type(task).__name__ for task in given] == ["Echo"]
+
+
+def test_a_base_model_of_ones_own_needs_no_tiny_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "build_with_progress", lambda *_, **__: pytest.fail("a tiny model was made"))
+    used: list[str] = []
+
+    def model(**settings: Any) -> None:
+        used.append(settings["base_model"])
+        raise Built
+
+    monkeypatch.setattr(demo, "TrainableModel", model)
+    with pytest.raises(Built):
+        main(["demo", "--task", "echo_task:Echo", "--base-model", "Qwen/Qwen3-0.6B"])
+    assert used == ["Qwen/Qwen3-0.6B"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "ecko:Echo"], "task 'ecko:Echo': there is no module 'ecko'"),
+        (["demo", "--task", "no_such"], "no task is named 'no_such'; there are"),
+        (["tiny-model", "out", "--task", "echo_task:Ecko"], "echo_task.py has no `Ecko`; it defines Echo"),
+        (["doctor", "./tiny", "--task", "./ecko.py:Echo"], "there is no module './ecko.py'"),
+        (["train", "art.tasks.dataset:DatasetTask"], "DatasetTask() failed: TypeError: "),
+    ],
+)
+def test_a_wrong_name_is_found_before_torch_is_loaded(folder: Path, arguments: list[str], said: str) -> None:
+    probe = (
+        "import sys\nfrom art.cli.main import main\n"
+        f"sys.path.append('.')\nstatus = main({arguments!r})\n"
+        "sys.exit(99 if {'torch', 'transformers'} & set(sys.modules) else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == ["echo_task.py"]
+
+
+def test_a_wrong_name_costs_no_more_than_a_second(folder: Path) -> None:
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-m", "art.cli.main", "train", "ecko:Echo"], cwd=folder, capture_output=True, text=True
+    )
+    after = os.times()
+    assert "there is no module" in done.stderr
+    seconds = after.children_user - before.children_user + after.children_system - before.children_system
+    assert 0.0 < seconds < 1.0, "of CPU: wall time is for other programs to spend too"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    async def rollout", "    async def roll_out", "class Echo does not implement rollout"),
+        ('    name = "echo"\n', "", 'class Echo has no text name; add e.g. `name = "echo"`'),
+        ('    description = "say it again"\n', "    description = 3\n", "class Echo has no text description"),
+        ("class Echo(Task):", "class Echo(Task)", r"broken\.py, line 6\): SyntaxError: expected ':'"),
+        (
+            "class Echo(Task):",
+            "import no_such_library\n\nclass Echo(Task):",
+            r"broken\.py, line 6\): ModuleNotFoundError",
+        ),
+        ("class Echo(Task):", "class Echo(Tusk):", r"broken\.py, line 6\): NameError: name 'Tusk'"),
+        ("class Echo(Task):", "class Echo:", "expected a Task or a subclass of it, found <class"),
+        (
+            '    name = "echo"',
+            '    name = "echo"\n    def __init__(self): self.a = 1 / 0',
+            r"Echo\(\) failed .*line 8\): Zero",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_task_is_said(folder: Path, old: str, new: str, said: str) -> None:
+    assert old in ECHO
+    (folder / "broken.py").write_text(ECHO.replace(old, new))
+    for path in ("broken:Echo", str(folder / "broken.py") + ":Echo"):
+        with pytest.raises(ConfigError, match=rf"^task '{re.escape(path)}': .*{said}"):
+            get_task(path)
+
+
+def test_a_file_that_a_library_hides_is_found_by_its_path(folder: Path) -> None:
+    (folder / "calendar.py").write_text(ECHO)
+    with pytest.raises(ConfigError, match=r"your own file is found as \./calendar\.py:Echo"):
+        get_task("calendar:Echo")
+    assert get_task("./calendar.py:Echo").name == "echo"
+    assert type(get_task("./calendar.py:Echo")) is type(get_task("calendar.py:Echo")), "the file is run once"
+
+
+def changed(folder: Path, old: str, new: str) -> Task:
+    assert old in ECHO
+    (folder / "changed.py").write_text(ECHO.replace(old, new))
+    return get_task("./changed.py:Echo")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("range(count)", "range(3)", "'train', seed=0, count=4) gave 3 scenarios; expected 4"),
+        ("range(count)", "range(9)", "gave 9 scenarios; expected 4"),
+        ("        return [self.scenario", "        [self.scenario", "gave 0 scenarios"),
+        ("self.scenario(split, seed, index, {})", "{}", "must give a list of `Scenario`.*; got {}"),
+    ],
+)
+def test_scenarios_are_checked(folder: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        draw_scenarios(changed(folder, old, new), "train", seed=0, count=4)
+
+
+def test_a_held_out_split_may_have_fewer_scenarios(folder: Path) -> None:
+    assert len(draw_scenarios(changed(folder, "range(count)", "range(3)"), "test", seed=0, count=4)) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("warm_start_conversations", "warm_start", "has no synthetic play to warm-start a tiny model with"),
+        ("        return [Conversation(", "        [Conversation(", "gave 0 conversations, expected 2"),
+        ("Conversation(messages=said)", "said", "must give a list of `Conversation`"),
+        ('"role": "assistant"', '"role": "user"', "must end with a message of the assistant"),
+    ],
+)
+def test_play_is_checked(folder: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        draw_conversations(changed(folder, old, new), seed=0, count=2)
+
+
+def test_a_headline_metric_that_no_rollout_sets(folder: Path) -> None:
+    task = changed(folder, '"echo"', '"echo"\n    headline_metric = "win"')
+    trajectory = Trajectory(messages_and_choices=[], reward=0.0, metrics={"num_moves": 3})
+    with pytest.raises(ConfigError, match=r"`headline_metric` is 'win', but a rollout set only num_moves"):
+        headline_value(task, trajectory)
