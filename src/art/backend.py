@@ -22,6 +22,7 @@ from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.config.base_models import find_folder
 from art.dev import LossName, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError, TrajectoryError
+from art.interrupt import forget_steps, note_step
 from art.messages import is_choice, parse_item
 from art.protocol.checkpoints import BEST_METRIC, MetricsRow
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -94,6 +95,8 @@ class Backend(CheckpointMethods):
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
+        self._models: set[str] = set()
+        """Registered ones, as `project/name`."""
         self._logged: dict[tuple[str, str], int] = {}
         """The step at which a finding was last logged, by model and by what it says whatever the numbers."""
 
@@ -108,6 +111,7 @@ class Backend(CheckpointMethods):
 
     async def close(self) -> None:
         """Close all connections of this event loop, those of the registered models too."""
+        forget_steps(self._models)
         closers, self._closers = self._closers, {}
         async with contextlib.AsyncExitStack() as stack:  # the failure of one keeps no other open
             if self._client is not None:
@@ -132,10 +136,14 @@ class Backend(CheckpointMethods):
         trainable = cast(TrainableBackendModel, model)
         if self.shares_files:
             _absolute(trainable.base_model)  # what is wrong with it is said before a server is started
+        name = f"{model.project}/{model.name}"
+        self._models.add(name)
+        note_step(name, None)
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
-        request = _registration_request(trainable, same_files=same_files)
-        return Registration(server_url=client.base_url, api_key=client.api_key, status=await client.register(request))
+        status = await client.register(_registration_request(trainable, same_files=same_files))
+        note_step(name, status.step)
+        return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
         """Look at what training `model` needs: versions, devices, disk space, chat format, and memory by a trial step.
@@ -216,6 +224,7 @@ class Backend(CheckpointMethods):
     def _result(self, model: BackendModel, status: JobStatus) -> TrainResult:
         if status.step is None:
             raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
+        note_step(f"{model.project}/{model.name}", status.step)
         self._log_findings(f"{model.project}/{model.name}", status.step, status.findings)
         return TrainResult(
             step=status.step, metrics=status.metrics, findings=status.findings, checkpoint_path=status.checkpoint_path

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "utils": {"storage", "errors"},
     "rollouts": {"trajectory", "client", "protocol", "errors"},
     "backend_checkpoints": {"client", "protocol", "errors"},
+    "interrupt": set(),
     "backend": {
         "backend_checkpoints",
         "messages",
@@ -36,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
         "rollouts",
         "config",
         "dev",
+        "interrupt",
         "errors",
     },
     "model": {

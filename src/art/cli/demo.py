@@ -25,6 +25,7 @@ from art.cli.tiny_model import build_with_progress
 from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
+from art.interrupt import EXIT_INTERRUPTED, stopped
 from art.model import TrainableModel
 from art.task import Task, get_task
 from art.training_loop import Evaluation, StepReport, evaluate, train_task
@@ -89,32 +90,44 @@ def run(args: argparse.Namespace) -> int:
     out = (args.out or Path("demo") / f"{task.name}-seed{args.seed}").resolve()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        return run_coroutine(_demo(console, task, args, out))
+        base_model, watch = _start(console, task, args, out)
+        return run_coroutine(_demo(console, task, args, out, base_model, watch))
     except KeyboardInterrupt:
-        console.print("\nStopped. Every finished step is kept in", str(out))
-        return 130
+        console.print(f"\n{stopped()}; every finished step is kept in {out}", highlight=False, soft_wrap=True)
+        return EXIT_INTERRUPTED
     except TrainingError as error:
         console.print(str(error), style="red")
         return 1
 
 
-async def _demo(console: Console, task: Task, args: argparse.Namespace, out: Path) -> int:
+def _start(console: Console, task: Task, args: argparse.Namespace, out: Path) -> tuple[str, Stopwatch]:
+    """What to train, made if need be. It is no coroutine: Ctrl-C would not end the warm start in one."""
     watch = Stopwatch(started=time.perf_counter())
-    num_steps = args.steps if args.steps is not None else task.defaults.num_steps
-    title = Text.assemble(("ART demo", "bold"), f": {task.description} (seed {args.seed}, {num_steps} steps)")
-    console.print(title)
-    base_model = args.base_model
-    if base_model is None:
-        base_model, watch.warm_start_s = build_with_progress(
-            console, out / "model", task=task, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
-        )
-        watch.train_s += watch.warm_start_s
+    detail = f": {task.description} (seed {args.seed}, {_num_steps(task, args)} steps)"
+    console.print(Text.assemble(("ART demo", "bold"), detail))
+    if args.base_model is not None:
+        return args.base_model, watch
+    path, watch.warm_start_s = build_with_progress(
+        console, out / "model", task=task, seed=args.seed, head_dim=32 if args.engine == "vllm" else 16
+    )
+    watch.train_s += watch.warm_start_s
+    return str(path), watch
+
+
+def _num_steps(task: Task, args: argparse.Namespace) -> int:
+    return args.steps if args.steps is not None else task.defaults.num_steps
+
+
+async def _demo(
+    console: Console, task: Task, args: argparse.Namespace, out: Path, base_model: str, watch: Stopwatch
+) -> int:
+    num_steps = _num_steps(task, args)
     # A run of its own each time: the demo shows one complete training, it does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:
         settings = ModelSettings(engine=VllmConfig() if args.engine == "vllm" else EngineConfig())
         model = TrainableModel(
-            name=f"seed{args.seed}", project=task.name, base_model=str(base_model), base_path=str(data_dir),
+            name=f"seed{args.seed}", project=task.name, base_model=base_model, base_path=str(data_dir),
             settings=settings,
         )  # fmt: skip
         with console.status("Starting server, engine and trainer ..."):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import art
 from art.cli.pipes import until_unread
 from art.errors import ArtError
+from art.interrupt import EXIT_INTERRUPTED, stopped
 
 COMMANDS = {
     "demo": "train a tiny agent on this machine and show that it got better",
@@ -52,7 +53,8 @@ def _run(argv: list[str] | None) -> int:
         print(f"art: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        print(f"\nart: {stopped()}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return status
 
 

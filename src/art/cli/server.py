@@ -21,6 +21,7 @@ from art.cli.server_options import build_parser, read_options
 from art.cli.server_watch import ServerWatch, end_within
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
+from art.interrupt import EXIT_INTERRUPTED
 from art.protocol.keys import check_api_key
 from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
@@ -65,6 +66,9 @@ def _run(argv: list[str] | None) -> int:
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # while it starts; later it is a request to end
+        print("\nart-server: stopped before it was ready", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _log_to_stderr(level: str, api_key: str) -> None:

@@ -24,6 +24,7 @@ from art.cli.train_options import (
 )
 from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, reach_verdict, show_verdict
 from art.errors import BudgetError
+from art.interrupt import EXIT_INTERRUPTED, stopped
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Task, get_task
@@ -66,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         return run_coroutine(_train(console, task, args, data_dir))
     except KeyboardInterrupt:
-        console.print("Stopped. Every finished step is kept; the same command continues")
-        return 130
+        console.print(
+            f"\n{stopped()}; run the same command again and it goes on", markup=False, highlight=False, soft_wrap=True
+        )
+        return EXIT_INTERRUPTED
 
 
 async def _train(console: Console, task: Task, args: argparse.Namespace, data_dir: Path) -> int:
