@@ -34,8 +34,9 @@ async def main() -> None:
             print(f"step {step}: mean reward {sum(rewards) / len(rewards):.3f}")
             try:
                 result = await backend.train(model, groups, learning_rate=5e-3)
-            except art.errors.NothingTrainableError:
-                break  # every rollout of every group earns the same: nothing is left to learn
+            except art.errors.NothingTrainableError as error:
+                print(f"ended at step {step}: {error}")  # every rollout of a group earns the same
+                break
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
 
 

@@ -138,6 +138,19 @@ class Task(ABC):
             "`warm_start_conversations`, or train a pretrained base model instead"
         )
 
+    def score_messages(self, messages: list[dict[str, Any]]) -> float | tuple[float, str]:
+        """How well a rollout did, from 0 to 1, by its messages alone; with an explanation if there is one.
+
+        This is what `art judge serve --task` answers, so that training with a judge can be tried without one.
+
+        Raises:
+            ConfigError: the task cannot tell.
+        """
+        raise ConfigError(
+            f"task {self.name!r} cannot score a rollout by its messages; implement `score_messages(messages)`, which "
+            "returns 0 to 1"
+        )
+
     def render_trajectory(self, trajectory: Trajectory) -> str:
         """One rollout for people to read."""
         lines = [f"{message['role']}: {message.get('content', '')}" for message in trajectory.messages()]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from art.testing.judge import ScriptedJudge, grade_tic_tac_toe
+from art.tasks.tic_tac_toe import TicTacToe
+from art.testing.grading import grade_messages
+from art.testing.judge import ScriptedJudge
 
 MIN_WIN_RATE = 0.80
 """Of 400 held-out games; after the warm start alone it is about 0.6."""
@@ -22,7 +24,7 @@ MIN_WIN_RATE = 0.80
 def test_tic_tac_toe_is_learnt_from_a_biased_judge(seed: int, tmp_path: Path) -> None:
     pytest.importorskip("litellm")
     summary = tmp_path / "summary.json"
-    with ScriptedJudge(grade_tic_tac_toe, position_bias=0.15, noise=0.15, seed=seed) as judge:
+    with ScriptedJudge(grade_messages(TicTacToe().score_messages), position_bias=0.15, noise=0.15, seed=seed) as judge:
         subprocess.run(
             [
                 sys.executable, "-m", "art.cli.main", "train", "tic_tac_toe", "--seed", str(seed), "--data-dir", tmp_path,

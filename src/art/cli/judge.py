@@ -1,4 +1,4 @@
-"""`art judge check FILE`: measure a judge before its scores become rewards.
+"""`art judge check FILE`: measure a judge before its scores become rewards. `art judge serve`: one without network.
 
     art judge check .art/shop/models/agent-1/trajectories/val/12.jsonl --judge openai/o3 --label win
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from art.cli import judge_serve
 from art.cli.screen import Screen
 from art.cli.train_options import require_installed
 from art.errors import ConfigError, JudgeError
@@ -31,8 +32,8 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "judge", help="measure a judge: noise, order bias, agreement with labels, cost", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "judge", help="measure a judge: noise, order bias, agreement, cost; serve one without network",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="ask a judge about groups of a file, several times each")
@@ -49,10 +50,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check.add_argument("--repeats", type=int, default=1, help="of the three questions per group (default: 1)")
     check.add_argument("--seed", type=int, default=0, help="of the orders (default: 0)")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the numbers for scripts")
+    judge_serve.add_parser(actions)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "serve":
+        return judge_serve.run(args)
     if not args.file.exists():
         raise ConfigError(f"there is no file {args.file}; `model.log` writes trajectories/<split>/<step>.jsonl")
     groups = list(read_groups(args.file))[: args.max_groups]

@@ -23,7 +23,7 @@ COMMANDS = {
     "doctor": "check a model, this machine and a task before training",
     "checkpoints": "list, fetch, delete, fork, merge, export and push checkpoints of a server",
     "status": "show what the server of a data directory does, and who waits for whom",
-    "judge": "measure a judge: noise, order bias, agreement with labels, cost",
+    "judge": "measure a judge: noise, order bias, agreement, cost; serve one without network",
     "keys": "make, list, rotate and revoke the keys of a server",
     "tiny-model": "make a tiny model with its tokenizer, warm-started for a task",
 }

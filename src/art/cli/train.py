@@ -67,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return run_coroutine(_train(console, task, args, data_dir))
     except KeyboardInterrupt:
-        console.print(
-            f"\n{stopped()}; run the same command again and it goes on", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"\n{stopped()}; run the same command again and it goes on", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
 
 

@@ -97,6 +97,18 @@ class TicTacToe(Task):
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
         return [_random_game(rng) for _ in range(count)]
 
+    def score_messages(self, messages: list[dict[str, Any]]) -> float:
+        """What a game is worth, by its last board and move: a win 0.9, a draw 0.6, a loss 0.35, an illegal move 0.1."""
+        shown, answer = messages[-2:]
+        board = Board()
+        board.cells = [FREE if cell.isdigit() else cell for cell in shown["content"].replace("\n", "")]
+        cell = parse_move(answer["content"], board)
+        if cell is None:
+            return 0.1
+        board.place(cell, POLICY)
+        # A game that goes on after the policy's move was ended by the opponent's.
+        return {"win": 0.9, "draw": 0.6}.get(board.outcome() or "loss", 0.35)
+
     def render_trajectory(self, trajectory: Trajectory) -> str:
         lines = []
         for message in trajectory.messages()[1:]:

@@ -70,6 +70,9 @@ class YesNoMaybe(Task):
             for _ in range(count)
         ]
 
+    def score_messages(self, messages: list[dict[str, Any]]) -> float:
+        return REWARDS.get(parse_answer(messages[-1]["content"]), 0.0)
+
 
 def parse_answer(answer: str | None) -> str:
     """The answer in small letters, without the quotes and full stop that models like to add."""

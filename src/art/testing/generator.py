@@ -6,14 +6,17 @@ with ScriptedGenerator(inputs=["What is 2 + 2?", ...], faults=["429", "duplicate
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from art.scenarios.words import without_twins
+from art.testing.composing import compose_inputs, compose_tasks, tools_in
 from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion
 
 Fault = Literal[
@@ -25,6 +28,7 @@ Fault = Literal[
 ]  # fmt: skip
 
 _COUNT = re.compile(r"^Write exactly (\d+) ", re.MULTILINE)
+_JOB = re.compile(r"^The job: (.*)$", re.MULTILINE)
 _KNOWN = re.compile(r"^- (.*)$", re.MULTILINE)
 _SORRY = "I'm sorry, but I can't help with that."
 
@@ -33,14 +37,19 @@ _SORRY = "I'm sorry, but I can't help with that."
 class ScriptedGenerator(ScriptedRole):
     """The server, as a context manager."""
 
-    inputs: Sequence[str]
-    """What it can think of, in this order. It begins anew when it has come to the end."""
+    inputs: Sequence[str] | None = None
+    """What it can think of, in this order. It starts again after the last one. `None` puts texts together for whatever
+    it is asked: a job in a sentence, or the tools of an MCP server."""
     system_prompt: str = "Do the job."
     standards: Sequence[str] = ("The answer is right.",)
     faults: Sequence[Fault] = ()
     """One per request, in their order; later requests are answered well."""
     always: Fault | None = None
     """The fault of every request after those."""
+    fault_rate: float = 0.0
+    """Share of the requests after those that fail, by one of `random_faults`."""
+    seed: int = 0
+    """Of those failures."""
     delay_s: float = 2.0
     """Of `slow`."""
     port: int = 0
@@ -50,9 +59,12 @@ class ScriptedGenerator(ScriptedRole):
     _next: int = 0
     _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "duplicates")
+    _rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
         self._check_faults(get_args(Fault))
+        self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
         """Status and body of the answer to one request."""
@@ -66,19 +78,19 @@ class ScriptedGenerator(ScriptedRole):
         found = _COUNT.search(question)
         if found is None:
             written: dict[str, Any] = {"system_prompt": self.system_prompt, "standards": list(self.standards)}
+            if self.inputs is None and (job := _JOB.search(question)):
+                written["system_prompt"] = f"Your job: {job[1]}"
         else:
             written = {"scenarios": self._rows(int(found[1]), body, _KNOWN.findall(question), fault)}
         return completion(body, {"content": _spoilt(written, fault)})
 
     def _rows(self, count: int, body: dict[str, Any], known: list[str], fault: Fault | None) -> list[dict[str, Any]]:
         if fault == "duplicates":
-            texts = [f"{text.upper()}!" for text in (known or self.inputs[:1])] * count
+            texts = [f"{text.upper()}!" for text in (known or (self.inputs or ["The same"])[:1])] * count
         else:
             count = {"too_few": max(1, count // 3), "too_many": count + 5}.get(fault or "", count)
-            with self._lock:
-                ring = [self.inputs[(self._next + i) % len(self.inputs)] for i in range(len(self.inputs))]
-                self._next += count
-            texts = [ring[i] for i in without_twins(ring, known)][:count]
+            pool = self._pool(body["messages"][1]["content"], count, len(known))
+            texts = [pool[i] for i in without_twins(pool, known)][:count]
         name = "task" if '"task"' in body["messages"][0]["content"] else "input"
         rows: list[dict[str, Any]] = [{name: text, "difficulty": 1 + i % 5} for i, text in enumerate(texts)]
         for row in rows:
@@ -89,6 +101,16 @@ class ScriptedGenerator(ScriptedRole):
             elif fault == "quoted":
                 row["difficulty"] = str(row["difficulty"])
         return rows
+
+    def _pool(self, question: str, count: int, num_known: int) -> list[str]:
+        """Texts to choose from, beginning where the request before ended."""
+        with self._lock:
+            start, self._next = self._next, self._next + count
+        if self.inputs is not None:
+            return [self.inputs[(start + i) % len(self.inputs)] for i in range(len(self.inputs))]
+        job, tools = _JOB.search(question), tools_in(question)
+        endless = compose_tasks(tools, start) if tools else compose_inputs(job[1] if job else question, start)
+        return list(itertools.islice(endless, 2 * (count + num_known)))
 
 
 def _spoilt(written: dict[str, Any], fault: Fault | None) -> str:

@@ -3,24 +3,22 @@
     with ScriptedJudge(lambda trajectory: 1.0 if "win" in str(trajectory) else 0.0, faults=["429", "missing"]) as judge:
         await ruler_score_group(group, "openai/judge", {"base_url": judge.base_url, "api_key": "none"})
 
-It is as gullible as a judge can be: whatever stands outside of the evidence it takes for an instruction, so a
-trajectory that gets out of the evidence gets the score that it asks for.
+`art.testing.grading` has grades for any task, and `art judge serve` is this judge as a command. It is as gullible as a
+judge can be: whatever stands outside of the evidence it takes for an instruction, so a trajectory that gets out of the
+evidence gets the score that it asks for.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import random
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from art.tasks.tic_tac_toe import FREE, POLICY, Board, parse_move
+from art.testing.grading import Grade
 from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion, failure
 
 Fault = Literal[
@@ -40,7 +38,7 @@ _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 class ScriptedJudge(ScriptedRole):
     """The server, as a context manager. Threads answer the requests."""
 
-    grade: Callable[[dict[str, Any]], float | tuple[float, str]]
+    grade: Grade
     """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared. With
     an explanation, if there is one."""
     criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
@@ -49,6 +47,8 @@ class ScriptedJudge(ScriptedRole):
     """One per request, in their order; later requests are answered well."""
     always: Fault | None = None
     """The fault of every request after those."""
+    fault_rate: float = 0.0
+    """Share of the requests after those that fail, by one of `random_faults`."""
     position_bias: float = 0.0
     """Added to the trajectory that is shown first, taken from the one shown last, and in between in proportion."""
     noise: float = 0.0
@@ -64,6 +64,7 @@ class ScriptedJudge(ScriptedRole):
     """Bodies, in the order of their arrival."""
     _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
     _rng: random.Random = field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
@@ -149,36 +150,3 @@ def _written(rows: list[dict[str, Any]], fault: Fault | None) -> str:
     if fault == "cut_short":
         return text[: len(text) // 2]
     return f"Let me think about it.\n```json\n{text}\n```" if fault == "fenced" else text
-
-
-def grade_tic_tac_toe(trajectory: dict[str, Any]) -> float:
-    """What a game is worth, from its last board and move: a win 0.9, a draw 0.6, a loss 0.35, an illegal move 0.1."""
-    messages: list[dict[str, Any]] = [*trajectory.get("context", []), *trajectory["messages"]]
-    shown, answer = messages[-2:]
-    board = Board()
-    board.cells = [FREE if cell.isdigit() else cell for cell in shown["content"].replace("\n", "")]
-    cell = parse_move(answer["content"], board)
-    if cell is None:
-        return 0.1
-    board.place(cell, POLICY)
-    # A game that goes on after the policy's move was ended by the opponent's.
-    return {"win": 0.9, "draw": 0.6}.get(board.outcome() or "loss", 0.35)
-
-
-def main() -> None:
-    """`python -m art.testing.judge`: the judge of tic-tac-toe, until Ctrl-C."""
-    parser = argparse.ArgumentParser(description="A biased and noisy, but informative judge of tic-tac-toe.")
-    parser.add_argument("--port", type=int, default=8010)
-    parser.add_argument("--position-bias", type=float, default=0.15)
-    parser.add_argument("--noise", type=float, default=0.15)
-    args = parser.parse_args()
-    with (
-        ScriptedJudge(grade_tic_tac_toe, position_bias=args.position_bias, noise=args.noise, port=args.port) as judge,
-        contextlib.suppress(KeyboardInterrupt),
-    ):
-        sys.stdout.write(f"judging at {judge.base_url}\n")
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

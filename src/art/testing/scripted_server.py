@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+logger = logging.getLogger(__name__)
 
 Reply = tuple[int, dict[str, Any]]
 """Status and body."""
@@ -38,7 +42,11 @@ class ScriptedServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, answer = reply(body)
+                try:
+                    status, answer = reply(body)
+                except Exception as error:  # of the script; no second attempt would help
+                    logger.exception("a request cannot be answered")
+                    status, answer = failure(400, f"the script failed: {type(error).__name__}: {error}")
                 data = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -67,11 +75,14 @@ class ScriptedRole:
 
     faults: Sequence[Any]
     always: Any
+    fault_rate: float
+    random_faults: ClassVar[tuple[Any, ...]]
     delay_s: float
     port: int
     requests: list[dict[str, Any]]
     _server: ScriptedServer | None
     _lock: threading.Lock
+    _rng: random.Random
 
     def answer(self, body: dict[str, Any]) -> Reply:
         raise NotImplementedError
@@ -95,9 +106,11 @@ class ScriptedRole:
 
     def _take_fault(self, body: dict[str, Any]) -> Any:
         """The fault of this request, which is noted. Call it under `_lock`."""
-        fault = self.faults[len(self.requests)] if len(self.requests) < len(self.faults) else self.always
+        index = len(self.requests)
         self.requests.append(body)
-        return fault
+        if index < len(self.faults):
+            return self.faults[index]
+        return self._rng.choice(self.random_faults) if self._rng.random() < self.fault_rate else self.always
 
     def _fail(self, fault: Any, body: dict[str, Any]) -> Reply | None:
         """Answers that do not depend on what was asked; `slow` takes its time."""

@@ -1,0 +1,258 @@
+"""The judge and the generator that need no network: right for any task, wrong as much as one likes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art.cli import judge_serve
+from art.errors import ConfigError, JudgeError
+from art.mcp import MCPTool, generate_scenarios
+from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_group
+from art.scenarios import generate_dataset
+from art.tasks.tic_tac_toe import TicTacToe
+from art.testing.generator import ScriptedGenerator
+from art.testing.grading import KnowingRuler, KnownRewards, grade_conduct, grade_messages, grade_preferring
+from art.testing.judge import ScriptedJudge
+from art.testing.scripted_server import ScriptedServer
+from art.trajectory import Trajectory, TrajectoryGroup
+
+TASK = """
+from art.task import Task
+from art.trajectory import Trajectory
+
+
+class Count(Task):
+    name = "count"
+    description = "count to three"
+
+    def scenarios(self, split, *, seed, count):
+        return [self.scenario(split, seed, index, {}) for index in range(count)]
+
+    async def rollout(self, model, scenario, *, rollout_index=0, step=None):
+        raise NotImplementedError
+
+    def score_messages(self, messages):
+        return sum(number in messages[-1]["content"] for number in "123") / 3
+
+
+def backwards(messages):
+    return 1 - Count().score_messages(messages)
+"""
+
+
+def rollouts(*answers: str, rewards: list[float] | None = None) -> TrajectoryGroup:
+    question = {"role": "user", "content": "Count to three."}
+    return TrajectoryGroup(
+        [
+            Trajectory(messages_and_choices=[question, {"role": "assistant", "content": answer}], reward=reward)
+            for answer, reward in zip(answers, rewards or [0.0] * len(answers), strict=True)
+        ]
+    )
+
+
+def rewards_of(group: TrajectoryGroup) -> list[float]:
+    return [trajectory.reward for trajectory in group]
+
+
+COUNTS = rollouts("1 2", "1 2 3", "nothing", "3")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts `art judge serve` as a program and gives its address; Ctrl-C ends it."""
+    (tmp_path / "counting.py").write_text(TASK)
+    started: list[subprocess.Popen[str]] = []
+
+    def serve(*options: str) -> str:
+        command = [sys.executable, "-m", "art.cli.main", "judge", "serve", *options]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/v1", said)
+        assert address, process.communicate()[1]
+        return address[0]
+
+    yield serve
+    for process in started:
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate(timeout=20)
+        assert (process.returncode, complaint) == (0, "")
+
+
+async def test_the_command_ranks_the_rollouts_of_ones_own_task(
+    served: Callable[..., str], settings: JudgeSettings
+) -> None:
+    ruler = Ruler("openai/judge", extra_litellm_params=params_at(served("--task", "counting:Count")), settings=settings)
+    assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([2 / 3, 1, 0, 1 / 3])
+
+
+async def test_the_command_ranks_by_a_function_and_writes_scenarios(
+    served: Callable[..., str], settings: JudgeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "inputs.txt").write_text("one?\n\ntwo?\nthree?\n")
+    url = served("--score", "./counting.py:backwards", "--inputs", "inputs.txt")
+    ruler = Ruler("openai/judge", extra_litellm_params=params_at(url), settings=settings)
+    assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([1 / 3, 0, 1, 2 / 3])
+    dataset = await generate_dataset("count", 3, "generator", generator_base_url=url, settings=settings)
+    assert {scenario.input for scenario in dataset.scenarios} == {"one?", "two?", "three?"}
+
+
+# -- what a judge goes by --
+
+
+async def test_the_rewards_that_rollouts_have_set_are_right_for_any_task(settings: JudgeSettings) -> None:
+    known = KnownRewards()
+    group = rollouts("a", "b", "c", rewards=[-0.5, 1.0, 0.25])
+    with ScriptedJudge(known) as judge:
+        ruler = KnowingRuler(known, "openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
+        scored = await GroupScorer(ruler)(group)
+        assert scored is not None
+        assert rewards_of(scored) == pytest.approx([0.0, 1.0, 0.5]), "on the scale from -0.5 to 1"
+        assert [trajectory.metrics["independent_reward"] for trajectory in scored] == rewards_of(group)
+        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages was remembered"):
+            await Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings).judge(
+                rollouts("d", "e")
+            )
+        assert len(judge.requests) == 2, "no second attempt would help"
+
+
+async def test_noise_and_order_bias_are_as_large_as_was_said(settings: JudgeSettings) -> None:
+    known = KnownRewards()
+    groups = [rollouts(*(f"{i} {j}" for j in range(5)), rewards=[0.5] * 5) for i in range(20)]
+
+    async def scores(**options: float) -> list[list[float]]:
+        with ScriptedJudge(known, **options) as judge:  # type: ignore[arg-type]
+            ruler = KnowingRuler(known, "openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
+            return [rewards_of(group) for group in await asyncio.gather(*(score_group(g, ruler) for g in groups))]
+
+    assert {score for group in await scores() for score in group} == {0.5}
+    noisy = [score for group in await scores(noise=0.1) for score in group]
+    assert statistics.stdev(noisy) == pytest.approx(0.1, rel=0.25)
+    assert all(sorted(group) == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.7]) for group in await scores(position_bias=0.2))
+
+
+def said(*answers: str, errors: int = 0) -> dict[str, Any]:
+    tools = [{"role": "tool", "tool_call_id": "c", "content": "Error: no"}] * errors
+    answered = [{"role": "assistant", "content": answer} for answer in answers]
+    return {"id": "t", "context": [{"role": "user", "content": "?"}], "messages": [*tools, *answered]}
+
+
+def test_conduct() -> None:
+    def score(trajectory: dict[str, Any]) -> float:
+        graded = grade_conduct(trajectory)
+        assert isinstance(graded, tuple)
+        return graded[0]
+
+    long, short, failing, silent = said("word " * 40), said("yes"), said("yes", errors=2), said("")
+    assert score(short) > score(long) > score(silent)
+    assert score(failing) == pytest.approx(score(short) - 0.2)
+    call = {"id": "c", "type": "function", "function": {"name": "complete_task", "arguments": "{}"}}
+    done = {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
+    assert score(done) > score(silent)
+
+
+def test_a_text_that_good_answers_have() -> None:
+    grade = grade_preferring(r"^maybe$")
+    scores = [grade(said(text))[0] for text in ("maybe", "well, maybe", "no")]  # type: ignore[index]
+    assert scores[0] > 0.9
+    assert max(scores[1:]) < 0.31
+
+
+def test_a_game_of_tic_tac_toe() -> None:
+    def game(board: str, move: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": board}, {"role": "assistant", "content": move}]}
+
+    grade = grade_messages(TicTacToe().score_messages)
+    boards = [("XX3\nOO6\n789", "3"), ("XOX\nXOO\nOX9", "9"), ("X23\nOO6\n7X9", "2"), ("XX3\nOO6\n789", "1")]
+    assert [grade(game(*board)) for board in boards] == [0.9, 0.6, 0.35, 0.1]
+
+
+# -- failures --
+
+
+async def test_failures_by_their_rate(settings: JudgeSettings) -> None:
+    grade = grade_preferring("1")
+    with ScriptedJudge(grade, fault_rate=0.3, seed=1) as judge:
+        ruler = Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
+        for i in range(20):
+            await score_group(rollouts(f"{i}", f"{i} 1"), ruler)
+        assert 23 <= len(judge.requests) <= 40, "what failed was asked again"
+    with ScriptedJudge(grade, fault_rate=1.0) as judge, pytest.raises(JudgeError):
+        await score_group(COUNTS, Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings))
+
+
+# -- scenarios --
+
+
+@pytest.mark.parametrize("description", ["Say which desk a message is for: billing or returns", "translate", "?!"])
+async def test_inputs_for_any_description(description: str, settings: JudgeSettings) -> None:
+    with ScriptedGenerator(fault_rate=0.2) as generator:
+        dataset = await generate_dataset(
+            description, 64, "generator", generator_base_url=generator.base_url, settings=settings
+        )
+    assert len({scenario.input for scenario in dataset.scenarios}) == 64
+    assert dataset.warnings() == []
+    assert description in dataset.task.system_prompt
+
+
+async def test_tasks_for_the_tools_of_any_server(settings: JudgeSettings) -> None:
+    kinds = {"sku": {"type": "string"}, "status": {"enum": ["open", "closed"]}, "limit": {"type": "integer"}}
+    tools = [
+        MCPTool("get_stock", "", {"type": "object", "properties": kinds}),
+        MCPTool(
+            "low_stock", "", {"type": "object", "properties": {"flags": {"type": "array"}, "all": {"type": "boolean"}}}
+        ),
+        MCPTool("ping", "", {}),
+    ]
+    with ScriptedGenerator() as generator:
+        scenarios = await generate_scenarios(
+            tools=tools, num_scenarios=36, generator_model="g", generator_base_url=generator.base_url, settings=settings
+        )
+    tasks = [scenario.task for scenario in scenarios]
+    assert len(set(tasks)) == 36
+    assert all(sum(tool.name in task for task in tasks) == 12 for tool in tools)
+    assert any('status "closed"' in task for task in tasks)
+
+
+# -- the command's options --
+
+
+def options(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    judge_serve.add_parser(parser.add_subparsers())
+    return parser.parse_args(["serve", *given])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--task", "search_emails"], "--task search_emails: class SearchEmails has no `score_messages"),
+        (["--task", "nowhere:Task"], "there is no module 'nowhere'"),
+        (["--score", "art.errors:__doc__"], "--score art.errors:__doc__: expected a function"),
+        (["--inputs", "no/such/file"], "--inputs no/such/file: cannot be read: No such file"),
+        (["--noise", "2"], "--noise must be 0 to 1, got 2.0"),
+        (["--fault-rate", "-1"], "--fault-rate must be 0 to 1, got -1.0"),
+    ],
+)
+def test_options_that_cannot_be_honoured(given: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        judge_serve.scripted_models(options(*given))
+
+
+def test_a_port_that_is_taken() -> None:
+    with ScriptedServer(lambda body: (200, {})) as server:
+        port = server.base_url.split(":")[2].removesuffix("/v1")
+        with pytest.raises(ConfigError, match=f"--port {port}: cannot listen there"):
+            judge_serve.run(options("--port", port))
