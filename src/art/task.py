@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from art.errors import ConfigError, ContextLengthError
+from art.errors import ConfigError, ContextLengthError, InvalidRequestError
+from art.storage.layout import validate_name
 from art.trajectory import Trajectory
 from art.utils.attributes import describe_failure, load_attribute
 
@@ -212,6 +213,10 @@ def get_task(name: str) -> Task:
         raise ConfigError(
             f"task {path!r}: class {type(found).__name__} has no text {' and '.join(missing)}; add e.g. {example}"
         )
+    try:
+        validate_name(found.name, param="name")
+    except InvalidRequestError as error:  # it becomes part of the names of models and files
+        raise ConfigError(f"task {path!r}: its {error}") from error
     return found
 
 

@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "integrations": {"capture", "model", "task", "trajectory", "utils", "errors"},
     "langgraph": {"integrations"},
     "local": {"backends"},
-    "task": {"messages", "trajectory", "model", "gather", "utils", "errors"},
+    "task": {"messages", "trajectory", "model", "gather", "utils", "storage", "errors"},
     "comparison": {"faults", "task", "rewards", "gather", "model", "trajectory"},
     "training_loop": {"faults", "task", "rewards", "gather", "model", "trajectory", "config", "errors"},
     "tasks": {"task", "trajectory", "model", "gather", "scenarios", "errors"},
