@@ -26,11 +26,13 @@ def folder(tiny_model: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def interrupted(arguments: list[str], folder: Path, *, after: str, delay_s: float = 0.0) -> tuple[int, list[str], str]:
+def interrupted(
+    arguments: list[str], folder: Path, *, after: str | Path, delay_s: float = 0.0
+) -> tuple[int, list[str], str]:
     """Exit status, the lines on stderr after Ctrl-C, and stdout.
 
     Args:
-        after: text on stdout, a pattern, that Ctrl-C comes after.
+        after: what Ctrl-C comes after: a pattern on stdout, or a file in the folder.
         delay_s: from then on.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
@@ -47,8 +49,8 @@ def interrupted(arguments: list[str], folder: Path, *, after: str, delay_s: floa
     for reader in readers:
         reader.start()
     try:
-        deadline = time.monotonic() + 60
-        while not re.search(after, "".join(said)):
+        deadline = time.monotonic() + 150
+        while not (re.search(after, "".join(said)) if isinstance(after, str) else (folder / after).exists()):
             assert time.monotonic() < deadline, "".join(said)
             assert process.poll() is None, "".join(complained)
             time.sleep(0.01)
@@ -82,9 +84,9 @@ def test_the_same_script_goes_on(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [1.0, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 2.0])
 def test_the_quick_start_stops_with_one_line_while_it_starts(folder: Path, delay_s: float) -> None:
-    _, lines, _ = interrupted(QUICKSTART, folder, after="", delay_s=delay_s)
+    _, lines, _ = interrupted(QUICKSTART, folder, after=Path(".art/logs/server.log"), delay_s=delay_s)
     assert len(lines) == 1, lines
     assert lines[0].startswith("stopped")
 
