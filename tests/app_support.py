@@ -21,6 +21,9 @@ class GatewayOnly:
     def __init__(self, bench: Bench) -> None:
         self.gateway = bench.gateway
 
+    def name_in(self, project: str, model: str) -> str | None:
+        return model if model.startswith(f"{project}/") else None
+
 
 class AppBench:
     def __init__(self, bench: Bench) -> None:

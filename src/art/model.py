@@ -124,7 +124,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     def _adopt(self, registration: Registration) -> None:
         self._server_url = registration.server_url
-        self.inference_base_url = f"{registration.server_url}/v1"
+        self.inference_base_url = f"{registration.server_url}/projects/{self.project}/v1"
         self.inference_api_key = registration.api_key
         self.inference_model_name = registration.status.inference_name
 
@@ -195,7 +195,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """The base URL under which a rollout in any language is recorded as `rollout_id`; see `get_rollout`."""
         if self._server_url is None:
             raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")
-        return f"{self._server_url}/rollouts/{validate_name(rollout_id, param='rollout_id')}/v1"
+        rollout_id = validate_name(rollout_id, param="rollout_id")
+        return f"{self._server_url}/projects/{self.project}/rollouts/{rollout_id}/v1"
 
     async def get_rollout(self, rollout_id: str) -> Trajectory:
         """What was said under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""

@@ -132,16 +132,16 @@ async def test_register_tells_the_server_everything(server: FakeArtServer, tmp_p
     assert server.settings["games/agent"].lora == LoraConfig(rank=4)
     assert server.settings["games/agent"].engine.max_context == 512
     assert model.base_path == str(tmp_path)
-    assert (model.inference_base_url, model.inference_api_key) == ("http://art.test/v1", "key")
+    assert (model.inference_base_url, model.inference_api_key) == ("http://art.test/projects/games/v1", "key")
     assert model.get_inference_name() == "games/agent"
     assert model.get_inference_name(step=2) == "games/agent@2"
     assert model.litellm_completion_params(step=2) == {
         "model": "hosted_vllm/games/agent@2",
-        "base_url": "http://art.test/v1",
+        "base_url": "http://art.test/projects/games/v1",
         "api_key": "key",
         "temperature": 1,
     }
-    assert model.rollout_base_url("r-1") == "http://art.test/rollouts/r-1/v1"
+    assert model.rollout_base_url("r-1") == "http://art.test/projects/games/rollouts/r-1/v1"
     with pytest.raises(InvalidRequestError):
         model.rollout_base_url("../x")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from art.config.base_models import SHORT_NAMES
 from art.errors import NotFoundError
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.runtime.host import BaseModelHost
@@ -34,8 +37,10 @@ class PolicyResolver:
 
     def is_ready(self, policy: PolicyRef) -> bool:
         """Whether it can be sampled from right now."""
+        if policy.adapter is None:
+            return True
         _, host = self._find(policy.project, policy.name)
-        return policy.adapter is None or host.is_loaded(policy.adapter)
+        return host.is_loaded(policy.adapter)
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy behind a model name if it can be sampled from right now."""
@@ -45,11 +50,20 @@ class PolicyResolver:
     async def resolve(self, model: str) -> PolicyRef:
         """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
 
+        The base model of a registered model answers, as it was before any training, under its own name.
+
         Raises:
             NotFoundError: unknown model or step, or a bare name that two projects share.
         """
-        wanted = parse_model_name(model)
-        key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
+        try:
+            wanted = parse_model_name(model)
+            key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
+        except NotFoundError:
+            project, _, name = model.partition("/")
+            based = self._based_on(name, project) or self._based_on(model)
+            if based is None:
+                raise
+            return await self._untrained(based, model)
         registered, host = self._find(*key)
         step = registered.step if wanted.step is None else wanted.step
         checkpoint = self._data_dir.model(*key).checkpoint(step)
@@ -74,6 +88,47 @@ class PolicyResolver:
         )
         if self._models.get(registered.key) is registered:  # else a step was published meanwhile: look again next time
             self._policies[model] = policy
+        return policy
+
+    def name_in(self, project: str, model: str) -> str | None:
+        """The whole name of what a project calls `model`: one of its models, or the base model of one."""
+        with contextlib.suppress(NotFoundError):
+            asked = parse_model_name(model)
+            if asked.project in (None, project) and f"{project}/{asked.name}" in self._models:
+                return model if asked.project else f"{project}/{model}"
+        return f"{project}/{model}" if self._based_on(model, project) else None
+
+    def _based_on(self, base_model: str, project: str | None = None) -> RegisteredModel | None:
+        """The first registered model, of one project or of all, with this base model: a hub id, short name or folder."""
+        spellings = {
+            base_model,
+            SHORT_NAMES.get(base_model.lower(), base_model),
+            os.path.abspath(os.path.expanduser(base_model)),
+        }
+        for _, model in sorted(self._models.items()):
+            if project in (None, model.project) and model.base_model in spellings:
+                return model
+        return None
+
+    async def _untrained(self, model: RegisteredModel, asked: str) -> PolicyRef:
+        """The base model of a registered one. What it says is recorded under its own name, so no model learns it."""
+        _, host = self._find(model.project, model.name)
+        if host.one_policy:
+            raise NotFoundError(
+                f'{model.base_model} is not served: with `weights="merged"` vLLM holds one step of {model.key} at a '
+                'time. Its untrained base model beside it needs `weights="lora"` or the embedded engine',
+                param="model",
+            )
+        policy = PolicyRef(
+            engine=host.engine,
+            renderer=await host.renderer(),
+            adapter=None,
+            project=model.project,
+            name=model.base_model,
+            policy_version=0,
+            max_context=(await host.engine_info()).max_context,
+        )
+        self._policies[asked] = policy
         return policy
 
     async def _only_step(self, model: RegisteredModel, host: BaseModelHost, wanted: int | None) -> int:

@@ -250,6 +250,9 @@ class Runtime:
         prompt, cached, completion = await asyncio.to_thread(self._recorder.token_counts, project, name)
         return status.model_copy(update={"tokens": TokenCounts(prompt=prompt, cached=cached, completion=completion)})
 
+    def name_in(self, project: str, model: str) -> str | None:
+        return self._resolver.name_in(project, model)
+
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Look at what training this model needs; see `preflight.py` and `trial.py`."""
         model, host = self._find(project, name)

@@ -4,9 +4,9 @@
     GET  /metrics                                         for Prometheus
     GET  /openapi.json                                    made from the table of routes
     GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
-    POST /v1/chat/completions                             which records them under that rollout
-    POST /v1/responses
-    POST /v1/messages
+    POST /v1/chat/completions                             which records them under that rollout, and each of both
+    POST /v1/responses                                    also under /projects/{project}, where a name without
+    POST /v1/messages                                     project is first looked for
     POST /v1/messages/count_tokens
     GET  /api/rollouts?group_id=&finished=&since= ...
     GET  /api/rollouts/{rollout_id}

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from art.errors import NotFoundError
 from art.gateway.chat import ChatStream
-from art.gateway.policies import parse_model_name
 from art.protocol.chat import ChatRequest, Message
 from art.protocol.checkpoints import (
     CheckpointInfo,
@@ -43,6 +42,11 @@ from art.server.errors import ErrorBody
 from art.server.state import ServerState
 
 W = TypeVar("W", bound=BaseModel)
+
+INFERENCE_BASES = tuple(
+    f"{project}{rollout}/v1" for project in ("", "/projects/{project}") for rollout in ("", "/rollouts/{rollout_id}")
+)
+"""Base URLs under which a model can be asked. The project in one decides what a name without a project means."""
 
 
 class RolloutsApi(Protocol):
@@ -125,6 +129,10 @@ class RuntimeApi(Protocol):
 
     async def model_status(self, project: str, name: str) -> ModelStatus: ...
 
+    def name_in(self, project: str, model: str) -> str | None:
+        """The whole name of what a project calls `model`; `None` if it has no such model."""
+        ...
+
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """What training the model needs, looked at; nothing is trained."""
         ...
@@ -178,29 +186,28 @@ class Call:
         return values[-1] if values else None
 
     async def own_model(self, name: str) -> str:
-        """The name of a model as this caller may use it: a key of one project knows only the models of that.
+        """The whole name of a model as this caller means it.
+
+        A key of one project knows only the models of that project. The project in the URL is where a key for all
+        projects looks first.
 
         Raises:
             NotFoundError: a model that is not there, or not for this key.
         """
-        own = self.caller.project
+        own = self.caller.project or self.path.get("project")
         if own is None:
             return name
-        try:
-            asked = parse_model_name(name)
-            if asked.project not in (None, own):
-                raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
-            await self.runtime.model_status(own, asked.name)
-        except NotFoundError:
-            if "@" in name or (announced := self._announced_model()) is None:
-                raise
-            return announced
-        return name if asked.project else f"{own}/{name}"
+        found = self.runtime.name_in(own, name) or self._announced_model(name)
+        if found is None and self.caller.project is not None:
+            raise NotFoundError(f"there is no model {name!r} for a key of project {own!r}", param="model")
+        return found or name
 
-    def _announced_model(self) -> str | None:
-        """Of the rollout in the URL, for agents that cannot be told another model's name."""
+    def _announced_model(self, name: str) -> str | None:
+        """The model of the rollout in the URL, for agents that cannot be told another model's name."""
         rollout_id = self.path.get("rollout_id")
-        return rollout_id and self.runtime.gateway.rollouts.announced_model(rollout_id, self.caller.project)
+        if rollout_id is None or "@" in name:
+            return None
+        return self.runtime.gateway.rollouts.announced_model(rollout_id, self.caller.project)
 
 
 Handler = Callable[[Call], Awaitable[Any]]

@@ -65,6 +65,10 @@ class TwoProjects(Spy):
         self.calls.append(("model_status", (project, name), {}))
         return self._model(project)
 
+    def name_in(self, project: str, model: str) -> str | None:
+        name = f"{project}/agent"
+        return name if model in ("agent", name) else None
+
     async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
         project = job_id.removeprefix("job-of-")
         return JobStatus(

@@ -194,6 +194,22 @@ async def test_a_key_of_the_project_opens_it(setup: Setup) -> None:
     assert (await setup.http.get("/v1/models", headers={"x-api-key": key})).status_code == 200
 
 
+async def test_the_project_in_the_url_decides_for_a_key_that_may_do_everything(setup: Setup) -> None:
+    headers = {"authorization": "Bearer operator"}
+    for project, asked, meant in [
+        ("a", "agent", "a/agent"),
+        ("b", "agent", "b/agent"),
+        ("b", "a/agent", "a/agent"),
+        ("b", "other", "other"),
+    ]:
+        setup.runtime.reset()
+        chat = {"model": asked, "messages": [{"role": "user", "content": "hi"}]}
+        path = f"/projects/{project}/v1/chat/completions"
+        assert (await setup.http.post(path, json=chat, headers=headers)).status_code == 200
+        ((_, (request,), _),) = setup.runtime.gateway.calls
+        assert request.model == meant
+
+
 async def test_a_revoked_key_ends_at_once_in_a_running_server(setup: Setup, tmp_path: Path) -> None:
     elsewhere = KeyStore(setup.store._database.path)  # as `art keys` in another process
     key, text = elsewhere.create("short", project=None, scopes=["infer"])

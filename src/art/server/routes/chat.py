@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, with and without a rollout in the URL."""
+"""`/v1/chat/completions`, with and without a project and a rollout in the URL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from art.protocol.answers import ChatAnswer
 from art.protocol.chat import ChatRequest, parse_chat_request
 from art.server.asgi import cancel_on_disconnect, send_events
-from art.server.call import Call, Route
+from art.server.call import INFERENCE_BASES, Call, Route
 
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
@@ -26,7 +26,7 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 ROUTES = [
     Route(
         "POST",
-        path,
+        f"{base}/chat/completions",
         chat_completions,
         scope="infer",
         samples=True,
@@ -34,5 +34,5 @@ ROUTES = [
         response=ChatAnswer,
         media=("application/json", "text/event-stream"),
     )
-    for path in ("/v1/chat/completions", "/rollouts/{rollout_id}/v1/chat/completions")
+    for base in INFERENCE_BASES
 ]

@@ -20,7 +20,7 @@ from art.protocol.anthropic import (
 from art.protocol.chat import Message
 from art.protocol.responses import ResponsesAnswer, ResponsesRequest, parse_responses_request
 from art.server.asgi import cancel_on_disconnect, send_named_events
-from art.server.call import Call, Route
+from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import public_error
 
 
@@ -92,7 +92,7 @@ def _anthropic_error(error: ArtError, status: int) -> bytes:
 _STREAMED = ("application/json", "text/event-stream")
 ROUTES = [
     route
-    for base in ("/v1", "/rollouts/{rollout_id}/v1")
+    for base in INFERENCE_BASES
     for route in (
         Route(
             "POST", f"{base}/responses", responses, scope="infer", request=ResponsesRequest, response=ResponsesAnswer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from art.protocol.answers import ModelCard, ModelList
-from art.server.call import Call, Route
+from art.server.call import INFERENCE_BASES, Call, Route
 
 
 async def list_models(call: Call) -> ModelList:
@@ -18,6 +18,6 @@ async def list_models(call: Call) -> ModelList:
 
 
 ROUTES = [
-    Route("GET", path, list_models, scope="infer", response=ModelList)
-    for path in ("/v1/models", "/rollouts/{rollout_id}/v1/models")
+    Route("GET", f"{base}/models", list_models, scope="infer", response=ModelList)
+    for base in INFERENCE_BASES
 ]
