@@ -92,6 +92,9 @@ class Backend(CheckpointMethods):
     shares_files: bool | None = None
     """Whether the server sees the same files, so that a path here is one there. `None`: if it is on this machine."""
 
+    device_usd_per_hour: float | None = None
+    """What the server's machine costs, for models that have no such price of their own."""
+
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}

@@ -8,6 +8,7 @@ the same scenario; `TrajectoryGroup(rollout(s) for _ in range(8))` runs the roll
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import re
 import time
@@ -20,9 +21,15 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, field_validator, model_validator
+from pydantic_core import to_json
 
 from art.errors import RolloutError
 from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_item, to_message
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelType
+else:
+    _ModelType = type(BaseModel)
 
 MetricValue = float | int | bool
 MetadataValue = float | int | str | bool | None
@@ -63,8 +70,55 @@ class History(_Record):
         return cast(Messages, [to_message(item) for item in self.messages_and_choices])
 
 
-class Trajectory(History):
+class _TrajectoryType(_ModelType):
+    """Lets `Trajectory(scenario=...)` keep what is no field as metadata; dumps are read as strictly as ever."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, **fields: Any) -> Any:
+            if cls.model_config.get("extra") == "forbid" and (further := fields.keys() - cls.model_fields.keys()):
+                metadata = {name: _as_metadata(fields.pop(name)) for name in sorted(further, key=list(fields).index)}
+                fields["metadata"] = _joined(cls, dict(fields.get("metadata") or {}), metadata)
+            return super().__call__(**fields)
+
+
+_OTHER_WORDS = {
+    "messages": "messages_and_choices", "choices": "messages_and_choices", "history": "additional_histories",
+    "histories": "additional_histories",
+}  # fmt: skip
+"""What people write for a field."""
+
+
+def _joined(cls: type[BaseModel], metadata: dict[str, Any], further: dict[str, Any]) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: a name is nearly that of a field, or is in `metadata` with another value.
+    """
+    for name, value in further.items():
+        near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.8)
+        if meant := _OTHER_WORDS.get(name) or (near[0] if near else None):
+            raise ValueError(
+                f"{cls.__name__} has no field {name!r}: write `{meant}`, or `metadata={{{name!r}: ...}}` for a value "
+                "of that name to keep"
+            )
+        if metadata.setdefault(name, value) != value:
+            raise ValueError(f"{name!r} is given twice: as {value!r}, and in `metadata` as {metadata[name]!r}; keep one")
+    return metadata
+
+
+def _as_metadata(value: Any) -> MetadataValue:
+    """`value` itself if it is a single number, text or `None`; anything else as JSON text."""
+    value = to_plain(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return to_json(value, fallback=str).decode()
+
+
+class Trajectory(History, metaclass=_TrajectoryType):
     """The record of one rollout.
+
+    Keyword arguments that are no fields are kept in `metadata`: numbers, texts and `None` as they are, other things as
+    JSON text. A name that is nearly that of a field is an error.
 
     Example: one turn, scored
         trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "yes or no?"}])
@@ -214,6 +268,14 @@ class TrajectoryGroup(_Record, metaclass=_GroupType):
 
     def log(self, message: str) -> None:
         self.logs.append(message)
+
+    def __copy__(self) -> Self:
+        """A group with lists and dictionaries of its own, and the same trajectories in them."""
+        copied = super().__copy__()
+        for name, value in copied.__dict__.items():
+            if isinstance(value, (list, dict)):
+                copied.__dict__[name] = value.copy()
+        return copied
 
     def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
         return iter(self.trajectories)

@@ -193,3 +193,29 @@ async def test_a_server_started_by_hand_trains_for_a_client_in_another_directory
         await same.register(backend)
         assert await same.get_step() == 1
     assert (tmp_path / "log" / "hand" / "models" / "agent" / "history.jsonl").exists()
+
+
+def test_a_plain_with_block_around_event_loops_of_the_users_own(tmp_path: Path) -> None:
+    with art.LocalBackend(path=tmp_path, in_process=True) as backend:
+        assert asyncio.run(health(backend))["status"] == "ok"
+        pid = backend.server_pid
+        assert pid is not None
+        assert asyncio.run(health(backend))["status"] == "ok"
+        assert backend.server_pid == pid
+    assert not _runs(pid)
+    assert backend.server_pid is None
+
+
+async def test_a_plain_with_block_inside_a_running_loop_as_notebooks_have_one(tmp_path: Path) -> None:
+    with art.LocalBackend(path=tmp_path) as backend:
+        client = await backend._connection()
+        assert (await client.health())["status"] == "ok"
+        pid = backend.server_pid
+        assert pid is not None
+    assert not _runs(pid), "when the block is over, so is the server"
+    async with asyncio.timeout(5):
+        while [task for task in asyncio.all_tasks() if task.get_name().startswith("local-backend")]:
+            await asyncio.sleep(0.01)
+    with backend:
+        assert (await health(backend))["status"] == "ok"
+        assert backend.server_pid not in (None, pid)

@@ -8,6 +8,7 @@ import json
 import math
 import warnings
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from art.backend import wire_trajectory
 from art.messages import is_choice, parse_item, to_message
@@ -85,11 +86,59 @@ def full_trajectory() -> Trajectory:
     return trajectory
 
 
-def test_unknown_arguments_are_errors() -> None:
-    with pytest.raises(ValidationError, match="rewards"):
-        Trajectory(messages_and_choices=[], rewards=1)
+class Puzzle(BaseModel):
+    id: str
+    clues: list[int]
+
+
+def test_further_keyword_arguments_are_kept_as_metadata() -> None:
+    trajectory = Trajectory(
+        reward=1.0, metadata={"split": "train", "try_number": 2}, scenario=Puzzle(id="p", clues=[1, 2]), try_number=2,
+        path=Path("x"), missing=None,
+    )  # fmt: skip
+    assert trajectory.metadata == {
+        "split": "train", "try_number": 2, "scenario": '{"id":"p","clues":[1,2]}', "path": '"x"', "missing": None,
+    }  # fmt: skip
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+    class WithAnswer(Trajectory):
+        answer: str | None = None
+
+    own = WithAnswer(answer="yes", scenario_id="s")
+    assert (own.answer, own.metadata) == ("yes", {"scenario_id": "s"})
+    with pytest.raises(ValueError, match="'try_number' is given twice"):
+        Trajectory(metadata={"try_number": 1}, try_number=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("rewards", "reward"), ("meta_data", "metadata"), ("metric", "metrics"), ("tool", "tools"),
+        ("messages", "messages_and_choices"), ("message_and_choices", "messages_and_choices"),
+        ("turn_reward", "turn_rewards"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_nearly_a_field_is_an_error(name: str, field: str) -> None:
+    with pytest.raises(ValueError, match=f"has no field '{name}': write `{field}`"):
+        Trajectory(**{name: 1})
+
+
+def test_unknown_keys_of_dumps_and_groups_are_errors() -> None:
+    with pytest.raises(ValidationError, match="scenario"):
+        Trajectory.model_validate({"scenario": "s"})
     with pytest.raises(ValidationError, match="metadatas"):
         TrajectoryGroup([], metadatas={})
+
+
+def test_a_copied_group_has_lists_of_its_own() -> None:
+    group = TrajectoryGroup([full_trajectory()], metadata={"a": 1}, logs=["x"])
+    copied = copy.copy(group)
+    copied.trajectories.clear()
+    copied.metadata["a"] = 2
+    copied.log("y")
+    assert (len(group), group.metadata, group.logs) == (1, {"a": 1}, ["x"])
+    assert copy.copy(group).trajectories[0] is group.trajectories[0]
+    assert copy.copy(group) == group
 
 
 @pytest.mark.parametrize("index", range(8))

@@ -45,19 +45,37 @@ class LocalBackend(Backend):
     """Trains and serves on this machine, in processes of its own; needs `pip install
     agent-reinforcement-trainer[local]`.
 
-    Use it as `async with LocalBackend() as backend:`, or call `close()`. If the user's process dies, however it dies,
-    the server and its engine and trainer follow; the next `LocalBackend` on the same `path` continues.
+    Use it as `async with LocalBackend() as backend:`, or as `with LocalBackend() as backend:` around code that runs
+    event loops of its own, or call `close()`. If the user's process dies, however it dies, the server and its engine
+    and trainer follow; the next `LocalBackend` on the same `path` continues.
     """
 
     shares_files = True
 
-    def __init__(self, *, path: str | Path | None = None, server_config: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        path: str | Path | None = None,
+        server_config: ServerConfig | None = None,
+        in_process: bool = False,
+        gpu_cost_per_hour_usd: float | None = None,
+    ) -> None:
         """
         Args:
             path: data directory; by default `.art` in the current directory.
             server_config: limits and time-outs. Host and port are chosen here and must be left alone.
+            in_process: accepted for older code. Engine and trainer are processes of their own either way.
+            gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for each model that has no such price.
+
+        Raises:
+            ConfigError: a price below 0, or `server_config` names a host or port.
         """
         super().__init__()
+        if in_process:
+            logger.info("in_process=True: engine and trainer run in processes of their own all the same")
+        if gpu_cost_per_hour_usd is not None and not gpu_cost_per_hour_usd >= 0:
+            raise ConfigError(f"gpu_cost_per_hour_usd must be 0 USD or more, got {gpu_cost_per_hour_usd!r}")
+        self.device_usd_per_hour = gpu_cost_per_hour_usd
         config = server_config or ServerConfig()
         if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
             raise ConfigError(
@@ -119,8 +137,27 @@ class LocalBackend(Backend):
         finally:
             await self._stop()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the server and its processes, and wait for them, also where an event loop runs in this thread."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self.close())
+            return
+        client, process = self._release()
+        if process is not None:
+            _terminate(process)
+        closing = loop.create_task(self._close_connections(client), name="local-backend-close")
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+
+    async def _close_connections(self, client: ArtClient | None) -> None:
+        await super().close()
+        if client is not None:
+            await client.close()
 
     def _spawn(self) -> None:
         assert self._socket is not None
@@ -144,7 +181,6 @@ class LocalBackend(Backend):
             ProcessError: it ended, or is still silent after `START_TIMEOUT_S`; with the last lines of its log.
         """
         assert self._client is not None
-        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         num_starts = 1
         health = asyncio.ensure_future(self._client.health())
@@ -154,6 +190,8 @@ class LocalBackend(Backend):
                 if health.done():
                     health.result()
                     return
+                if self._process is None:
+                    raise ProcessError("the backend was closed while its server started")
                 if (status := self._process.poll()) is not None:
                     how = describe_exit(status)
                     if status >= 0 or num_starts == MAX_STARTS:
@@ -234,21 +272,32 @@ class LocalBackend(Backend):
             await self._client.close(self._failure.message)
 
     async def _stop(self) -> None:
-        watcher, self._watcher = self._watcher, None
+        watcher = self._watcher
+        client, process = self._release()
         if watcher is not None and watcher.get_loop() is asyncio.get_running_loop():
-            watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
-        self._failure, self._restarts = None, []
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
-        if self._process is not None:
-            await asyncio.to_thread(_terminate, self._process)
-            self._process = None
+        if client is not None:
+            await client.close()
+        if process is not None:
+            await asyncio.to_thread(_terminate, process)
+
+    def _release(self) -> tuple[ArtClient | None, subprocess.Popen[bytes] | None]:
+        """Forget the server, whose connections and process the caller ends; the next call starts another one."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher.get_loop().is_running():  # perhaps in another thread
+            watcher.get_loop().call_soon_threadsafe(watcher.cancel)
+        client, self._client = self._client, None
+        process, self._process = self._process, None
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._failure, self._restarts = None, []
+        return client, process
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Connections that are being closed after a `with` block; an event loop alone does not keep its tasks."""
 
 
 def _listen() -> socket.socket:
