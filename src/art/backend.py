@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, TypeVar, cast
 
 from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.config.base_models import find_folder
 from art.dev import LossName, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError, TrajectoryError
@@ -75,6 +75,10 @@ class BackendModel(NamedModel, Protocol):
 
     @property
     def trainable(self) -> bool: ...
+
+    def default_optimizer(self) -> OptimizerConfig | None:
+        """The optimiser of steps whose settings do not name one."""
+        ...
 
 
 class TrainableBackendModel(BackendModel, Protocol):
@@ -182,7 +186,8 @@ class Backend(CheckpointMethods):
             verbose: show a progress bar: place in the queue, micro-batches.
             further: any other setting of `TrainConfig` by its name, or one of older code: `epsilon` and `epsilon_high`
                 are clips, `kl_penalty_coef` and `kl_penalty_reference_step` a KL in the reward, `beta` one in the loss,
-                `importance_sampling_level="sequence"` is gspo, `truncated_importance_sampling` is `mismatch.truncate`.
+                `importance_sampling_level="sequence"` is gspo, `truncated_importance_sampling` is `mismatch.truncate`,
+                `allow_training_without_logprobs` makes answers that ART has not recorded an error.
 
         Raises:
             ConfigError: a setting is unknown, out of range, or cannot be honoured.
@@ -198,8 +203,11 @@ class Backend(CheckpointMethods):
             "normalize_advantages": normalize_advantages,
             "num_minibatches": num_minibatches,
         }
-        config = train_config(config, settings | further)
+        without_logprobs = further.pop("allow_training_without_logprobs", False)
+        config = _with_optimizer(train_config(config, settings | further), model)
         request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=config)
+        if without_logprobs:
+            check_recorded(request.groups)
         client = await self._connection()
         return self._result(model, await client.train(model.project, model.name, request, show=verbose))
 
@@ -220,7 +228,8 @@ class Backend(CheckpointMethods):
         wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(trajectories)]
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
-        request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config or TrainSFTConfig())
+        config = _with_optimizer(config or TrainSFTConfig(), model)
+        request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config)
         client = await self._connection()
         return self._result(model, await client.train_sft(model.project, model.name, request, show=verbose))
 
@@ -310,6 +319,16 @@ def _absolute(base_model: str) -> str:
     return base_model if folder is None else os.path.abspath(folder)
 
 
+_C = TypeVar("_C", TrainConfig, TrainSFTConfig)
+
+
+def _with_optimizer(config: _C, model: BackendModel) -> _C:
+    optimizer = model.default_optimizer()
+    if optimizer is None or "optimizer" in config.model_fields_set:
+        return config
+    return config.model_copy(update={"optimizer": optimizer})
+
+
 # --- what is sent ---
 
 
@@ -340,6 +359,24 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
             "Check the rollout, or leave this step out"
         )
     return wired
+
+
+def check_recorded(groups: Iterable[WireGroup]) -> None:
+    """
+    Raises:
+        TrajectoryError: an answer whose tokens and log-probs the server has no record of.
+    """
+    for i, group in enumerate(groups):
+        for j, trajectory in enumerate(group.trajectories):
+            for item in (item for history in trajectory.histories for item in history.items):
+                choice = item.get("choice")
+                if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
+                    raise TrajectoryError(
+                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that ART has "
+                        "no record of, so its tokens are not known. Append the `Choice` objects that "
+                        "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
+                        "can be learnt by `train_sft`"
+                    )
 
 
 def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:

@@ -6,36 +6,42 @@ to use a GPU is listed in one warning, and anything else is an error. New code p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict
 
-from pydantic import ValidationError
-
+from art.compat.internal_config import in_older_names, optimizer_from_internal_config, settings_from_internal_config
 from art.config import (
     CispoConfig,
     DpoConfig,
     DppoConfig,
-    EngineConfig,
     GspoConfig,
     KlConfig,
-    LoraConfig,
     LossConfig,
     MismatchConfig,
     ModelSettings,
     PpoConfig,
-    Quantization,
     ReinforceConfig,
-    RenderConfig,
     SftConfig,
-    TrainerConfig,
-    VllmConfig,
 )
 from art.config import TrainConfig as TrainingConfig
+from art.config.training import kl_penalties
 from art.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+__all__ = [
+    "EngineArgs",
+    "InitArgs",
+    "InternalModelConfig",
+    "LossName",
+    "PeftArgs",
+    "TrainConfig",
+    "TrainSFTConfig",
+    "TrainerArgs",
+    "in_older_names",
+    "optimizer_from_internal_config",
+    "settings_from_internal_config",
+    "train_config",
+]
 
 
 class InitArgs(TypedDict, total=False):
@@ -64,7 +70,13 @@ class PeftArgs(TypedDict, total=False):
 
 
 class TrainerArgs(TypedDict, total=False):
-    """Nothing here can be honoured; the optimiser is set by `art.TrainConfig(optimizer=...)`."""
+    """The optimiser of every training step, unless `art.TrainConfig(optimizer=...)` gives it."""
+
+    max_grad_norm: float
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
 
 
 class TrainConfig(TypedDict, total=False):
@@ -80,6 +92,10 @@ class TrainConfig(TypedDict, total=False):
     truncated_importance_sampling: float
 
 
+class TrainSFTConfig(TypedDict, total=False):
+    """Options of `model.train_sft(_config=...)`, of which there are none."""
+
+
 class InternalModelConfig(TypedDict, total=False):
     settings: ModelSettings
     """The new, direct way; stands alone."""
@@ -90,138 +106,6 @@ class InternalModelConfig(TypedDict, total=False):
     chat_template_kwargs: dict[str, bool | int | float | str]
     rollout_weights_mode: Literal["lora", "merged"]
     """`merged` is `VllmConfig(weights="merged")`; the embedded engine, which is the default, has no such choice."""
-
-
-_HINTS = {
-    "init_args": {
-        "disable_log_stats", "device_map", "enable_prefix_caching", "fast_inference", "gpu_memory_utilization",
-        "max_lora_rank", "num_scheduler_steps", "use_async",
-    },
-    "engine_args": {
-        "block_size", "cpu_offload_gb", "disable_log_requests", "disable_log_stats", "enable_chunked_prefill",
-        "enable_lora", "enable_prefix_caching", "enable_sleep_mode", "enforce_eager", "gpu_memory_utilization",
-        "max_cpu_loras", "max_lora_rank", "max_loras", "max_num_batched_tokens", "max_seq_len_to_capture",
-        "num_scheduler_steps", "preemption_mode", "swap_space", "tensor_parallel_size", "use_v2_block_manager",
-    },
-    "peft_args": {"max_seq_length"},
-}  # fmt: skip
-"""How vLLM and Unsloth share a GPU: no effect on what is computed, and nothing that the embedded engine needs."""
-
-_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
-    "init_args": {
-        "full_finetuning": (False,), "load_in_4bit": (None,), "load_in_8bit": (False, None), "max_seq_length": (None,),
-        "trust_remote_code": (False,),
-    },
-    "engine_args": {"generation_config": ("vllm",), "pipeline_parallel_size": (1,), "trust_remote_code": (False,)},
-    "peft_args": {
-        "bias": ("none",), "lora_dropout": (0,), "loftq_config": (None,), "use_dora": (False,), "use_rslora": (False,),
-    },
-    "": {"rollout_weights_mode": ("lora",), "allow_unvalidated_arch": (True, False)},
-}  # fmt: skip
-"""Values that ask for what is done anyway."""
-
-
-def _quantization(load_in_4bit: bool) -> Quantization:
-    return "nf4" if load_in_4bit else "none"
-
-
-_Target = tuple[tuple[str, ...], str, Callable[[Any], Any]]
-
-_HONOURED: dict[str, dict[str, _Target]] = {
-    "init_args": {
-        "max_seq_length": (("engine",), "max_context", int),
-        "load_in_4bit": (("trainer", "engine"), "quantization", _quantization),
-    },
-    "engine_args": {
-        "max_model_len": (("engine",), "max_context", int),
-        "max_num_seqs": (("engine",), "max_running", int),
-    },
-    "": {"rollout_weights_mode": (("engine",), "weights", str)},
-    "peft_args": {
-        "r": (("lora",), "rank", int),
-        "lora_alpha": (("lora",), "alpha", float),
-        "target_modules": (("lora",), "target_modules", list),
-        "random_state": (("lora",), "seed", int),
-        "use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),
-    },
-}
-"""What each older name becomes: the parts of `ModelSettings`, the setting, and its type."""
-
-_SECTIONS = ("init_args", "engine_args", "peft_args", "trainer_args")
-_MODELS = {"lora": LoraConfig, "engine": EngineConfig, "trainer": TrainerConfig, "render": RenderConfig}
-
-
-def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSettings:
-    """The settings that an `InternalModelConfig` asks for.
-
-    Raises:
-        ConfigError: it asks for something that cannot be honoured, by name.
-    """
-    config = dict(config or {})
-    if "settings" in config:
-        if len(config) > 1:
-            raise ConfigError(
-                f"`settings` stands alone; got {', '.join(sorted(config.keys() - {'settings'}))} beside it"
-            )
-        return ModelSettings.model_validate(config["settings"])
-    found: dict[str, dict[str, Any]] = {"lora": {}, "engine": {}, "trainer": {}, "render": {}}
-    if kwargs := config.pop("chat_template_kwargs", None):
-        found["render"]["chat_template_kwargs"] = kwargs
-    hints: list[str] = []
-    refused: list[str] = []
-    trains_all = False
-    for section, values in [*((name, config.pop(name, None) or {}) for name in _SECTIONS), ("", config)]:
-        for key, value in values.items():
-            name = f"{section}.{key}" if section else key
-            if name == "init_args.full_finetuning" and value is True:
-                trains_all = True
-                continue
-            if value in _NEUTRAL.get(section, {}).get(key, ()):
-                continue
-            if target := _HONOURED.get(section, {}).get(key):
-                _set(found, target, value, name)
-            elif key in _HINTS.get(section, ()):
-                hints.append(name)
-            else:
-                refused.append(f"{name}={value!r}")
-    if refused:
-        raise ConfigError(
-            f"_internal_config asks for what ART cannot honour: {', '.join(refused)}. Remove it, or use "
-            "`TrainableModel(settings=art.ModelSettings(...))` and `art.TrainConfig(...)`, which list all settings"
-        )
-    if trains_all and found["lora"]:
-        raise ConfigError(
-            f"init_args.full_finetuning=True trains all weights, so {', '.join(found['lora'])} of a LoRA would have no "
-            "effect; remove one of the two"
-        )
-    if hints:
-        logger.warning("not needed by the embedded engine, and without effect: %s", ", ".join(hints))
-    return _build(found | {"lora": None} if trains_all else found)
-
-
-def _set(found: dict[str, dict[str, Any]], target: _Target, value: Any, name: str) -> None:
-    parts, setting, convert = target
-    if setting == "target_modules" and isinstance(value, str):
-        value = None if value == "all-linear" else [value]
-    value = value if value is None else convert(value)
-    for part in parts:
-        if found[part].get(setting, value) != value:
-            raise ConfigError(f"{name}={value} contradicts an earlier {part}.{setting}={found[part][setting]}")
-        found[part][setting] = value
-
-
-def _build(found: Mapping[str, dict[str, Any] | None]) -> ModelSettings:
-    models: dict[str, Any] = dict(_MODELS)
-    engine = found["engine"] or {}
-    if "weights" in engine:  # of vLLM only, which has no word for weights that are not quantised
-        models["engine"] = VllmConfig
-        if engine.get("quantization") == "none":
-            del engine["quantization"]
-    try:
-        parts = {part: None if values is None else models[part](**values) for part, values in found.items()}
-        return ModelSettings.model_validate(parts)
-    except ValidationError as error:
-        raise ConfigError(f"_internal_config holds a value out of range: {error}") from error
 
 
 # -- training options --
@@ -291,7 +175,7 @@ def train_config(config: TrainingConfig | None, settings: Mapping[str, Any]) -> 
         return config
     try:
         return _train_config(config, given)
-    except (ValidationError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"these training settings do not fit together: {error}") from error
 
 
@@ -299,6 +183,11 @@ def _train_config(config: TrainingConfig | None, given: Mapping[str, Any]) -> Tr
     values = _own_settings(given)
     of_config = {} if config is None else {key: getattr(config, key) for key in config.model_fields_set}
     tuned = [key for key in _LOSS_OPTIONS if key in given]
+    kept: tuple[LossConfig, ...] = ()
+    if tuned and config is not None and config.terms[0] is TrainingConfig.model_fields["loss"].default:
+        # `TrainConfig(beta=...)` adds to the default objective, which `loss_fn` may replace.
+        kept = config.terms[1:]
+        of_config.pop("loss", None)
     again = [*(values.keys() & of_config.keys()), *(tuned if "loss" in of_config | values else ())]
     if again:
         raise ConfigError(f"{', '.join(sorted(again))}: given twice, by `config` or `loss` and by itself; keep one")
@@ -306,8 +195,8 @@ def _train_config(config: TrainingConfig | None, given: Mapping[str, Any]) -> Tr
     if "truncated_importance_sampling" in given:
         values.setdefault("anchor", "step_start")
     found = _with_loss(values, given) if tuned else TrainingConfig(**values)
-    penalties = _kl_penalties(given)
-    return _changed(found, loss=(*found.terms, *penalties)) if penalties else found
+    penalties = kl_penalties(**{key: given[key] for key in _KL_OPTIONS if key in given})
+    return _changed(found, loss=(*found.terms, *kept, *penalties)) if kept or penalties else found
 
 
 def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,17 +247,3 @@ def _clips(term: LossConfig, given: Mapping[str, Any]) -> dict[str, float]:
         )
     high = low if high is None and not isinstance(term, CispoConfig) else high
     return {key: value for key, value in (("clip_low", low), ("clip_high", high)) if value is not None}
-
-
-def _kl_penalties(given: Mapping[str, Any]) -> list[KlConfig]:
-    """`kl_penalty_coef` was taken off the advantages, `beta` added to the loss."""
-    if "kl_penalty_reference_step" in given and "kl_penalty_coef" not in given:
-        raise ConfigError("kl_penalty_reference_step does nothing without kl_penalty_coef above 0")
-    penalties = []
-    if "kl_penalty_coef" in given:
-        reference = given.get("kl_penalty_reference_step", "base")
-        coefficient = given["kl_penalty_coef"]
-        penalties.append(KlConfig(weight=coefficient, reference=reference, estimator="k1", where="reward"))
-    if "beta" in given:
-        penalties.append(KlConfig(weight=given["beta"]))
-    return penalties

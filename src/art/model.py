@@ -21,11 +21,16 @@ from typing_extensions import TypeVar
 
 from art.backend import Backend, Registration, TrainResult
 from art.capture.clients import async_hooks, remember, sync_hooks
-from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.costs import Ledger, Prices
 from art.costs.meter import CostCalculator, PolicyMeter, close_row
-from art.dev import InternalModelConfig, settings_from_internal_config
-from art.errors import ConfigError
+from art.dev import (
+    InternalModelConfig,
+    in_older_names,
+    optimizer_from_internal_config,
+    settings_from_internal_config,
+)
+from art.errors import ArtError, ConfigError
 from art.protocol.keys import check_api_key
 from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
 from art.rollouts import RolloutCollector
@@ -207,6 +212,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     async def get_step(self) -> int:
         return 0
 
+    def default_optimizer(self) -> OptimizerConfig | None:
+        return None
+
     # --- the local log ---
 
     def _paths(self) -> ModelPaths:
@@ -308,10 +316,17 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             raise ConfigError(f"model {self.name!r} has both `settings` and `_internal_config`: keep one")
         return self.settings or settings_from_internal_config(self._internal_config)
 
+    def default_optimizer(self) -> OptimizerConfig | None:
+        """What `trainer_args` of older code say of the optimiser; holds where a step's own settings do not."""
+        return optimizer_from_internal_config(self._internal_config)
+
     async def register(self, backend: Backend) -> None:
         """Tie the model to a backend, which serves it from then on."""
         started = time.monotonic()
-        await super().register(backend)
+        try:
+            await super().register(backend)
+        except ArtError as error:
+            raise in_older_names(error, self._internal_config) from error.__cause__
         self._meter.start(started)
 
     def _adopt(self, registration: Registration) -> None:
@@ -374,9 +389,22 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return result
 
     async def train_sft(
-        self, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None, verbose: bool = False
+        self,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | None = None,
+        _config: Mapping[str, Any] | None = None,
+        verbose: bool = False,
     ) -> TrainResult:
-        """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`."""
+        """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`.
+
+        Args:
+            _config: of older code, which has no options in it.
+
+        Raises:
+            ConfigError: `_config` holds an option.
+        """
+        if _config:
+            raise ConfigError(f"train_sft has no options in `_config`, got {dict(_config)}; use art.TrainSFTConfig(...)")
         result = await self.backend().train_sft(self, trajectories, config, verbose=verbose)
         await self.log(split="train", metrics=result.metrics, step=result.step)
         return result

@@ -20,8 +20,8 @@ import art
 import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
 from art.client import ArtClient
-from art.config import ModelSettings, TrainConfig, VllmConfig
-from art.dev import settings_from_internal_config
+from art.config import ModelSettings, OptimizerConfig, TrainConfig, VllmConfig
+from art.dev import optimizer_from_internal_config, settings_from_internal_config
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -37,6 +37,7 @@ from art.errors import (
     TrainingError,
     TrajectoryError,
 )
+from art.model import TrainableModel
 from art.protocol.training import RegisterRequest, TrainRequest, WireError
 from art.trajectory import History, Trajectory, TrajectoryGroup
 from art.utils.waiting import announce_wait
@@ -317,6 +318,14 @@ class Named:
     def model_settings(self) -> ModelSettings:
         return ModelSettings()
 
+    def default_optimizer(self) -> OptimizerConfig | None:
+        return None
+
+
+class Clipped(Named):
+    def default_optimizer(self) -> OptimizerConfig | None:
+        return OptimizerConfig(max_grad_norm=0.1)
+
 
 @pytest.fixture
 async def backend(server: FakeArtServer) -> Backend:
@@ -499,6 +508,51 @@ def test_internal_config_becomes_settings(caplog: pytest.LogCaptureFixture) -> N
         assert hint in caplog.records[0].message
 
 
+def test_the_optimizer_of_older_code() -> None:
+    given = {"trainer_args": {"max_grad_norm": 0.1, "weight_decay": 0.1, "adam_beta2": 0.99, "report_to": "none"}}
+    assert optimizer_from_internal_config(given) == OptimizerConfig(
+        max_grad_norm=0.1, weight_decay=0.1, betas=(0.9, 0.99)
+    )
+    assert settings_from_internal_config(given) == ModelSettings()
+    assert optimizer_from_internal_config(None) is optimizer_from_internal_config({"peft_args": {"r": 4}}) is None
+    with pytest.raises(ConfigError, match=r"trainer_args\.max_grad_norm=0"):
+        optimizer_from_internal_config({"trainer_args": {"max_grad_norm": 0}})
+
+
+async def test_a_step_takes_the_optimizer_of_its_model_unless_it_names_one(
+    server: FakeArtServer, backend: Backend
+) -> None:
+    for settings in ({}, {"optimizer": OptimizerConfig(max_grad_norm=2.0)}):
+        await backend.train(Clipped(), [a_group(0, 1)], **settings)
+    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    await backend.train_sft(Clipped(), [trajectory])
+    bodies = [body for _, path, body in server.requests if path.endswith(("/train", "/train_sft"))]
+    assert [body["config"]["optimizer"]["max_grad_norm"] for body in bodies] == [0.1, 2.0, 0.1]
+
+
+async def test_training_without_logprobs_is_for_answers_that_are_recorded(backend: Backend) -> None:
+    await backend.train(Named(), [a_group(0, 1)], allow_training_without_logprobs=True)
+    group = a_group(0, 1)
+    group.trajectories[1].messages_and_choices.append({"role": "assistant", "content": "by hand"})
+    await backend.train(Named(), [group])
+    with pytest.raises(TrajectoryError, match="allow_training_without_logprobs=True: trajectory 1 of group 0"):
+        await backend.train(Named(), [group], allow_training_without_logprobs=True)
+
+
+async def test_an_error_of_the_server_speaks_the_users_words(server: FakeArtServer, backend: Backend) -> None:
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        return refusal(400, "invalid_config", "`engine.max_context` is 9000, but the model is made for 4096")
+
+    for config, name in [
+        ({"init_args": {"max_seq_length": 9000}}, "`init_args.max_seq_length` is 9000"),
+        ({"engine_args": {"max_model_len": 9000}}, "`engine_args.max_model_len` is 9000"),
+    ]:
+        server.trouble = [refuse]
+        model = TrainableModel(name="m", project="p", base_model="b", _internal_config=config)
+        with pytest.raises(ConfigError, match=name):
+            await model.register(backend)
+
+
 def test_internal_config_nothing_and_direct() -> None:
     assert settings_from_internal_config(None) == ModelSettings()
     settings = ModelSettings.model_validate({"lora": {"rank": 4}})
@@ -520,16 +574,21 @@ def test_internal_config_nothing_and_direct() -> None:
     [
         ({"engine_args": {"kv_cache_dtype": "fp8"}}, "engine_args.kv_cache_dtype"),
         ({"peft_args": {"lora_dropout": 0.1}}, "peft_args.lora_dropout"),
-        ({"trainer_args": {"max_grad_norm": 0.1}}, "trainer_args.max_grad_norm"),
+        ({"trainer_args": {"optim": "adamw_8bit"}}, "trainer_args.optim"),
         ({"rollout_weights_mode": "mixed"}, "'lora' or 'merged'"),
-        ({"rollout_weights_mode": "merged", "init_args": {"load_in_4bit": True}}, "quantization"),
+        ({"rollout_weights_mode": "merged", "init_args": {"load_in_4bit": True}}, "init_args.load_in_4bit=True"),
         ({"chat_template": "x"}, "chat_template"),
         ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
-        ({"peft_args": {"r": 0}}, "rank"),
+        ({"peft_args": {"r": 0}}, r"peft_args\.r=0: Input should be greater"),
+        ({"init_args": {"max_seq_length": -1}}, r"init_args\.max_seq_length=-1: Input should be greater"),
+        ({"engine_args": {"max_num_seqs": "many"}}, "engine_args.max_num_seqs='many' is no int"),
         ({"init_args": {"load_in_4bit": True, "load_in_8bit": True}}, "init_args.load_in_8bit"),
         ({"init_args": {"full_finetuning": True, "load_in_4bit": True}}, "needs whole weights"),
-        ({"init_args": {"full_finetuning": True}, "peft_args": {"r": 8}}, "trains all weights, so rank of a LoRA"),
-        ({"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}}, "max_model_len"),
+        ({"init_args": {"full_finetuning": True}, "peft_args": {"r": 8}}, r"trains all weights, so peft_args\.r of a LoRA"),
+        (
+            {"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}},
+            r"engine_args\.max_model_len=4096 contradicts init_args\.max_seq_length=10000",
+        ),
     ],
 )
 def test_internal_config_that_cannot_be_honoured(config: dict[str, Any], name: str) -> None:

@@ -158,6 +158,25 @@ def test_kl_penalties_of_older_code() -> None:
     assert options(beta=0.04, loss_fn="grpo").loss == (PpoConfig(clip_high=0.2), KlConfig(weight=0.04))
 
 
+def test_kl_penalties_of_an_older_train_config() -> None:
+    assert TrainConfig(beta=0.0) == TrainConfig()
+    config = TrainConfig(learning_rate=1e-4, beta=0.04)
+    assert config.loss == (DppoConfig(), KlConfig(weight=0.04))
+    assert train_config(config, {}) is config
+    assert train_config(config, {"loss_fn": "ppo", "epsilon": 0.2}) == TrainConfig(
+        learning_rate=1e-4, loss=(PpoConfig(clip_low=0.2, clip_high=0.2), KlConfig(weight=0.04))
+    )
+    assert TrainConfig.grpo(beta=0.1).loss == (PpoConfig(clip_high=0.2), KlConfig(weight=0.1))
+    shaped = KlConfig(weight=0.1, estimator="k1", where="reward")
+    assert TrainConfig(kl_penalty_coef=0.1, loss=PpoConfig()).loss == (PpoConfig(), shaped)
+    with pytest.raises(ValueError, match="beta must be a number from 0 up, got -1"):
+        TrainConfig(beta=-1)
+    with pytest.raises(ConfigError, match="loss_fn: given twice"):
+        train_config(TrainConfig(loss=DppoConfig(), beta=0.1), {"loss_fn": "ppo"})
+    with pytest.raises(ConfigError, match='`kl_penalty_coef` are terms of the type "kl"'):
+        train_config(config, {"beta": 0.1})
+
+
 # -- what is refused --
 
 
@@ -165,7 +184,6 @@ def test_kl_penalties_of_older_code() -> None:
     ("settings", "named"),
     [
         ({"save_checkpoint": False}, "save_checkpoint=False"),
-        ({"allow_training_without_logprobs": True}, "allow_training_without_logprobs=True"),
         ({"kl_ref_adapter_path": "x"}, "kl_ref_adapter_path='x'"),
         ({"no_such_thing": 1}, "no_such_thing=1"),
         ({"learning_rate": -1.0}, "learning_rate"),
@@ -180,7 +198,8 @@ def test_kl_penalties_of_older_code() -> None:
         ({"kl_penalty_reference_step": 3}, "kl_penalty_reference_step does nothing without"),
         ({"kl_penalty_coef": 0.1, "beta": 0.1}, "two terms of the same type"),
         ({"kl_penalty_coef": 0.1, "loss_fn": "sft"}, "needs an objective that weighs advantages"),
-        ({"kl_penalty_coef": -0.1}, "weight"),
+        ({"kl_penalty_coef": -0.1}, "kl_penalty_coef must be a number from 0 up, got -0.1"),
+        ({"beta": "0.1"}, "beta must be a number from 0 up, got '0.1'"),
         ({"truncated_importance_sampling": 2.0, "anchor": "sampler"}, "step_start"),
         ({"truncated_importance_sampling": 2.0, "mismatch": MismatchConfig()}, "`truncate` of `mismatch`"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -49,8 +50,26 @@ class LengthPenaltyConfig(Config):
     turns: float = Field(default=0.0, ge=0)
 
 
+def kl_penalties(
+    *, beta: float = 0.0, kl_penalty_coef: float = 0.0, kl_penalty_reference_step: int | None = None
+) -> list[KlConfig]:
+    """What older code calls `beta`, a KL in the loss, and `kl_penalty_coef`, one in the reward.
+
+    Raises:
+        ValueError: a coefficient below 0, or a step that no coefficient uses.
+    """
+    for name, value in (("kl_penalty_coef", kl_penalty_coef), ("beta", beta)):
+        if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
+            raise ValueError(f"{name} must be a number from 0 up, got {value!r}")
+    if kl_penalty_reference_step is not None and not kl_penalty_coef:
+        raise ValueError("kl_penalty_reference_step does nothing without kl_penalty_coef above 0")
+    reference: int | Literal["base"] = "base" if kl_penalty_reference_step is None else kl_penalty_reference_step
+    in_reward = KlConfig(weight=kl_penalty_coef, reference=reference, estimator="k1", where="reward")
+    return [*([in_reward] if kl_penalty_coef else []), *([KlConfig(weight=beta)] if beta else [])]
+
+
 class TrainConfig(Config):
-    """One reinforcement-learning step."""
+    """One reinforcement-learning step. `beta` and `kl_penalty_coef` of older code add a `KlConfig` to `loss`."""
 
     learning_rate: float = Field(default=1e-5, gt=0, le=1)
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
@@ -87,6 +106,19 @@ class TrainConfig(Config):
         """Whether rewards play a part; distillation alone does not look at them."""
         return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_older_names(cls, data: Any) -> Any:
+        names = {"beta", "kl_penalty_coef"}
+        if not isinstance(data, dict) or not names & data.keys():
+            return data
+        penalties = kl_penalties(**{name: data[name] for name in names & data.keys()})
+        data = {name: value for name, value in data.items() if name not in names}
+        if penalties:
+            loss = data.get("loss", cls.model_fields["loss"].default)
+            data["loss"] = (*(loss if isinstance(loss, (tuple, list)) else (loss,)), *penalties)
+        return data
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         """Refuse settings that would do nothing together."""
@@ -98,7 +130,10 @@ class TrainConfig(Config):
                 f"`loss` has several objectives that learn from rewards: {', '.join(objectives)}; keep one"
             )
         if len({term.type for term in self.terms}) < len(self.terms):
-            raise ValueError("`loss` has two terms of the same type; keep one of them")
+            raise ValueError(
+                "`loss` has two terms of the same type; keep one of them (`beta` and `kl_penalty_coef` are terms of the "
+                'type "kl")'
+            )
         if self.normalize == "constant" and self.constant_tokens is None:
             raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")
         if self.constant_tokens is not None and self.normalize != "constant":
