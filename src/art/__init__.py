@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from art import dev, errors, utils
 from art.backend import Backend, LocalTrainResult, TrainResult
 from art.batches import trajectory_group_batches
+from art.compat.refused import refuse
 from art.capture.context import (
     auto_trajectory,
     capture,
@@ -85,4 +86,4 @@ def __getattr__(name: str) -> Any:
         return RemoteBackend
     if name in ("rewards", "langgraph", "mcp", "scenarios"):
         return importlib.import_module(f"art.{name}")
-    raise AttributeError(f"module 'art' has no attribute {name!r}")
+    refuse("art", name)

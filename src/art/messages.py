@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, PlainSerializer, ValidationError
 
@@ -110,6 +110,11 @@ def to_message(item: Any) -> dict[str, Any]:
     if audio := answer.get("audio"):
         message["audio"] = {"id": audio["id"]}  # requests refer to earlier audio by its id
     return message
+
+
+def get_messages(messages_and_choices: MessagesAndChoices) -> Messages:
+    """The messages of a conversation, choices among them as assistant messages."""
+    return cast("Messages", [to_message(item) for item in messages_and_choices])
 
 
 if not TYPE_CHECKING:

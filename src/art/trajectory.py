@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_seriali
 from pydantic_core import to_json
 
 from art.errors import RolloutError
-from art.messages import Messages, MessagesAndChoices, Tools, is_choice, parse_item, to_message
+from art.messages import Messages, MessagesAndChoices, Tools, get_messages, is_choice, parse_item, to_message
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass as _ModelType
@@ -67,7 +67,7 @@ class History(_Record):
     tools: Tools | None = None
 
     def messages(self) -> Messages:
-        return cast(Messages, [to_message(item) for item in self.messages_and_choices])
+        return get_messages(self.messages_and_choices)
 
 
 class _TrajectoryType(_ModelType):

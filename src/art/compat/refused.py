@@ -1,0 +1,78 @@
+"""Names of older code that nothing here answers to, each with what to use today.
+
+A module refuses its names by `__getattr__ = refusals(__name__)`, so that `from art import ServerlessBackend` says more
+than that it cannot be imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_SERVER = "start `art-server` on the machine with the GPU, and use `art.RemoteBackend(base_url, api_key)` here"
+_STORE = (
+    'use `await backend.push(model, "s3://bucket/prefix")` and `await backend.pull(model, "s3://bucket/prefix")`, which '
+    "need the extra `s3` on the server"
+)
+_DEPLOY = (
+    'use `await backend.export(model, "peft")`, or "merged", and `await backend.push(model, "hf://owner/name", '
+    'format="peft")`; a provider such as Together or W&B takes the adapter from there'
+)
+_FILES = "read `trajectories/<split>/<step>.jsonl` with `art.storage.trajectories.read_groups(path)`"
+_PIPELINE = "use `art.trajectory_group_batches(groups, batch_size=...)`, which trains while later groups still run"
+
+REFUSED: dict[str, dict[str, str]] = {
+    "art": {
+        "ServerlessBackend": _SERVER,
+        "SkyPilotBackend": _SERVER,
+        "TinkerBackend": _SERVER,
+        "TinkerNativeBackend": _SERVER,
+        "MegatronBackend": "use `art.LocalBackend`; `TrainerConfig(num_processes=...)` trains on several GPUs",
+        "PipelineTrainer": _PIPELINE,
+        "make_group_rollout_fn": _PIPELINE,
+    },
+    "art.utils": {
+        "deploy_model": _DEPLOY,
+        "LoRADeploymentProvider": _DEPLOY,
+        "LoRADeploymentJob": _DEPLOY,
+    },
+    "art.utils.deployment": {
+        name: _DEPLOY
+        for name in (
+            "deploy_model", "DeploymentConfig", "DeploymentResult", "Provider", "TogetherDeploymentConfig",
+            "WandbDeploymentConfig",
+        )
+    },
+    "art.utils.s3": {
+        name: _STORE
+        for name in (
+            "archive_and_presign_step_url", "build_s3_path", "ensure_bucket_exists", "pull_model_from_s3",
+            "push_model_to_s3", "s3_sync",
+        )
+    },
+    "art.utils.benchmarking": {
+        "pull_model_trajectories": _FILES + "; logs of models are kept where the script runs, and not in buckets",
+        "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)` for each step; there is no W&B sink",
+    },
+}  # fmt: skip
+"""By module and name."""
+
+
+def refuse(module: str, name: str) -> NoReturn:
+    """
+    Raises:
+        ImportError: an older name; says what to use today.
+        AttributeError: any other name.
+    """
+    if advice := REFUSED.get(module, {}).get(name):
+        raise ImportError(f"{module}.{name} does not exist in this version of ART: {advice}", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def refusals(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module."""
+
+    def getattr_of_module(name: str) -> NoReturn:
+        refuse(module, name)
+
+    return getattr_of_module

@@ -1,0 +1,22 @@
+"""Where older code looks for types of messages, settings and results."""
+
+from typing import Literal
+
+from art.backend import LocalTrainResult, TrainResult
+from art.config import TrainConfig, TrainSFTConfig
+from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
+
+Verbosity = Literal[0, 1, 2]
+
+__all__ = [
+    "LocalTrainResult",
+    "Message",
+    "MessageOrChoice",
+    "Messages",
+    "MessagesAndChoices",
+    "Tools",
+    "TrainConfig",
+    "TrainResult",
+    "TrainSFTConfig",
+    "Verbosity",
+]
