@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextvars import Token
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -21,6 +22,7 @@ from typing_extensions import TypeVar
 
 from art.backend import Backend, Registration, TrainResult
 from art.capture.clients import async_hooks, remember, sync_hooks
+from art.compat.metrics import MetricsBuilder
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.costs import Ledger, Prices
 from art.costs.meter import CostCalculator, PolicyMeter, close_row
@@ -38,6 +40,7 @@ from art.storage import state as state_file
 from art.storage.history import append_row, means_by_step
 from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups, take_costs
+from art.storage.totals import Totals
 from art.storage.trajectories import append_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
@@ -86,6 +89,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     """What all that is booked in `costs` may come to; `model.costs.check()` raises from there on."""
 
     _ledgers: dict[Path, Ledger] = PrivateAttr(default_factory=dict)
+    _totals: dict[Path, Totals] = PrivateAttr(default_factory=dict)
+    _pending_metrics: dict[str, float] = PrivateAttr(default_factory=dict)
+    """What metrics builders have for the next row."""
     _backend: Backend | None = PrivateAttr(default=None)
     _server_url: str | None = PrivateAttr(default=None)
     _openai: PerLoop[Any] = PrivateAttr(default_factory=lambda: PerLoop(_close_openai))
@@ -232,6 +238,18 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         self._ledgers[path].max_usd = self.budget_usd
         return self._ledgers[path]
 
+    def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
+        """Takes metrics and costs of the user's own for the next row of the history; all of them share one buffer.
+
+        Args:
+            cost_context: first part of the names of costs, `train` or `eval`; by default `train`.
+        """
+        return MetricsBuilder(cost_context or "train", lambda: self.costs, self._pending_metrics)
+
+    def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
+        """Let `art.metrics.track_api_cost` book with this model, until `token.var.reset(token)`."""
+        return self.metrics_builder(cost_context).activate()
+
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
         """Book the policy's tokens and the device time since the last time. `log` does so before it writes a row."""
 
@@ -264,12 +282,13 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             trajectories: groups, or loose trajectories and exceptions, which become one group.
             split: prefix of the metrics: `val/reward`.
             metrics: further numbers for the row; they win over computed ones of the same name. `costs/...` are USD that
-                go into `costs`, like those of trajectories and groups.
+                go into `costs`, like those of trajectories and groups. Of `time/step_x` and `data/step_x` the row also
+                gets the sum over all rows, `time/cum/x` and `data/cum/x`.
             step: by default the current one.
         """
         step = await self.get_step() if step is None else step
         groups = as_groups(trajectories or ())
-        metrics = metrics or {}
+        metrics = await self.metrics_builder().flush() | dict(metrics or {})
         await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         summary, reported = take_costs(summarize_groups(groups))
         metrics, also_reported = take_costs(metrics)
@@ -278,7 +297,9 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         if groups and split == "train":
             row |= count_groups(groups)
         row |= name_metrics(metrics, split)
-        await asyncio.to_thread(_write_log, self._paths(), groups, split, row, step)
+        paths = self._paths()
+        totals = self._totals.setdefault(paths.history, Totals(paths.history))
+        await asyncio.to_thread(_write_log, paths, totals, groups, split, row, step)
         if self.trainable and self._backend is not None:  # the server keeps the best checkpoint, and so has to know it
             await self._backend._log_metrics(self, step, row)
 
@@ -478,7 +499,10 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         logger.info("kept checkpoints %s, deleted %s", sorted(keep), deleted)
 
 
-def _write_log(paths: ModelPaths, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int) -> None:
+def _write_log(
+    paths: ModelPaths, totals: Totals, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int
+) -> None:
     if groups:
         append_groups(paths.trajectories(split, step), groups)
-    append_row(paths.history, row, step=step)
+    with totals.lock:
+        append_row(paths.history, totals.of(row) | row, step=step)

@@ -117,6 +117,18 @@ async def test_streams_of_a_graph_are_streams(served: ServedApp) -> None:
     assert texts(trajectory) == ["what?", "", "name of hello", "it is hello"]
 
 
+async def test_as_a_decorator(served: ServedApp) -> None:
+    served.app.bench.answers("hello")
+
+    @wrap_rollout(served.policy)
+    async def rollout(question: str) -> art.Trajectory:
+        await init_chat_model("gpt-4.1").ainvoke(question)
+        return art.Trajectory(reward=1.0)
+
+    trajectory = await rollout("hi")
+    assert (texts(trajectory), trajectory.reward, rollout.__name__) == (["hi", "hello"], 1.0, "rollout")
+
+
 async def test_a_sub_graph_is_a_history(served: ServedApp) -> None:
     """The sub-agent has messages of its own, and so a history of its own."""
 

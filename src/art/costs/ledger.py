@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SHARED = frozenset({"gpu", "generator"})
 """Sources that are not told apart by split: a machine that is rented, and scenarios that are written once."""
+CONTEXTS = frozenset({"train", "eval"})
+"""First parts of sources that say themselves which split they are of, whatever row they are written in."""
 _SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _RESERVED = frozenset({"cum", "all"})
 
@@ -231,4 +233,5 @@ def context_of(split: str) -> str:
 
 
 def _full_name(source: str, split: str) -> str:
-    return source if source.partition("/")[0] in SHARED else f"{context_of(split)}/{source}"
+    names_its_own = source.partition("/")[0] in SHARED | CONTEXTS
+    return source if names_its_own else f"{context_of(split)}/{source}"

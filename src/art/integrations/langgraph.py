@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, overload
 
 from art.capture import Captured, capture, current_capture
 from art.errors import ConfigError
@@ -37,8 +37,15 @@ _SET_BY_ART = {
 """Arguments that say where to ask and how to connect."""
 
 
-def wrap_rollout(model: Model[Any, Any], fn: Callable[P, Awaitable[Trajectory]]) -> Callable[P, Awaitable[Trajectory]]:
-    """`fn` with `model` behind every `init_chat_model` that is called inside.
+Rollout = Callable[P, Awaitable[Trajectory]]
+
+
+@overload
+def wrap_rollout(model: Model[Any, Any], fn: Rollout[P]) -> Rollout[P]: ...
+@overload
+def wrap_rollout(model: Model[Any, Any]) -> Callable[[Rollout[P]], Rollout[P]]: ...
+def wrap_rollout(model: Model[Any, Any], fn: Any = None) -> Any:
+    """`fn` with `model` behind every `init_chat_model` that is called inside; without `fn` the decorator that does so.
 
     The trajectory that `fn` returns keeps its reward, metrics, metadata and logs, and gets the conversations: the
     longest as its own, others as additional histories.
@@ -47,8 +54,11 @@ def wrap_rollout(model: Model[Any, Any], fn: Callable[P, Awaitable[Trajectory]])
         ConfigError: from the rollout, when it has asked the model nothing, or returns something else.
     """
 
+    if fn is None:
+        return functools.partial(wrap_rollout, model)
+
     @functools.wraps(fn)
-    async def rollout(*args: P.args, **kwargs: P.kwargs) -> Trajectory:
+    async def rollout(*args: Any, **kwargs: Any) -> Trajectory:
         async with capture(model) as captured:
             trajectory = await fn(*args, **kwargs)
         if not isinstance(trajectory, Trajectory):

@@ -215,6 +215,9 @@ LOG_METRICS: dict[str, Metric] = {
     "time/step_s/gpu/trainer": Metric("seconds since the row before that the trainer worked", "registered models"),
     "time/step_s/gpu/rollouts": Metric("the other seconds: rollouts, rewards, waiting", "registered models"),
     "time/cum/s/gpu/*": Metric("both from the beginning on", "registered models"),
+    "data/cum/*": Metric("`data/step_*`, also the user's own, from the first row on; shares are not added up"),
+    "time/cum/*": Metric("`time/step_*` likewise"),
+    "throughput/cum/*": Metric("`throughput/step_*` likewise", "rows with such a metric of the user's own"),
 }
 """What `model.log` adds to every row."""
 

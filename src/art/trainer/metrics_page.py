@@ -49,7 +49,7 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the server adds from the steps before, to a step of reinforcement learning", TREND_METRICS),
     ("What the server adds to a step of supervised fine-tuning", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
-    ("Costs, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
+    ("Costs and sums, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
     ("Failures, counted by `FaultWatch` and `GroupScorer`", FAULT_METRICS),
 )
 

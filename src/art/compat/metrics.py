@@ -1,0 +1,271 @@
+"""`model.metrics_builder()` and `track_api_cost` of older code: metrics and costs that end up in the next logged row.
+
+    builder = model.metrics_builder("train")
+    with builder.activate_context():
+        await rollouts()                          # what a `track_api_cost` function costs is booked
+    builder.add_user_timing(step_actor_s=3.1)
+    await model.log(groups, split="train")        # writes both
+
+Money goes to `model.costs`, the ledger that also has judges and devices; other numbers wait for `model.log`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar, Token
+from typing import Any, ClassVar, TypeVar
+
+from art.costs import Ledger, TokenPrice
+from art.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+CostExtractor = Callable[[Any], float | None]
+_SUMMED = ("time/step_", "data/step_", "throughput/step_")
+
+
+class MetricsBuilder:
+    """Takes metrics and costs for the next row of a model's history."""
+
+    _extractors: ClassVar[dict[str, CostExtractor]] = {}
+    _prices: ClassVar[dict[str, TokenPrice]] = {}
+
+    def __init__(self, cost_context: str, ledger: Callable[[], Ledger], pending: dict[str, float]) -> None:
+        """
+        Args:
+            cost_context: first part of the names of costs: `train` or `eval`.
+            ledger: gives the model's, which may move when the model is registered.
+            pending: metrics that wait for the next row; shared by all builders of a model.
+        """
+        if not cost_context or "/" in cost_context:
+            raise ConfigError(f"a cost context is a word such as 'train' or 'eval', got {cost_context!r}")
+        self.cost_context = cost_context
+        self._ledger = ledger
+        self._pending = pending
+
+    # -- costs --
+
+    def add_cost(self, path: str, usd: float) -> None:
+        """Book a sum: `path` is the name of the metric without `costs/`, such as `train/search`."""
+        self._ledger().book(path.removeprefix("costs/"), usd=usd)
+
+    def add_response_cost(
+        self,
+        source: str,
+        response: Any,
+        *,
+        provider: str,
+        model_name: str,
+        prompt_price_per_million: float | None = None,
+        completion_price_per_million: float | None = None,
+        cached_prompt_price_per_million: float | None = None,
+    ) -> float:
+        """Book what an answer of a chat API has cost, as `costs/<context>/<source>`.
+
+        The price is what the answer says itself (`usage.cost`), else that of a registered extractor, of the arguments,
+        of `register_model_pricing`, or of litellm where that is installed.
+
+        Raises:
+            ConfigError: nothing knows the price.
+        """
+        prompt, cached, completion = _tokens(response)
+        usd = _usage(response).get("cost")
+        if usd is None and (extract := self._extractors.get(provider)) is not None:
+            usd = extract(response)
+        if usd is None:
+            price = self._prices.get(model_name)
+            if prompt_price_per_million is not None or completion_price_per_million is not None:
+                price = TokenPrice(
+                    prompt=prompt_price_per_million or 0.0, completion=completion_price_per_million or 0.0,
+                    cached=cached_prompt_price_per_million,
+                )  # fmt: skip
+            if price is not None:
+                usd = price.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+            else:
+                usd = _litellm_price(response, f"{provider}/{model_name}")
+        if usd is None:
+            raise ConfigError(
+                f"the price of {provider}/{model_name} is not known: pass prompt_price_per_million and "
+                "completion_price_per_million, or call MetricsBuilder.register_model_pricing"
+            )
+        self._ledger().book(
+            f"{self.cost_context}/{source}", usd=float(usd), prompt_tokens=prompt, cached_tokens=cached,
+            completion_tokens=completion,
+        )  # fmt: skip
+        return float(usd)
+
+    @classmethod
+    def register_cost_extractor(cls, provider: str, fn: CostExtractor) -> None:
+        """Price the answers of a provider by a function, which gives USD or `None`."""
+        cls._extractors[provider] = fn
+
+    @classmethod
+    def register_model_pricing(
+        cls,
+        model_name: str,
+        *,
+        prompt_per_million: float,
+        completion_per_million: float,
+        cached_prompt_per_million: float | None = None,
+    ) -> None:
+        """The price of a model's tokens in USD."""
+        cls._prices[model_name] = TokenPrice(
+            prompt=prompt_per_million, completion=completion_per_million, cached=cached_prompt_per_million
+        )
+
+    # -- other metrics --
+
+    def add_metric(self, key: str, value: float) -> None:
+        """A number for the next row. `time/step_...`, `data/step_...` and `throughput/step_...` are added up."""
+        section, _, name = key.partition("/")
+        if not section or not name or "cum" in key.split("/"):
+            raise ConfigError(f"a metric is called 'section/name', without 'cum', which ART adds; got {key!r}")
+        if section == "costs":
+            self.add_cost(name, value)
+            return
+        before = self._pending.get(key, 0.0) if key.startswith(_SUMMED) else 0.0
+        self._pending[key] = before + float(value)
+
+    def add_data(self, step_num_scenarios: int | None = None, step_actor_tokens: int | None = None) -> None:
+        self._add("data", step_num_scenarios=step_num_scenarios, step_actor_tokens=step_actor_tokens)
+
+    def add_user_timing(
+        self, step_wall_s: float | None = None, step_actor_s: float | None = None, step_eval_s: float | None = None
+    ) -> None:
+        self._add("time", step_wall_s=step_wall_s, step_actor_s=step_actor_s, step_eval_s=step_eval_s)
+
+    def add_idle_times(self, step_trainer_idle_s: float | None = None, step_actor_idle_s: float | None = None) -> None:
+        self._add("throughput", step_trainer_idle_s=step_trainer_idle_s, step_actor_idle_s=step_actor_idle_s)
+
+    def _add(self, section: str, **values: float | None) -> None:
+        for name, value in values.items():
+            if value is not None:
+                self.add_metric(f"{section}/{name}", value)
+
+    @contextlib.contextmanager
+    def measure(self, key: str) -> Iterator[None]:
+        """Add the seconds spent inside to the metric `key`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add_metric(key, time.monotonic() - start)
+
+    async def flush(self) -> dict[str, float]:
+        """Take the metrics that wait, to log them oneself; costs stay with the model and are in its next row."""
+        taken = dict(self._pending)
+        self._pending.clear()
+        return taken
+
+    # -- which builder is asked --
+
+    def for_cost_context(self, cost_context: str) -> MetricsBuilder:
+        """The same buffers, with another first part of the names of costs."""
+        return MetricsBuilder(cost_context, self._ledger, self._pending)
+
+    def activate(self) -> Token[MetricsBuilder | None]:
+        """Let `track_api_cost` book here until `token.var.reset(token)`."""
+        return _active.set(self)
+
+    @contextlib.contextmanager
+    def activate_context(self) -> Iterator[MetricsBuilder]:
+        """Let `track_api_cost` book here inside of the block."""
+        token = self.activate()
+        try:
+            yield self
+        finally:
+            _active.reset(token)
+
+    @staticmethod
+    def get_active() -> MetricsBuilder:
+        """
+        Raises:
+            LookupError: none is active.
+        """
+        if (active := _active.get()) is None:
+            raise LookupError("no metrics builder is active: use `with model.metrics_builder(...).activate_context():`")
+        return active
+
+
+_active: ContextVar[MetricsBuilder | None] = ContextVar("art_metrics_builder", default=None)
+
+
+def track_api_cost(
+    *,
+    source: str,
+    provider: str,
+    model_name: str,
+    response_getter: Callable[[Any], Any] | None = None,
+    prompt_price_per_million: float | None = None,
+    completion_price_per_million: float | None = None,
+    cached_prompt_price_per_million: float | None = None,
+) -> Callable[[F], F]:
+    """Decorate a function that asks a chat API: what each answer costs is booked with the active builder.
+
+    Without an active builder nothing is booked. Functions of both kinds can be decorated.
+
+    Args:
+        source: name of the cost, such as `llm_judge/correctness`.
+        response_getter: finds the answer in what the function returns; by default that is the answer.
+    """
+
+    def book(result: Any) -> Any:
+        if (builder := _active.get()) is not None:
+            builder.add_response_cost(
+                source, result if response_getter is None else response_getter(result), provider=provider,
+                model_name=model_name, prompt_price_per_million=prompt_price_per_million,
+                completion_price_per_million=completion_price_per_million,
+                cached_prompt_price_per_million=cached_prompt_price_per_million,
+            )  # fmt: skip
+        return result
+
+    def decorate(function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: Any, **kwargs: Any) -> Any:
+                return book(await function(*args, **kwargs))
+
+            return call_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return book(function(*args, **kwargs))
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(value.model_dump()) if hasattr(value, "model_dump") else {}
+
+
+def _usage(response: Any) -> dict[str, Any]:
+    usage = response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None)
+    return _plain(usage)
+
+
+def _tokens(response: Any) -> tuple[int, int, int]:
+    """Prompt, cached and completion tokens, as OpenAI or Anthropic name them."""
+    usage = _usage(response)
+    cached = _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens")) or 0
+    return prompt, cached, usage.get("completion_tokens", usage.get("output_tokens")) or 0
+
+
+def _litellm_price(response: Any, name: str) -> float | None:
+    """Only a program that has litellm anyway is helped by it."""
+    litellm = sys.modules.get("litellm")
+    if litellm is None:
+        return None
+    try:
+        return float(litellm.completion_cost(completion_response=response, model=name))
+    except Exception:  # it raises what it likes for a model that it does not know
+        return None

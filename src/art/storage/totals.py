@@ -1,0 +1,42 @@
+"""Sums over all rows of a history: of `time/step_rollouts_s`, the row also gets `time/cum/rollouts_s`."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from art.storage.jsonl import read_rows_from
+
+_SECTIONS = ("data", "time", "throughput")
+
+
+class Totals:
+    """Of one `history.jsonl`, over restarts too. Hold `lock` from `of` until the row is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.Lock()
+        self._path = path
+        self._offset = 0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def of(self, row: Mapping[str, float]) -> dict[str, float]:
+        """The sums that a row is to get, its own numbers included. Shares are not added up."""
+        rows, self._offset = read_rows_from(self._path, self._offset)
+        for earlier in rows:
+            for name, key in _summed(earlier).items():
+                self._sums[name] += earlier[key]
+        return {name: self._sums[name] + row[key] for name, key in _summed(row).items()}
+
+
+def _summed(row: Mapping[str, object]) -> dict[str, str]:
+    """Names of sums, and the metrics that they are of: `data/cum/games` and `data/step_games`."""
+    return {
+        f"{section}/cum/{key.removeprefix(f'{section}/step_')}": key
+        for section in _SECTIONS
+        for key, value in row.items()
+        if key.startswith(f"{section}/step_") and key.count("/") == 1 and not key.endswith("_share")
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
