@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from art import dev, errors, utils
 from art.backend import Backend, LocalTrainResult, TrainResult
 from art.batches import trajectory_group_batches
-from art.compat.refused import refuse
 from art.capture.context import (
     auto_trajectory,
     capture,
@@ -17,6 +16,7 @@ from art.capture.context import (
     capture_yielded_trajectory,
     yield_trajectory,
 )
+from art.compat.refused import refuse
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.errors import ArtError
 from art.faults import FaultWatch
@@ -86,4 +86,4 @@ def __getattr__(name: str) -> Any:
         return RemoteBackend
     if name in ("rewards", "langgraph", "mcp", "scenarios"):
         return importlib.import_module(f"art.{name}")
-    refuse("art", name)
+    return refuse("art", name)

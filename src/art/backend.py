@@ -372,8 +372,8 @@ def check_recorded(groups: Iterable[WireGroup]) -> None:
                 choice = item.get("choice")
                 if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
                     raise TrajectoryError(
-                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that ART has "
-                        "no record of, so its tokens are not known. Append the `Choice` objects that "
+                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that "
+                        "ART has no record of, so its tokens are not known. Append the `Choice` objects that "
                         "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
                         "can be learnt by `train_sft`"
                     )

@@ -16,7 +16,6 @@ from art.config import (
     DpoConfig,
     DppoConfig,
     GspoConfig,
-    KlConfig,
     LossConfig,
     MismatchConfig,
     ModelSettings,

@@ -425,7 +425,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
             ConfigError: `_config` holds an option.
         """
         if _config:
-            raise ConfigError(f"train_sft has no options in `_config`, got {dict(_config)}; use art.TrainSFTConfig(...)")
+            raise ConfigError(
+                f"train_sft has no options in `_config`, got {dict(_config)}; use art.TrainSFTConfig(...)"
+            )
         result = await self.backend().train_sft(self, trajectories, config, verbose=verbose)
         await self.log(split="train", metrics=result.metrics, step=result.step)
         return result

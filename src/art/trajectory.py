@@ -102,7 +102,9 @@ def _joined(cls: type[BaseModel], metadata: dict[str, Any], further: dict[str, A
                 "of that name to keep"
             )
         if metadata.setdefault(name, value) != value:
-            raise ValueError(f"{name!r} is given twice: as {value!r}, and in `metadata` as {metadata[name]!r}; keep one")
+            raise ValueError(
+                f"{name!r} is given twice: as {value!r}, and in `metadata` as {metadata[name]!r}; keep one"
+            )
     return metadata
 
 

@@ -86,10 +86,10 @@ def load(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
-    conversations = play(load, rng, 60)
+    conversations = play(load, rng, 40)
     rng.shuffle(conversations)
     path = tmp_path_factory.mktemp("old") / "model"
-    return build_tiny_model(path, conversations=conversations, warm_start_steps=300)
+    return build_tiny_model(path, conversations=conversations, warm_start_steps=120)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -524,7 +524,9 @@ async def test_a_step_takes_the_optimizer_of_its_model_unless_it_names_one(
 ) -> None:
     for settings in ({}, {"optimizer": OptimizerConfig(max_grad_norm=2.0)}):
         await backend.train(Clipped(), [a_group(0, 1)], **settings)
-    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    trajectory = Trajectory(
+        messages_and_choices=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    )
     await backend.train_sft(Clipped(), [trajectory])
     bodies = [body for _, path, body in server.requests if path.endswith(("/train", "/train_sft"))]
     assert [body["config"]["optimizer"]["max_grad_norm"] for body in bodies] == [0.1, 2.0, 0.1]
@@ -584,7 +586,10 @@ def test_internal_config_nothing_and_direct() -> None:
         ({"engine_args": {"max_num_seqs": "many"}}, "engine_args.max_num_seqs='many' is no int"),
         ({"init_args": {"load_in_4bit": True, "load_in_8bit": True}}, "init_args.load_in_8bit"),
         ({"init_args": {"full_finetuning": True, "load_in_4bit": True}}, "needs whole weights"),
-        ({"init_args": {"full_finetuning": True}, "peft_args": {"r": 8}}, r"trains all weights, so peft_args\.r of a LoRA"),
+        (
+            {"init_args": {"full_finetuning": True}, "peft_args": {"r": 8}},
+            r"trains all weights, so peft_args\.r of a LoRA",
+        ),
         (
             {"init_args": {"max_seq_length": 10_000}, "engine_args": {"max_model_len": 4096}},
             r"engine_args\.max_model_len=4096 contradicts init_args\.max_seq_length=10000",

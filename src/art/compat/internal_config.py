@@ -135,9 +135,10 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
             "`TrainableModel(settings=art.ModelSettings(...))` and `art.TrainConfig(...)`, which list all settings"
         )
     if trains_all and found["lora"]:
+        given = ", ".join(names["lora", setting] for setting in found["lora"])
         raise ConfigError(
-            f"init_args.full_finetuning=True trains all weights, so {', '.join(names['lora', key] for key in found['lora'])}"
-            " of a LoRA would have no effect; remove one of the two"
+            f"init_args.full_finetuning=True trains all weights, so {given} of a LoRA would have no effect; remove one "
+            "of the two"
         )
     if hints:
         logger.warning("not needed by the embedded engine, and without effect: %s", ", ".join(hints))
@@ -170,8 +171,8 @@ def _build(found: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSe
         models["engine"] = VllmConfig
         if engine.pop("quantization", "none") != "none":
             raise ConfigError(
-                f"{names['engine', 'quantization']}=True cannot go with rollout_weights_mode={engine['weights']!r}: whole "
-                "weights of vLLM are not rounded as the trainer's are; leave one of the two out"
+                f"{names['engine', 'quantization']}=True cannot go with rollout_weights_mode={engine['weights']!r}: "
+                "whole weights of vLLM are not rounded as the trainer's are; leave one of the two out"
             )
     parts: dict[str, Any] = {}
     for part, values in found.items():

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 _SERVER = "start `art-server` on the machine with the GPU, and use `art.RemoteBackend(base_url, api_key)` here"
 _STORE = (
-    'use `await backend.push(model, "s3://bucket/prefix")` and `await backend.pull(model, "s3://bucket/prefix")`, which '
-    "need the extra `s3` on the server"
+    'use `await backend.push(model, "s3://bucket/prefix")` and `await backend.pull(model, "s3://bucket/prefix")`; the '
+    "server needs the extra `s3`"
 )
 _DEPLOY = (
     'use `await backend.export(model, "peft")`, or "merged", and `await backend.push(model, "hf://owner/name", '
@@ -52,7 +52,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "art.utils.benchmarking": {
         "pull_model_trajectories": _FILES + "; logs of models are kept where the script runs, and not in buckets",
-        "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)` for each step; there is no W&B sink",
+        "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",
     },
 }  # fmt: skip
 """By module and name."""
@@ -71,8 +71,4 @@ def refuse(module: str, name: str) -> NoReturn:
 
 def refusals(module: str) -> Callable[[str], Any]:
     """The `__getattr__` of a module."""
-
-    def getattr_of_module(name: str) -> NoReturn:
-        refuse(module, name)
-
-    return getattr_of_module
+    return lambda name: refuse(module, name)

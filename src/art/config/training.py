@@ -131,8 +131,8 @@ class TrainConfig(Config):
             )
         if len({term.type for term in self.terms}) < len(self.terms):
             raise ValueError(
-                "`loss` has two terms of the same type; keep one of them (`beta` and `kl_penalty_coef` are terms of the "
-                'type "kl")'
+                "`loss` has two terms of the same type; keep one of them (`beta` and `kl_penalty_coef` are terms of "
+                'the type "kl")'
             )
         if self.normalize == "constant" and self.constant_tokens is None:
             raise ValueError("normalize='constant' needs `constant_tokens`, e.g. the largest completion length")

@@ -99,7 +99,7 @@ class PolicyResolver:
         return f"{project}/{model}" if self._based_on(model, project) else None
 
     def _based_on(self, base_model: str, project: str | None = None) -> RegisteredModel | None:
-        """The first registered model, of one project or of all, with this base model: a hub id, short name or folder."""
+        """The first registered model, of one project or of all, with this base model (hub id, short name or folder)."""
         spellings = {
             base_model,
             SHORT_NAMES.get(base_model.lower(), base_model),

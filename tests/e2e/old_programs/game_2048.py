@@ -15,7 +15,9 @@ MAX_SEQ_LENGTH = 8192
 WINNING_VALUE = 128
 STEPS = 10
 ROLLOUTS = 18
-SYSTEM = "You are an excellent 2048 player. Choose the move that leads to the highest tile. Return it as <move>left</move>"
+SYSTEM = (
+    "You are an excellent 2048 player. Choose the move that leads to the highest tile. Return it as <move>left</move>"
+)
 
 random.seed(42)
 model = None
@@ -62,7 +64,9 @@ async def rollout(model: art.Model, step: int) -> art.Trajectory:
     client = AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     board, moves = new_board(), 0
     trajectory = art.Trajectory(
-        messages_and_choices=[{"role": "system", "content": SYSTEM}], metadata={"notebook-id": "2048", "step": step}, reward=0
+        messages_and_choices=[{"role": "system", "content": SYSTEM}],
+        metadata={"notebook-id": "2048", "step": step},
+        reward=0,
     )
     while True:
         trajectory.messages_and_choices.append({"role": "user", "content": render(board)})
@@ -83,9 +87,7 @@ async def rollout(model: art.Model, step: int) -> art.Trajectory:
             trajectory.metrics["win"] = won
             trajectory.metrics["max_value"] = best
             trajectory.reward = (
-                2
-                if won
-                else (math.log2(best) - 1) / (math.log2(WINNING_VALUE) - 1) + 0.2 * (math.log2(total) - 1) / 10
+                2 if won else (math.log2(best) - 1) / (math.log2(WINNING_VALUE) - 1) + 0.2 * (math.log2(total) - 1) / 10
             )
             break
     trajectory.metrics["num_moves"] = moves

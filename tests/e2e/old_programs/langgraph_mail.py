@@ -31,7 +31,9 @@ async def rollout(model: art.Model, question: str) -> art.Trajectory:
         gave_up = False
     except RecursionError:
         gave_up = True
-    return art.Trajectory(messages_and_choices=[], reward=0.0, metrics={"gave_up": gave_up}, metadata={"question": question})
+    return art.Trajectory(
+        messages_and_choices=[], reward=0.0, metrics={"gave_up": gave_up}, metadata={"question": question}
+    )
 
 
 async def main():

@@ -15,7 +15,10 @@ STEPS = 2
 ROLLOUTS = 4
 MAX_TURNS = 3
 MAILS = {"m1": "lunch is at noon", "m2": "the budget is ten"}
-SCENARIOS = [{"id": "s1", "question": "When is lunch?", "answer": "noon"}, {"id": "s2", "question": "What is the budget?", "answer": "ten"}]
+SCENARIOS = [
+    {"id": "s1", "question": "When is lunch?", "answer": "noon"},
+    {"id": "s2", "question": "What is the budget?", "answer": "ten"},
+]
 TOOLS = [
     {
         "type": "function",
@@ -67,7 +70,9 @@ async def main():
     backend = LocalBackend()
     model = art.TrainableModel(name="email-agent-008", project="email_search", base_model=BASE_MODEL)
     await model.register(backend)
-    for batch in iterate_dataset(SCENARIOS * STEPS, groups_per_step=2, num_epochs=1, initial_step=await model.get_step()):
+    for batch in iterate_dataset(
+        SCENARIOS * STEPS, groups_per_step=2, num_epochs=1, initial_step=await model.get_step()
+    ):
         groups = await art.gather_trajectory_groups(
             (art.TrajectoryGroup(rollout(model, s) for _ in range(ROLLOUTS)) for s in batch.items),
             pbar_desc="gather",

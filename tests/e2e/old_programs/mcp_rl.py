@@ -12,13 +12,19 @@ from art.utils import iterate_dataset
 BASE_MODEL = "Qwen/Qwen2.5-3B-Instruct"
 JUDGE = "openrouter/openai/o4-mini"
 JUDGE_PARAMS = None
-GENERATOR = {"generator_model": "openai/gpt-4.1-mini", "generator_base_url": "https://openrouter.ai/api/v1", "generator_api_key": "x"}
+GENERATOR = {
+    "generator_model": "openai/gpt-4.1-mini",
+    "generator_base_url": "https://openrouter.ai/api/v1",
+    "generator_api_key": "x",
+}
 MAX_SEQ_LENGTH = 8192
 NUM_TRAIN = 16
 NUM_VAL = 8
 ROLLOUTS = 4
 MAX_TURNS = 10
-TOOLS = [MCPTool("weather", "weather", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})]
+TOOLS = [
+    MCPTool("weather", "weather", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+]
 RESOURCES = [MCPResource(uri="cities://all", name="cities", description="a list of cities")]
 
 

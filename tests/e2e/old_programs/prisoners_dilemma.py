@@ -11,7 +11,12 @@ ROUNDS = 10
 GAMES = 8
 STEPS = 1000
 RULES = "You play the prisoner's dilemma. Say cooperate or defect."
-PAYOFFS = {("cooperate", "cooperate"): (3, 3), ("cooperate", "defect"): (0, 5), ("defect", "cooperate"): (5, 0), ("defect", "defect"): (1, 1)}
+PAYOFFS = {
+    ("cooperate", "cooperate"): (3, 3),
+    ("cooperate", "defect"): (0, 5),
+    ("defect", "cooperate"): (5, 0),
+    ("defect", "defect"): (1, 1),
+}
 
 
 async def play(client, names: list[str]) -> list[art.Trajectory]:

@@ -17,7 +17,11 @@ TOOLS = [
         "function": {
             "name": "play_move",
             "description": "play",
-            "parameters": {"type": "object", "properties": {"move": {"type": "string", "enum": list(BEATS)}}, "required": ["move"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"move": {"type": "string", "enum": list(BEATS)}},
+                "required": ["move"],
+            },
         },
     }
 ]
@@ -48,8 +52,20 @@ async def rollout(model: art.TrainableModel) -> art.Trajectory:
             break
         trajectory.reward += float(BEATS.get(mine) == move)
         trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": f"they: {move}"})
-        theirs.append({"role": "assistant", "content": other.message.content or "", "tool_calls": [c.model_dump() for c in other.message.tool_calls or []]} if other_call else {"role": "assistant", "content": "?"})
-        theirs.append({"role": "tool", "tool_call_id": other_call.id, "content": f"they: {mine}"} if other_call else {"role": "user", "content": "Play."})
+        theirs.append(
+            {
+                "role": "assistant",
+                "content": other.message.content or "",
+                "tool_calls": [c.model_dump() for c in other.message.tool_calls or []],
+            }
+            if other_call
+            else {"role": "assistant", "content": "?"}
+        )
+        theirs.append(
+            {"role": "tool", "tool_call_id": other_call.id, "content": f"they: {mine}"}
+            if other_call
+            else {"role": "user", "content": "Play."}
+        )
     return trajectory
 
 

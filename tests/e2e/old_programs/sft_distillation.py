@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 from openai import AsyncOpenAI
 
@@ -24,15 +23,22 @@ async def main():
         messages = [{"role": "user", "content": question}]
         answer = await client.chat.completions.create(model=TEACHER_MODEL, messages=messages, max_tokens=64)
         content = answer.choices[0].message.content
-        trajectories.append(art.Trajectory(messages_and_choices=[*messages, {"role": "assistant", "content": content}], reward=0.0))
+        trajectories.append(
+            art.Trajectory(messages_and_choices=[*messages, {"role": "assistant", "content": content}], reward=0.0)
+        )
     backend = LocalBackend()
     model = art.TrainableModel(name="distilled", project="sft", base_model=BASE_MODEL)
     await model.register(backend)
-    for chunk in create_sft_dataset_iterator(trajectories, chunk_size=2, batch_size=2, peak_lr=1e-3, show_progress=False):
+    for chunk in create_sft_dataset_iterator(
+        trajectories, chunk_size=2, batch_size=2, peak_lr=1e-3, show_progress=False
+    ):
         await model.train_sft(chunk.trajectories, chunk.config, verbose=False)
-    await model.train_sft(trajectories[:2], config=art.TrainSFTConfig(learning_rate=1e-4, batch_size="auto"), _config={})
+    await model.train_sft(
+        trajectories[:2], config=art.TrainSFTConfig(learning_rate=1e-4, batch_size="auto"), _config={}
+    )
     rows = [{"messages": trajectory.messages()} for trajectory in trajectories]
-    Path(FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with open(FILE, "w") as file:  # noqa: ASYNC230
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     await train_sft_from_file(model, FILE, epochs=1, batch_size=2, peak_lr=2e-4)
 
 

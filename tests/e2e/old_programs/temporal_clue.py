@@ -13,7 +13,11 @@ ROLLOUTS = 50
 VAL = 64
 EPOCHS = 1
 PUZZLES = [
-    {"num_clues": 2, "prompt": f"Puzzle {i}: who did it, where?", "solution": {"A": "green" if i % 2 else "red", "B": "hall"}}
+    {
+        "num_clues": 2,
+        "prompt": f"Puzzle {i}: who did it, where?",
+        "solution": {"A": "green" if i % 2 else "red", "B": "hall"},
+    }
     for i in range(128)
 ]
 
@@ -47,7 +51,9 @@ async def main():
         train, groups_per_step=4, num_epochs=EPOCHS, initial_step=await model.get_step(), use_tqdm=False
     ):
         val_groups, train_groups = await asyncio.gather(
-            art.gather_trajectory_groups((art.TrajectoryGroup(rollout(model, p) for _ in range(2)) for p in val), pbar_desc="val"),
+            art.gather_trajectory_groups(
+                (art.TrajectoryGroup(rollout(model, p) for _ in range(2)) for p in val), pbar_desc="val"
+            ),
             art.gather_trajectory_groups(
                 (art.TrajectoryGroup(rollout(model, p) for _ in range(ROLLOUTS)) for p in batch), pbar_desc="train"
             ),

@@ -52,7 +52,10 @@ async def play(model: art.TrainableModel) -> list[art.Trajectory]:
     seats = {
         mark: art.Trajectory(
             messages_and_choices=[
-                {"role": "system", "content": f"You are a tic-tac-toe player. You play as {mark}. Answer with your move as <move>A1</move>"}
+                {
+                    "role": "system",
+                    "content": f"You are a tic-tac-toe player. You play as {mark}. Answer with your move as <move>A1</move>",
+                }
             ],
             reward=0,
             metrics={"invalid_move": 0},

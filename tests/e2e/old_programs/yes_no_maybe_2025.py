@@ -12,7 +12,12 @@ BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 STEPS = 1000
 ROLLOUTS = 32
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
-PROMPTS = [f"{start} {', '.join(words)}" for start in ("respond with", "just") for n in (3, 2) for words in permutations(REWARDS, n)]
+PROMPTS = [
+    f"{start} {', '.join(words)}"
+    for start in ("respond with", "just")
+    for n in (3, 2)
+    for words in permutations(REWARDS, n)
+]
 
 
 async def rollout(client: openai.AsyncOpenAI, name: str, prompt: str) -> art.Trajectory:

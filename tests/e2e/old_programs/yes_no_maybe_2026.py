@@ -13,7 +13,9 @@ PROMPTS = ["respond with yes, no, maybe", "just no, yes"]
 
 
 async def rollout(model: art.TrainableModel, prompt: str) -> art.Trajectory:
-    trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": prompt}], metadata={"scenario_id": prompt})
+    trajectory = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": prompt}], metadata={"scenario_id": prompt}
+    )
     async with trajectory.track_duration("llm"):
         completion = await model.openai_client().chat.completions.create(
             messages=trajectory.messages(), model=model.get_inference_name(), max_tokens=100, logprobs=True

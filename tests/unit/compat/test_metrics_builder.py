@@ -35,7 +35,9 @@ async def test_metrics_wait_for_the_next_row(model: art.Model) -> None:
     with builder.measure("time/step_tools_s"):
         await asyncio.sleep(0.01)
     await model.log(split="train", step=1, metrics={"data/step_games": 3})
-    await model.log(split="train", step=2, metrics={"data/step_games": 4, "time/step_actor_s": 2.0, "data/step_x_share": 1})
+    await model.log(
+        split="train", step=2, metrics={"data/step_games": 4, "time/step_actor_s": 2.0, "data/step_x_share": 1}
+    )
     first, second = rows(model)
     assert (first["time/step_wall_s"], first["time/step_actor_s"], first["train/temperature"]) == (2.0, 1.5, 0.5)
     assert (first["throughput/step_actor_idle_s"], first["data/step_num_scenarios"]) == (0.25, 4)
@@ -72,7 +74,11 @@ ANSWER = SimpleNamespace(usage={"prompt_tokens": 1_000_000, "completion_tokens":
 
 async def test_costs_of_an_api(model: art.Model) -> None:
     @track_api_cost(
-        source="judge/check", provider="openai", model_name="o3", prompt_price_per_million=2, completion_price_per_million=8
+        source="judge/check",
+        provider="openai",
+        model_name="o3",
+        prompt_price_per_million=2,
+        completion_price_per_million=8,
     )
     async def judge() -> Any:
         return ANSWER

@@ -76,7 +76,10 @@ def test_reading_a_file(file: Path) -> None:
     assert sorted(twice) == sorted([*range(23), *range(23)])
     assert twice[:23] != list(range(23))
     assert numbers(iterate_file(file, epochs=2, shuffle_buffer_size=5, initial_skip=30)) == twice[30:]
-    for line, what in (("{", "line 24 is no conversation"), ('{"messages": [{"role": "user", "content": "x"}]}', "last")):
+    for line, what in (
+        ("{", "line 24 is no conversation"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "last"),
+    ):
         bad = file.with_name("bad.jsonl")
         bad.write_text(file.read_text().replace("\n\n", "\n") + line + "\n")
         with pytest.raises(TrajectoryError, match=what):

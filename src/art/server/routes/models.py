@@ -17,7 +17,4 @@ async def list_models(call: Call) -> ModelList:
     return ModelList(data=cards)
 
 
-ROUTES = [
-    Route("GET", f"{base}/models", list_models, scope="infer", response=ModelList)
-    for base in INFERENCE_BASES
-]
+ROUTES = [Route("GET", f"{base}/models", list_models, scope="infer", response=ModelList) for base in INFERENCE_BASES]

@@ -79,7 +79,9 @@ def _means(
         rows = df.filter(df["model"] == key.name)
         rows = (rows if key.split is None else rows.filter(rows["split"] == key.split)).drop_nulls(column)
         if rows.is_empty():
-            raise ConfigError(f"model {key.name!r} has no trajectory with the metric {metric_name!r}, split {key.split!r}")
+            raise ConfigError(
+                f"model {key.name!r} has no trajectory with the metric {metric_name!r}, split {key.split!r}"
+            )
         groups = rows.group_by("step").agg(mean=_mean_of(column)).sort("step")
         found.append((key, dict(zip(groups["step"].to_list(), groups["mean"].to_list(), strict=True))))
     return found

@@ -67,7 +67,7 @@ def load_aggregated_trajectories(
     numbers = [name for name in frame.columns if name == "reward" or name.startswith("metric_")]
     keys = ["model", "split", "step"]
     counted = frame.group_by(keys).agg(polars.len().alias("num_trajectories"), *(polars.col(n).mean() for n in numbers))
-    return counted.sort(keys)  # type: ignore[no-any-return]
+    return counted.sort(keys)
 
 
 def load_latest_metrics(
@@ -88,13 +88,15 @@ def _folders(project: str, models: list[str] | None, art_path: str | Path | None
     folders = [root / name for name in models] if models is not None else sorted(root.glob("*"))
     missing = [folder for folder in folders if not folder.is_dir()] if folders else [root]
     if missing:
-        raise NotFoundError(f"no model has logged anything in {missing[0]}; give the name of a project, and as `art_path` "
-                            "the data directory")  # fmt: skip
+        raise NotFoundError(
+            f"no model has logged anything in {missing[0]}; give the name of a project, and as `art_path` the data "
+            "directory"
+        )
     return folders
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    return _polars().DataFrame(rows, infer_schema_length=None, strict=False)  # type: ignore[no-any-return]
+    return _polars().DataFrame(rows, infer_schema_length=None, strict=False)
 
 
 def _polars() -> Any:
