@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -33,14 +34,14 @@ def result(text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "c", "content": text}
 
 
-def play(load: Load, rng: random.Random, count: int) -> list[Conversation]:
-    """`count` conversations of each program."""
-    games = [_2048, _tic_tac_toe, _words, _dilemma, _clue, _rock, _mail, _mcp, _langgraph]
-    return [conversation for game in games for conversation in _take(game(load, rng), count)]
-
-
-def _take(conversations: Iterator[Conversation], count: int) -> list[Conversation]:
-    return [next(conversations) for _ in range(count)]
+def play(load: Load, rng: random.Random) -> list[Conversation]:
+    """Conversations of each program; few of those that a judge scores, which need no play to learn from."""
+    counts = {
+        _2048: 40, _tic_tac_toe: 40, _words: 30, _dilemma: 30, _clue: 30, _rock: 80, _mail: 15, _mcp: 15, _langgraph: 15
+    }  # fmt: skip
+    found = [conversation for game, count in counts.items() for conversation in islice(game(load, rng), count)]
+    rng.shuffle(found)
+    return found
 
 
 def _2048(load: Load, rng: random.Random) -> Iterator[Conversation]:

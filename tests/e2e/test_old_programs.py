@@ -85,11 +85,9 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = random.Random(0)
-    conversations = play(load, rng, 40)
-    rng.shuffle(conversations)
+    conversations = play(load, random.Random(0))
     path = tmp_path_factory.mktemp("old") / "model"
-    return build_tiny_model(path, conversations=conversations, warm_start_steps=120)
+    return build_tiny_model(path, conversations=conversations, warm_start_steps=160)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
