@@ -94,11 +94,13 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
 
 
 def _is_at(model: AskedModel, url: str) -> bool:
-    return url.startswith(_plain(model))
+    return url.startswith(_bases(model))
 
 
-def _plain(model: AskedModel) -> str:
-    return str(httpx2.URL(model.inference_base_url or "")).rstrip("/") + "/"
+def _bases(model: AskedModel) -> tuple[str, ...]:
+    """Where a model is asked: its base URL, and for a registered one also the server's, which names no project."""
+    own = str(httpx2.URL(model.inference_base_url or "")).rstrip("/") + "/"
+    return (own, own.replace(f"/projects/{model.project}/v1/", "/v1/")) if model.trainable else (own,)
 
 
 def _is_named(model: Any, asked: str) -> bool:
@@ -111,9 +113,10 @@ def redirect(model: AskedModel, request: Any) -> None:
     captured = current.get()
     if captured is None or not model.trainable:
         return
-    plain, asked = _plain(model), str(request.url)
-    if asked.startswith(plain) and captured._takes(model):
-        request.url = type(request.url)(f"{captured.base_url}/{asked.removeprefix(plain)}")
+    asked = str(request.url)
+    base = next((base for base in _bases(model) if asked.startswith(base)), None)
+    if base is not None and captured._takes(model):
+        request.url = type(request.url)(f"{captured.base_url}/{asked.removeprefix(base)}")
 
 
 def reader(model: AskedModel, response: Any) -> Callable[[bytes], None] | None:
