@@ -107,14 +107,16 @@ def texts(history: art.History) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.parametrize("whose", ["policy", "nobody's"])
+@pytest.mark.parametrize("whose", ["policy", "policy by the server's address", "nobody's"])
 async def test_any_client_is_captured(served: ServedApp, name: str, whose: str) -> None:
-    """The policy by the model's own address; `nobody's` is an endpoint that no model is known for."""
+    """The policy by the model's own address or the server's; `nobody's` is an endpoint that no model is known for."""
     served.app.bench.answers("hello", "world", "not recorded")
     url = served.policy.inference_base_url
     assert url is not None
-    if whose != "policy":
+    if whose == "nobody's":
         url = url.replace("127.0.0.1", "localhost")
+    elif whose != "policy":
+        url = f"{served.url}/v1"
     ask: Any = CLIENTS[name]
 
     async def rollout() -> None:
@@ -128,7 +130,7 @@ async def test_any_client_is_captured(served: ServedApp, name: str, whose: str) 
     assert trajectory.additional_histories == []
     answers = [item for item in trajectory.messages_and_choices if is_choice(item)]
     assert len({answer.exchange_id for answer in answers}) == 2
-    if whose == "policy":
+    if whose != "nobody's":
         assert trajectory.metadata["rollout_id"]
         assert trajectory.final_policy_version == 3
 
