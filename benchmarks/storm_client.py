@@ -19,7 +19,7 @@ from typing import Any
 
 import art
 from art.config import ServerConfig, TrainConfig
-from art.errors import ArtError, NothingTrainableError
+from art.errors import ArtError
 from art.messages import is_choice
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
@@ -71,9 +71,10 @@ async def one_step(backend: art.LocalBackend, model: art.TrainableModel, record:
         pbar_desc=None,
         max_exceptions=len(PROMPTS) * ROLLOUTS,
     )
-    try:
-        result = await backend.train(model, groups, config=TrainConfig(learning_rate=1e-3))
-    except NothingTrainableError:
+    if not groups:
+        return
+    result = await backend.train(model, groups, config=TrainConfig(learning_rate=1e-3))
+    if not result.trained:
         return
     exchanges = [
         item.model_extra["exchange_id"]

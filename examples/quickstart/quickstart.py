@@ -32,12 +32,11 @@ async def main() -> None:
             )
             rewards = [trajectory.reward for group in groups for trajectory in group]
             print(f"step {step}: mean reward {sum(rewards) / len(rewards):.3f}")
-            try:
-                result = await backend.train(model, groups, learning_rate=5e-3)
-            except art.errors.NothingTrainableError as error:
-                print(f"ended at step {step}: {error}")  # every rollout of a group earns the same
-                break
+            result = await backend.train(model, groups, learning_rate=5e-3)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
+            if not result.trained:
+                print(f"ended at step {step}: {result.findings[0]}")
+                break
 
 
 if __name__ == "__main__":

@@ -14,16 +14,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeVar, cast
+from typing import Any, Literal, Protocol, Self, TypeVar, cast, get_args
 
 from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.config.base_models import find_folder
 from art.dev import LossName, train_config
-from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError, TrajectoryError
+from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError
 from art.interrupt import forget_steps, note_step
-from art.messages import is_choice, parse_item
 from art.protocol.checkpoints import BEST_METRIC, MetricsRow
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
@@ -33,14 +32,15 @@ from art.protocol.training import (
     RegisterRequest,
     TrainRequest,
     TrainSFTRequest,
-    WireGroup,
-    WireHistory,
-    WireTrajectory,
 )
 from art.rollouts import RolloutCollector, load_trajectory
-from art.trajectory import History, Trajectory, TrajectoryGroup, infra_fault, is_policy_fault, to_plain
+from art.submission import check_recorded, check_trajectories, wire_groups, wire_trajectory
+from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
+
+OnNothing = Literal["skip", "raise"]
+"""What `train` does with groups none of which can be learnt from."""
 
 REMIND_AFTER_STEPS = 20
 """A finding that is made step after step is logged once in so many."""
@@ -50,6 +50,9 @@ REMIND_AFTER_STEPS = 20
 class TrainResult:
     step: int
     """Of the checkpoint that was made; its weights are served now."""
+    trained: bool = True
+    """False if there was nothing to learn from: then `step` and `checkpoint_path` are those of before, and the first
+    of `findings` says why."""
     metrics: dict[str, float] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     """What is worth knowing of the step, in plain words: groups that were left out and why, numbers out of range."""
@@ -102,10 +105,10 @@ class Backend(CheckpointMethods):
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         self._client = ArtClient(base_url, api_key) if base_url is not None else None
         self._closers: dict[int, Callable[[], Awaitable[None]]] = {}
-        self._models: set[str] = set()
-        """Registered ones, as `project/name`."""
         self._logged: dict[tuple[str, str], int] = {}
         """The step at which a finding was last logged, by model and by what it says whatever the numbers."""
+        self._known_steps: dict[str, int | None] = {}
+        """Where each `project/name` was when this backend registered, trained or changed it last; `None` until then."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,7 +121,7 @@ class Backend(CheckpointMethods):
 
     async def close(self) -> None:
         """Close all connections of this event loop, those of the registered models too."""
-        forget_steps(self._models)
+        forget_steps(self._known_steps)
         closers, self._closers = self._closers, {}
         async with contextlib.AsyncExitStack() as stack:  # the failure of one keeps no other open
             if self._client is not None:
@@ -144,12 +147,11 @@ class Backend(CheckpointMethods):
         if self.shares_files:
             _absolute(trainable.base_model)  # what is wrong with it is said before a server is started
         name = f"{model.project}/{model.name}"
-        self._models.add(name)
-        note_step(name, None)
+        note_step(name, self._known_steps.setdefault(name, None))
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
         status = await client.register(_registration_request(trainable, same_files=same_files))
-        note_step(name, status.step)
+        self._note_step(model, status.step)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
 
     async def preflight(self, model: BackendModel, request: PreflightRequest | None = None) -> PreflightReport:
@@ -172,10 +174,14 @@ class Backend(CheckpointMethods):
         scale_rewards: bool | Literal["none", "group", "batch", "mean"] | None = None,
         normalize_advantages: bool | None = None,
         num_minibatches: int | None = None,
+        on_nothing: OnNothing = "skip",
         verbose: bool = False,
         **further: Any,
     ) -> TrainResult:
         """One step of reinforcement learning; returns when the new weights are served.
+
+        Groups whose rewards are all equal teach nothing and are left out. If that leaves no group, the result has
+        `trained=False` and the step that the model is at, and a finding says why.
 
         Args:
             config: settings as a whole; single ones may be added where they do not overlap. What is not given keeps
@@ -183,6 +189,8 @@ class Backend(CheckpointMethods):
             loss_fn: a loss, or an algorithm, which is a preset of `TrainConfig` (`grpo`, `dapo`, ...).
             loss_fn_config: the loss's own settings, see `DppoConfig`, `PpoConfig` and the others.
             scale_rewards: `True` is "group"; older name: `normalize_advantages`.
+            on_nothing: "skip" returns a result with `trained=False` when no group can be learnt from; "raise" raises
+                NothingTrainableError then.
             verbose: show a progress bar: place in the queue, micro-batches.
             further: any other setting of `TrainConfig` by its name, or one of older code: `epsilon` and `epsilon_high`
                 are clips, `kl_penalty_coef` and `kl_penalty_reference_step` a KL in the reward, `beta` one in the loss,
@@ -191,8 +199,9 @@ class Backend(CheckpointMethods):
 
         Raises:
             ConfigError: a setting is unknown, out of range, or cannot be honoured.
-            NothingTrainableError: no group gives anything to learn from.
-            TrajectoryError: a reward is not a number, or a conversation is not what was sampled.
+            NothingTrainableError: there is no trajectory at all, or none that this model sampled; or no group can be
+                learnt from and `on_nothing` is "raise".
+            TrajectoryError: these are no groups, a reward is not a number, or a conversation is not what was sampled.
             TrainingError, PublishError: the step failed; the policy is as it was before.
         """
         settings = {
@@ -203,13 +212,18 @@ class Backend(CheckpointMethods):
             "normalize_advantages": normalize_advantages,
             "num_minibatches": num_minibatches,
         }
+        if on_nothing not in get_args(OnNothing):
+            raise ConfigError(f'`on_nothing` is "skip" or "raise", got {on_nothing!r}', param="on_nothing")
         without_logprobs = further.pop("allow_training_without_logprobs", False)
         config = _with_optimizer(train_config(config, settings | further), model)
         request = TrainRequest(job_id=uuid.uuid4().hex, groups=wire_groups(trajectory_groups), config=config)
         if without_logprobs:
             check_recorded(request.groups)
         client = await self._connection()
-        return self._result(model, await client.train(model.project, model.name, request, show=verbose))
+        result = self._result(model, await client.train(model.project, model.name, request, show=verbose))
+        if not result.trained and on_nothing == "raise":
+            raise NothingTrainableError(result.findings[0])
+        return result
 
     async def train_sft(
         self,
@@ -222,10 +236,11 @@ class Backend(CheckpointMethods):
         """Supervised fine-tuning on the assistant messages of `trajectories`.
 
         Raises:
-            NothingTrainableError: there is no trajectory.
+            NothingTrainableError: there is no trajectory, or no assistant message in them.
+            TrajectoryError: these are no trajectories.
             JobCancelledError: somebody cancelled the job, as for `train`.
         """
-        wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(trajectories)]
+        wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(check_trajectories(trajectories))]
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
         config = _with_optimizer(config or TrainSFTConfig(), model)
@@ -236,11 +251,35 @@ class Backend(CheckpointMethods):
     def _result(self, model: BackendModel, status: JobStatus) -> TrainResult:
         if status.step is None:
             raise TrainingError(f"job {status.job_id} ended without a checkpoint; the server's log says more")
-        note_step(f"{model.project}/{model.name}", status.step)
-        self._log_findings(f"{model.project}/{model.name}", status.step, status.findings)
+        trained = status.trained is not False  # a server that does not say so trained, or its job failed
+        findings = [*status.findings, *self._notice_moved(model, status.step, trained=trained)]
+        self._log_findings(f"{model.project}/{model.name}", status.step, findings)
         return TrainResult(
-            step=status.step, metrics=status.metrics, findings=status.findings, checkpoint_path=status.checkpoint_path
+            step=status.step,
+            trained=trained,
+            metrics=status.metrics,
+            findings=findings,
+            checkpoint_path=status.checkpoint_path,
         )
+
+    def _note_step(self, model: NamedModel, step: int) -> int:
+        name = f"{model.project}/{model.name}"
+        self._known_steps[name] = step
+        note_step(name, step)
+        return step
+
+    def _notice_moved(self, model: BackendModel, step: int, *, trained: bool) -> list[str]:
+        """A finding if the model did not come from the step where this backend last saw it."""
+        name, before = f"{model.project}/{model.name}", step - trained
+        known = self._known_steps.get(name)
+        self._note_step(model, step)
+        if known is None or before <= known:
+            return []
+        return [
+            f"{name} was at step {before}, and this script had left it at step {known}: another job moved it. Does a "
+            "second script train the same model, or was a call of `train` given up while its job went on? Give each "
+            "script a model `name` of its own"
+        ]
 
     def _log_findings(self, model: str, step: int, findings: Sequence[str]) -> None:
         """Log what is new. A finding is "what was seen: what it means"."""
@@ -327,109 +366,3 @@ def _with_optimizer(config: _C, model: BackendModel) -> _C:
     if optimizer is None or "optimizer" in config.model_fields_set:
         return config
     return config.model_copy(update={"optimizer": optimizer})
-
-
-# --- what is sent ---
-
-
-def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
-    """Groups as they are sent.
-
-    Raises:
-        NothingTrainableError: there is no trajectory at all.
-        TrajectoryError: a reward is not a number, or a trajectory is empty.
-    """
-    groups = list(groups)
-    wired = [
-        WireGroup(
-            trajectories=[
-                wire_trajectory(trajectory, f"trajectory {j} of group {i}")
-                for j, trajectory in enumerate(group)
-                if infra_fault(trajectory) is None  # said so after the group was made
-            ]
-        )
-        for i, group in enumerate(groups)
-    ]
-    if not any(len(group) > 0 for group in groups):
-        num_failed = sum(len(group.exceptions) for group in groups)
-        last = next((e for group in reversed(groups) for e in reversed(group.exceptions)), None)
-        reason = f"; the last of them: {last.type}: {last.message}" if last else ""
-        raise NothingTrainableError(
-            f"nothing to train on: {len(groups)} groups with no trajectory and {num_failed} failed rollouts{reason}. "
-            "Check the rollout, or leave this step out"
-        )
-    return wired
-
-
-def check_recorded(groups: Iterable[WireGroup]) -> None:
-    """
-    Raises:
-        TrajectoryError: an answer whose tokens and log-probs the server has no record of.
-    """
-    for i, group in enumerate(groups):
-        for j, trajectory in enumerate(group.trajectories):
-            for item in (item for history in trajectory.histories for item in history.items):
-                choice = item.get("choice")
-                if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
-                    raise TrajectoryError(
-                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that "
-                        "ART has no record of, so its tokens are not known. Append the `Choice` objects that "
-                        "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
-                        "can be learnt by `train_sft`"
-                    )
-
-
-def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
-    """A trajectory as it is sent; `what` names it in errors.
-
-    Raises:
-        TrajectoryError: a reward is not a number, or there are no messages.
-    """
-    histories = [history for history in (trajectory, *trajectory.additional_histories) if history.messages_and_choices]
-    if not histories:
-        raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
-    if histories[0] is not trajectory:
-        histories.insert(0, trajectory)  # the first one is what turn and token rewards are about, empty or not
-    return WireTrajectory(
-        reward=_number(trajectory.reward, what),
-        turn_rewards=[_number(value, what) for value in _list(trajectory.turn_rewards, what)],
-        token_rewards=[
-            [_number(value, what) for value in _list(values, what)] for values in _list(trajectory.token_rewards, what)
-        ],
-        histories=[_wire_history(history) for history in histories],
-        policy_fault=is_policy_fault(trajectory),
-    )
-
-
-def _number(value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise TrajectoryError(f"{what} has reward {value!r}; it must be a finite number. Check the reward function")
-    return number
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    plain = to_plain(value)
-    if not isinstance(plain, list):
-        raise TrajectoryError(
-            f"{what} has rewards {value!r}; turn_rewards is a list with a number per choice, token_rewards one with a "
-            "list of numbers per choice"
-        )
-    return plain
-
-
-def _wire_history(history: History) -> WireHistory:
-    items = [_wire_item(item) for item in history.messages_and_choices]
-    return WireHistory(items=items, tools=cast(list[dict[str, Any]] | None, history.tools))
-
-
-def _wire_item(item: Any) -> dict[str, Any]:
-    """A message stays as it is. Log-probs of a recorded choice stay behind: the server has the exact ones."""
-    item = parse_item(item)
-    if not is_choice(item):
-        return cast(dict[str, Any], item)
-    recorded = getattr(item, "exchange_id", None) is not None
-    return {"choice": item.model_dump(mode="json", exclude={"logprobs"} if recorded else None, warnings=False)}

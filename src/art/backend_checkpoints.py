@@ -39,6 +39,10 @@ class CheckpointMethods:
     async def _connection(self) -> ArtClient:
         raise NotImplementedError
 
+    def _note_step(self, model: NamedModel, step: int) -> int:
+        """Remember that this backend brought `model` to `step`, which is returned."""
+        raise NotImplementedError
+
     async def list_checkpoints(self, model: NamedModel, *, best_metric: str = BEST_METRIC) -> list[CheckpointInfo]:
         """In the order of steps, with metrics, size, and which is the newest, the best, in use."""
         client = await self._connection()
@@ -111,8 +115,7 @@ class CheckpointMethods:
             job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
         )
         client = await self._connection()
-        status = await client.fork(model.project, model.name, request, show=show)
-        return _step(status)
+        return self._note_step(model, _step(await client.fork(model.project, model.name, request, show=show)))
 
     async def export(
         self,
@@ -185,7 +188,7 @@ class CheckpointMethods:
             not_after_step=not_after_step,
         )
         client = await self._connection()
-        return _step(await client.pull(model.project, model.name, request, show=show))
+        return self._note_step(model, _step(await client.pull(model.project, model.name, request, show=show)))
 
     # -- names of older code --
 

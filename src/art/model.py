@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar
 
-from art.backend import Backend, Registration, TrainResult
+from art.backend import Backend, OnNothing, Registration, TrainResult
 from art.capture.clients import async_hooks, remember, sync_hooks
 from art.compat.metrics import MetricsBuilder
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
@@ -42,6 +42,7 @@ from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups, take_costs
 from art.storage.totals import Totals
 from art.storage.trajectories import append_groups
+from art.submission import check_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
 from art.utils.openai_client import (
@@ -398,14 +399,18 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         config: TrainConfig | None = None,
         _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
+        on_nothing: OnNothing = "skip",
     ) -> TrainResult:
         """Train one step and log groups and metrics under `train`; see `Backend.train` for the errors.
 
         Args:
             _config: options of older code, one by one.
+            on_nothing: "skip" returns a result with `trained=False` when no group can be learnt from; "raise" raises
+                NothingTrainableError then.
         """
-        groups = list(trajectory_groups)
-        result = await self.backend().train(self, groups, config=config, verbose=verbose, **(_config or {}))
+        groups = check_groups(trajectory_groups)
+        options = {"verbose": verbose, "on_nothing": on_nothing, **(_config or {})}
+        result = await self.backend().train(self, groups, config=config, **options)
         await self.log(groups, split="train", metrics=result.metrics, step=result.step)
         return result
 

@@ -43,7 +43,7 @@ def load_trajectory(record: RolloutRecord) -> Trajectory:
         messages_and_choices=main.messages_and_choices,
         tools=main.tools,
         additional_histories=[history for history in histories if history is not main],
-        reward=record.reward or 0.0,
+        **({} if record.reward is None else {"reward": record.reward}),
         metrics=record.metrics,
         metadata=metadata | {"rollout_id": record.rollout_id},
         initial_policy_version=record.first_policy_version,

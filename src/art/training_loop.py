@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from art.config import TrainConfig
-from art.errors import BudgetError, ConfigError, NothingTrainableError, TrainingError
+from art.errors import BudgetError, ConfigError, TrainingError
 from art.faults import FaultWatch
 from art.gather import gather_trajectories, gather_trajectory_groups
 from art.model import TrainableModel
@@ -195,15 +195,10 @@ class _Step:
             num_minibatches=self.defaults.num_minibatches,
         )
         metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
-        try:
-            result = await self.model.backend().train(self.model, groups, config=config)
-        except NothingTrainableError:
-            trained = False
-            await self.model.log(groups, split="train", metrics=metrics)
-        else:
-            trained = True
+        result = await self.model.backend().train(self.model, groups, config=config) if groups else None
+        if result is not None:
             metrics = result.metrics | metrics
-            await self.model.log(groups, split="train", metrics=metrics, step=result.step)
+        await self.model.log(groups, split="train", metrics=metrics, step=None if result is None else result.step)
         return StepReport(
             step=index + 1,
             reward=_mean([trajectory.reward for trajectory in trajectories]),
@@ -214,7 +209,7 @@ class _Step:
                 train_s=metrics.get("time/step_trainer_s", 0.0),
                 publish_s=metrics.get("time/publish_s", 0.0),
             ),
-            trained=trained,
+            trained=result is not None and result.trained,
             metrics=metrics,
             num_groups=len(groups),
         )

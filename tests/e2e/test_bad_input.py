@@ -17,6 +17,8 @@ import pytest
 
 import art
 from art.errors import NothingTrainableError, TrajectoryError, TrajectoryMismatchError
+from art.storage.jsonl import read_lines
+from art.storage.trajectories import read_groups
 
 MESSAGES = [{"role": "user", "content": "say yes, no or maybe"}]
 
@@ -95,8 +97,20 @@ async def test_context_too_long(model: art.TrainableModel) -> None:
 
 @in_module_loop
 async def test_no_reward_spread(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    """As the loops of older scripts call it: they go on, and the log grows by a row and by the groups."""
+    log = model._paths()
+    for i in range(await model.get_step(), 2):
+        groups = await groups_with(model, [0.1, 0.1, 0.1])
+        result = await backend.train(model, groups)
+        await model.log(groups, split="train", metrics=result.metrics, step=result.step)
+        assert (result.trained, result.step, await model.get_step()) == (False, 0, 0)
+        assert result.metrics["data/step_num_groups_trainable"] == 0
+        assert result.findings[0].startswith("every group (1) has equal rewards")
+        rows = [row for _, row in read_lines(log.history) if row]
+        assert [row["data/step_num_groups_trainable"] for row in rows] == [0] * (i + 1)
+        assert len(list(read_groups(log.trajectories("train", 0)))) == i + 1
     with pytest.raises(NothingTrainableError, match="equal rewards"):
-        await backend.train(model, await groups_with(model, [0.1, 0.1, 0.1]))
+        await backend.train(model, groups, on_nothing="raise")
 
 
 @in_module_loop

@@ -14,11 +14,20 @@ import pytest
 import pytest_asyncio
 
 import art.runtime.runtime
-from art.config import EngineConfig, LoraConfig, ModelSettings, ServerConfig, TrainConfig, TrainSFTConfig
-from art.errors import ArtError, ConfigError, DiskFullError, StorageError
+from art.config import (
+    DpoConfig,
+    EngineConfig,
+    LoraConfig,
+    ModelSettings,
+    ServerConfig,
+    TrainConfig,
+    TrainSFTConfig,
+)
+from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime import jobs
+from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
@@ -68,6 +77,66 @@ async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runti
     assert (done.state, done.step) == ("succeeded", 1)
     assert await runtime.submit_train("p", "again", request) == done
     assert (await runtime.model_status("p", "again")).step == 1
+
+
+@in_module_loop
+async def test_a_step_with_nothing_to_learn_is_a_job_that_ends_well(runtime: Runtime, tiny_model: Path) -> None:
+    await runtime.register(request_for(tiny_model, "flat"))
+    request = await train_request(runtime, "flat", "job-flat")
+    for trajectory in request.groups[0].trajectories:
+        trajectory.reward = 0.5
+    done = await ended(runtime, await runtime.submit_train("p", "flat", request))
+    assert (done.state, done.trained, done.step) == ("succeeded", False, 0)
+    assert done.checkpoint_path == str(runtime.data_dir.model("p", "flat").checkpoint(0))
+    assert done.metrics["data/step_num_groups_trainable"] == 0
+    assert done.metrics["ledger/sampled_tokens"] == done.metrics["ledger/dropped_tokens/no_reward_spread"] > 0
+    assert done.metrics["ledger/trained_tokens"] == 0
+    assert done.findings[0].startswith("every group (1) has equal rewards")
+    assert await runtime.submit_train("p", "flat", request) == done, "a retry gets the same answer"
+    following = await ended(
+        runtime, await runtime.submit_train("p", "flat", await train_request(runtime, "flat", "job-next"))
+    )
+    assert (following.trained, following.step) == (True, 1)
+    assert await runtime.submit_train("p", "flat", request) == done, "after another step too"
+
+
+@in_module_loop
+async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
+    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preference pairs whose samples the gate masks: only the trainer knows."""
+
+    async def refuse(*args: Any, **call: Any) -> None:
+        assert call["pairs"]
+        raise NothingTrainableError("none of the 9 pairs of rollouts can be compared")
+
+    await runtime.register(request_for(tiny_model, "pairs"))
+    request = await train_request(runtime, "pairs", "job-pairs")
+    request.config = TrainConfig(loss=DpoConfig())
+    monkeypatch.setattr(BaseModelHost, "train", refuse)
+    done = await ended(runtime, await runtime.submit_train("p", "pairs", request))
+    assert (done.state, done.trained, done.step) == ("succeeded", False, 0), done.error
+    assert "pairs of rollouts can be compared" in done.findings[0]
+    assert done.metrics["data/step_num_groups_trainable"] == done.metrics["ledger/trained_tokens"] == 0
+    dropped = [value for name, value in done.metrics.items() if name.startswith("ledger/dropped_tokens/")]
+    assert sum(dropped) == done.metrics["ledger/sampled_tokens"]
+
+
+@in_module_loop
+async def test_groups_that_were_trained_already_are_trained_and_told_of(runtime: Runtime, tiny_model: Path) -> None:
+    await runtime.register(request_for(tiny_model, "twice"))
+    request = await train_request(runtime, "twice", "job-first")
+    first = await ended(runtime, await runtime.submit_train("p", "twice", request))
+    assert (first.step, [text for text in first.findings if "already" in text]) == (1, [])
+    again = request.model_copy(update={"job_id": "job-second"})
+    second = await ended(runtime, await runtime.submit_train("p", "twice", again))
+    assert (second.step, second.trained) == (2, True)
+    (finding,) = [text for text in second.findings if "already" in text]
+    assert finding.startswith("all 12 answers of this step were trained already, in step 1: ")
+    fresh = await train_request(runtime, "twice", "job-third")
+    third = fresh.model_copy(update={"groups": fresh.groups + request.groups})
+    mixed = await ended(runtime, await runtime.submit_train("p", "twice", third))
+    assert [text for text in mixed.findings if "already" in text] == [], "half of it is new"
 
 
 @in_module_loop

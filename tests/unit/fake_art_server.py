@@ -32,6 +32,8 @@ class FakeArtServer:
         self.polls_until_done = 1
         self.trained: list[str] = []
         self.job_error: WireError | None = None
+        self.nothing_to_learn = False
+        """Jobs then succeed without a step."""
         self.findings = ["groups[0]: all rewards are equal, nothing to learn"]
         self.histories: list[dict[str, Any]] = []
 
@@ -116,6 +118,10 @@ class FakeArtServer:
             job.state = "running"
         elif self.job_error is not None:
             job.state, job.error = "failed", self.job_error
+        elif job.state != "succeeded" and self.nothing_to_learn:
+            job.state, job.trained, job.step = "succeeded", False, self.models[f"{job.project}/{job.name}"].step
+            job.metrics = {"data/step_num_groups_submitted": 1.0, "data/step_num_groups_trainable": 0.0}
+            job.findings = ["every group (1) has equal rewards: there is nothing to learn from"]
         elif job.state != "succeeded":
             model = self.models[f"{job.project}/{job.name}"]
             model.step += 1

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
 import ssl
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from fake_art_server import FakeArtServer, refusal
 from openai.types.chat.chat_completion import Choice
 
 import art
 import art.client.jobs
-from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult, wire_groups
+from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult
 from art.client import ArtClient
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, VllmConfig
 from art.dev import optimizer_from_internal_config, settings_from_internal_config
@@ -39,6 +42,7 @@ from art.errors import (
 )
 from art.model import TrainableModel
 from art.protocol.training import RegisterRequest, TrainRequest, WireError
+from art.submission import wire_groups
 from art.trajectory import History, Trajectory, TrajectoryGroup
 from art.utils.waiting import announce_wait
 
@@ -392,7 +396,7 @@ async def test_two_calls_are_two_jobs(server: FakeArtServer, backend: Backend) -
 @pytest.mark.parametrize(
     "further",
     [
-        *[{"reward": reward} for reward in (math.nan, math.inf, None, "much")],
+        *[{"reward": reward} for reward in (math.nan, math.inf, None, "much", "1.0")],
         *[{"turn_rewards": rewards} for rewards in ([math.nan], [None], 1.0)],
         *[{"token_rewards": rewards} for rewards in ([[math.inf]], [1.0], None)],
     ],
@@ -427,6 +431,143 @@ async def test_nothing_to_train_on(server: FakeArtServer, backend: Backend) -> N
     with pytest.raises(TrajectoryError, match="no messages"):
         await backend.train(Named(), [TrajectoryGroup([Trajectory(reward=1)])])
     assert len(server.requests) == num_requests, "the server is not asked"
+
+
+async def test_nothing_to_learn_is_a_result_and_is_logged_once(
+    server: FakeArtServer, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    await backend.train(Named(), [a_group(0, 1)])
+    server.nothing_to_learn = True
+    results = [await backend.train(Named(), [a_group(1, 1)]) for _ in range(3)]
+    assert [(result.trained, result.step) for result in results] == [(False, 1)] * 3
+    assert results[0].metrics["data/step_num_groups_trainable"] == 0
+    assert results[0].findings[0].startswith("every group (1) has equal rewards")
+    assert [record.message for record in caplog.records if record.name == "art.backend"] == [
+        "p/m step 1: every group (1) has equal rewards: there is nothing to learn from"
+    ]
+    server.nothing_to_learn = False
+    again = await backend.train(Named(), [a_group(0, 1)])
+    assert (again.trained, again.step) == (True, 2)
+
+
+async def test_who_wants_an_error_for_nothing_gets_one(server: FakeArtServer, backend: Backend) -> None:
+    server.nothing_to_learn = True
+    with pytest.raises(NothingTrainableError, match="equal rewards"):
+        await backend.train(Named(), [a_group(1, 1)], on_nothing="raise")
+    with pytest.raises(ConfigError, match='`on_nothing` is "skip" or "raise", got \'ignore\''):
+        await backend.train(Named(), [a_group(0, 1)], on_nothing="ignore")  # type: ignore[arg-type]
+    server.nothing_to_learn = False
+    assert (await backend.train(Named(), [a_group(0, 1)], on_nothing="raise")).trained
+
+
+async def test_a_script_is_told_that_another_job_moved_its_model(
+    server: FakeArtServer, backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.findings = []
+    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
+    other = FakeBackend(server)
+    await other.register(Named())
+    assert (await other.train(Named(), [a_group(0, 1)])).findings == []
+    (finding,) = (await backend.train(Named(), [a_group(0, 1)])).findings
+    assert finding.startswith("p/m was at step 2, and this script had left it at step 1: another job moved it.")
+    assert finding in caplog.text
+    assert (await backend.train(Named(), [a_group(0, 1)])).findings == []
+    server.nothing_to_learn = True
+    found = (await other.train(Named(), [a_group(1, 1)])).findings
+    assert found[1].startswith("p/m was at step 4, and this script had left it at step 2")
+
+
+async def test_rewards_that_were_never_set_are_sent_as_such(server: FakeArtServer, backend: Backend) -> None:
+    items = a_group(0).trajectories[0].messages_and_choices
+    group = TrajectoryGroup([Trajectory(messages_and_choices=items) for _ in range(3)])
+    group.trajectories[1].reward = 0.0
+    group.trajectories[2].reward = np.float32(0.5)  # type: ignore[assignment]
+    await backend.train(Named(), [group])
+    body = next(body for _, path, body in server.requests if path.endswith("/train"))
+    assert [trajectory["reward"] for trajectory in body["groups"][0]["trajectories"]] == [None, 0.0, 0.5]
+
+
+async def gathered() -> list[TrajectoryGroup]:
+    return [a_group(0, 1)]
+
+
+async def run_rollout() -> Trajectory:
+    return a_group(1).trajectories[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (lambda: a_group(0, 1), r"`trajectory_groups` is one TrajectoryGroup; put it into a list: `\[group\]`"),
+        (lambda: list(a_group(0, 1)), r"`trajectory_groups\[0\]` is a Trajectory, not a TrajectoryGroup: put the"),
+        (lambda: a_group(0).trajectories[0], "`trajectory_groups` is a Trajectory, not a list of TrajectoryGroup: put"),
+        (gathered, r"is a coroutine that was not awaited, .*`groups = await art.gather_trajectory_groups\(...\)`"),
+        (
+            lambda: art.gather_trajectory_groups([TrajectoryGroup([run_rollout(), run_rollout()])]),
+            "is a coroutine that was not awaited",
+        ),
+        (lambda: TrajectoryGroup([run_rollout()]), "`trajectory_groups` is a group that was not awaited"),
+        (
+            lambda: [TrajectoryGroup(run_rollout() for _ in range(2)) for _ in range(2)],
+            r"`trajectory_groups\[0\]` is a group that was not awaited, not a TrajectoryGroup: run the rollouts first",
+        ),
+        (lambda: [a_group(0, 1), run_rollout()], r"`trajectory_groups\[1\]` is a coroutine that was not awaited"),
+        (
+            lambda: [list(a_group(0, 1))],
+            r"`trajectory_groups\[0\]` is a list, .*make each list of trajectories a group",
+        ),
+        (lambda: [a_group(0, 1), ValueError("x")], r"\[1\]` is a ValueError: ValueError\('x'\), .*belongs into its"),
+        (lambda: None, "`trajectory_groups` is None, not a list of TrajectoryGroup: pass what"),
+        (lambda: "groups", "`trajectory_groups` is a str: 'groups', not a list"),
+        (lambda: 3, "`trajectory_groups` is an int: 3, not a list"),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
+async def test_what_is_no_list_of_groups_is_named(
+    server: FakeArtServer, backend: Backend, groups: Callable[[], Any], message: str
+) -> None:
+    num_requests = len(server.requests)
+    with pytest.raises(TrajectoryError, match=message):
+        await backend.train(Named(), groups())
+    gc.collect()
+    assert len(server.requests) == num_requests, "the server is not asked"
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "message"),
+    [
+        (lambda: ["a"], r"`trajectories\[0\]` is a str: 'a', not a Trajectory: make a trajectory of each conversation"),
+        (lambda: "data.jsonl", "`trajectories` is a str: 'data.jsonl', not a list of Trajectory"),
+        (lambda: [{"messages": []}], r"`trajectories\[0\]` is a dict, not a Trajectory: make a trajectory of each"),
+        (lambda: [a_group(0, 1)], r"\[trajectory for group in groups for trajectory in group\]"),
+        (lambda: a_group(0).trajectories[0], r"put it into a list: `\[trajectory\]`"),
+        (lambda: [run_rollout()], r"is a coroutine that was not awaited, .*await art.gather_trajectories\(...\)"),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
+async def test_what_is_no_list_of_trajectories_is_named(
+    backend: Backend, trajectories: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        await backend.train_sft(Named(), trajectories())
+    gc.collect()
+
+
+async def test_an_item_that_is_no_message_is_named_with_its_trajectory(backend: Backend) -> None:
+    groups = [a_group(0, 1)]
+    groups[0].trajectories[1].messages_and_choices.append("yes")  # type: ignore[arg-type]
+    with pytest.raises(
+        TrajectoryError, match=r"trajectory 1 of group 0, messages_and_choices\[2\]: expected a message"
+    ):
+        await backend.train(Named(), groups)
+
+
+async def test_an_empty_group_is_said(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    await backend.train(Named(), [a_group(0, 1), TrajectoryGroup([]), TrajectoryGroup([KeyError("tool")])])
+    assert [record.message for record in caplog.records if record.name == "art.submission"] == [
+        "group 1 of 3 has no trajectory and 0 failed rollouts",
+        "group 2 of 3 has no trajectory and 1 failed rollouts; the last of them: KeyError: 'tool'",
+    ]
 
 
 async def test_train_sft(server: FakeArtServer, backend: Backend) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from art.backend import wire_groups
 from art.client import ArtClient
 from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
@@ -35,6 +34,7 @@ from art.protocol.training import (
     WireError,
 )
 from art.server.app import create_app
+from art.submission import wire_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 
 ROLLOUT = RolloutStatus(

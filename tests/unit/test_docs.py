@@ -15,8 +15,9 @@ from fake_art_server import FakeArtServer
 from openai.types.chat.chat_completion import Choice
 
 import art
-from art.backend import LossName, wire_trajectory
+from art.backend import LossName
 from art.config import TrainConfig
+from art.submission import wire_trajectory
 from art.trainer.metrics_page import render_page
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from art.backend import wire_groups
 from art.backends.local import LocalBackend
 from art.cli.event_loop import run_coroutine
 from art.cli.screen import Screen
@@ -32,6 +31,7 @@ from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, PreflightRequest
+from art.submission import wire_groups
 from art.task import Task, draw_scenarios, get_task
 from art.trajectory import TrajectoryGroup
 

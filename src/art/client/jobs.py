@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -72,8 +73,10 @@ async def _follow(client: ArtClient, job_id: str, view: JobView, deadline: float
         if num_silent < MAX_SILENT_STREAMS:
             num_silent += 1
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    async for event in stream_events(client, job_id, after):
+                # Closed here: a generator that is left to the garbage collector may end in another event loop.
+                events = contextlib.aclosing(stream_events(client, job_id, after))
+                async with asyncio.timeout(deadline - time.monotonic()), events as stream:
+                    async for event in stream:
                         num_silent, after = 0, event.number or after
                         view.show_event(event)
                         if event.status is not None:
@@ -102,8 +105,11 @@ async def stream_events(client: ArtClient, job_id: str, after: int = 0) -> Async
     """
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
     path = f"/api/jobs/{quote(job_id, safe='')}/events"
-    async with client.stream(path, headers=headers, read_timeout_s=SILENCE_S) as response:
-        async for line in response.aiter_lines():
+    async with (
+        client.stream(path, headers=headers, read_timeout_s=SILENCE_S) as response,
+        contextlib.aclosing(response.aiter_lines()) as lines,
+    ):
+        async for line in lines:
             if line.startswith("data:"):  # ours are one line each, and repeat the event's id and kind
                 try:
                     yield JobEvent.model_validate_json(line[5:])

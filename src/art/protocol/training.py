@@ -53,7 +53,8 @@ class WireHistory(Wire):
 
 
 class WireTrajectory(Wire):
-    reward: float = 0.0
+    reward: float | None = None
+    """`None`: nobody set it. It counts as 0."""
     turn_rewards: list[float] = []
     """One per choice of the first history; empty for none."""
     token_rewards: list[list[float]] = []
@@ -102,7 +103,9 @@ class JobStatus(Wire):
     name: str
     state: JobState
     step: int | None = None
-    """Of the checkpoint that the job made."""
+    """Of the checkpoint that the job made; of the one that it began at if `trained` is false."""
+    trained: bool | None = None
+    """Of a training that has succeeded: false if there was nothing to learn, which the first of `findings` explains."""
     metrics: dict[str, float] = {}
     findings: list[str] = []
     """What a person should know of the step, in plain words."""

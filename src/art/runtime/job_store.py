@@ -20,6 +20,7 @@ from art.errors import ConflictError, NotFoundError, OverloadedError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
+from art.runtime import trained_exchanges
 from art.runtime.registry import set_step
 from art.storage.database import Database
 
@@ -54,7 +55,7 @@ class Job:
     """Jobs of one lane run one at a time, see `JobRunner`."""
     payload: dict[str, Any]
     """All that is needed to run the job, and to run it again. Of a training: `call`, the trainer's arguments, resolved
-    samples among them; `metrics`, `ledger` and `findings` of the plan. Of others: the request."""
+    samples among them; `metrics`, `ledger`, `findings` and `exchange_ids` of the plan. Of others: the request."""
     from_step: int | None = None
     """Where the model stood when the job first began to run."""
     needs: Sequence[str] = ()
@@ -230,16 +231,27 @@ class JobStore:
         """
         return await self._database.run(lambda db: self._move(db, job_id, state, changes, from_step))
 
-    async def finish(self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None) -> JobStatus:
-        """Succeeded: where it published a step, the model moves to it in the same transaction."""
+    async def finish(
+        self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None, learnt_from: Sequence[str] = ()
+    ) -> JobStatus:
+        """Succeeded: where it published a step, the model moves to it in the same transaction.
+
+        Args:
+            learnt_from: ids of the exchanges that the step learnt from.
+        """
 
         def finish(db: sqlite3.Connection) -> JobStatus:
             status = self._move(db, job_id, "succeeded", changes)
             if published_step is not None:
                 set_step(db, status.project, status.name, published_step)
+                trained_exchanges.note_trained(db, learnt_from, published_step)
             return status
 
         return await self._database.run(finish)
+
+    async def repeated_step(self, exchange_ids: Sequence[str]) -> int | None:
+        """The step that learnt from all of these exchanges before, or the newest of several; `None` if one is new."""
+        return await self._database.run(lambda db: trained_exchanges.repeated_step(db, exchange_ids))
 
     async def add_progress(self, job_id: str, progress: JobProgress) -> None:
         event = JobEvent(kind="progress", at=time.time(), progress=progress)
@@ -260,12 +272,17 @@ class JobStore:
 
     async def forget_progress(self, before: float) -> int:
         """Delete the progress of jobs that were asked for before that time and are over; how many events are gone.
-        Their states stay, under their numbers."""
+        Their states stay, under their numbers. Which exchanges of before that time were trained is forgotten too."""
         sql = (
             "DELETE FROM job_events WHERE json_extract(event, '$.kind') = 'progress' AND job_id IN "
             f"(SELECT job_id FROM jobs WHERE created_at < ? AND state NOT IN ({_UNFINISHED}))"
         )
-        return await self._database.run(lambda db: db.execute(sql, (before,)).rowcount)
+
+        def forget(db: sqlite3.Connection) -> int:
+            trained_exchanges.forget_trained(db, before)
+            return db.execute(sql, (before,)).rowcount
+
+        return await self._database.run(forget)
 
     def _move(
         self,
@@ -297,7 +314,7 @@ def _check_room(db: sqlite3.Connection, project: str, most: int | None) -> None:
 
 
 def _create(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA)
+    db.executescript(_SCHEMA + trained_exchanges.SCHEMA)
     present = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
     for column, definition in _LATER_COLUMNS.items():
         if column not in present:

@@ -69,6 +69,8 @@ class Done:
     """Of its status."""
     published_step: int | None = None
     """The model's newest from now on."""
+    learnt_from: Sequence[str] = ()
+    """Ids of the exchanges that the step learnt from."""
 
 
 class Work(Protocol):
@@ -352,7 +354,9 @@ class JobRunner:
         await self._store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
-        await self._store.finish(job.job_id, changes=done.changes, published_step=done.published_step)
+        await self._store.finish(
+            job.job_id, changes=done.changes, published_step=done.published_step, learnt_from=done.learnt_from
+        )
         await work.recorded(job, done)
 
     def _end(self, job_id: str) -> None:

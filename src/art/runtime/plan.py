@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from art.config import DistillConfig, DpoConfig, TrainConfig
 from art.errors import NothingTrainableError, TrainingError
 from art.runtime.distributions import describe_advantages, describe_rollouts
+from art.runtime.plan_findings import LeftOut, describe_left_out, describe_nothing, describe_untracked
 from art.runtime.samples import Path, ResolvedGroup, ResolvedTrajectory
 from art.trainer.advantages import (
     RolloutAdvantages,
@@ -29,21 +30,21 @@ from art.trainer.advantages import (
 )
 from art.trainer.types import TrainingSample
 
-_MAX_NAMES = 12
-"""As many groups or trajectories a finding names."""
-
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
     """What goes to the trainer, and the account of what does not."""
 
     samples: list[TrainingSample]
+    """Empty if there is nothing to learn; then the first of `findings` says why."""
     ledger: dict[str, float]
     metrics: dict[str, float]
     findings: list[str] = field(default_factory=list)
     """What a person should know, in plain words, e.g. which groups were left out."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """(chosen, rejected) rollout ids, for the loss dpo."""
+    exchange_ids: list[str] = field(default_factory=list)
+    """The answers in `samples`."""
 
 
 def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) -> StepPlan:
@@ -51,32 +52,53 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
 
     Raises:
         TrajectoryError: rewards that are not finite, or that `config` cannot use.
-        NothingTrainableError: nothing is left to learn from; the message says why.
+        NothingTrainableError: there are answers, and none of them is a recorded one of this model.
     """
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
     selection = _select(groups, config) if dpo is None else _select_pairs(groups, config, dpo)
     by_group = [_group_samples(group, config) for group in selection.trained]
     samples = list(itertools.chain(*by_group))
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    ledger = _open_ledger(trajectories, samples, selection.dropped)
-    if not samples:
-        raise NothingTrainableError(_nothing_trainable(len(groups), trajectories))
+    if (untracked := describe_untracked(trajectories)) is not None:
+        raise NothingTrainableError(untracked)
     metrics: dict[str, float] = {
         "data/step_num_groups_submitted": len(groups),
         "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
         "data/step_num_trajectories": len(trajectories),
-        "offpolicy/max_staleness": step - min(sample.policy_version for sample in samples),
     }
+    if samples:
+        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
     if config.overlong is not None:
         punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
         metrics["data/step_num_trajectories_overlong"] = len(punished)
     metrics |= describe_rollouts(trajectories)
     if selection.pairs:
         metrics["data/step_num_pairs"] = len(selection.pairs)
-    elif config.learns_from_rewards:
+    elif samples and config.learns_from_rewards:
         metrics |= describe_advantages(samples)
-    findings = _findings(selection, trajectories, config)
-    return StepPlan(samples=samples, ledger=ledger, metrics=metrics, findings=findings, pairs=selection.pairs)
+    findings = describe_left_out(selection.left_out, trajectories, only_distilled=_distills(config))
+    if not samples:
+        findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
+    return StepPlan(
+        samples=samples,
+        ledger=_open_ledger(trajectories, samples, selection.dropped),
+        metrics=metrics,
+        findings=findings,
+        pairs=selection.pairs,
+        exchange_ids=_exchange_ids(selection.trained),
+    )
+
+
+def _exchange_ids(trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]]) -> list[str]:
+    return sorted(
+        {
+            answer.exchange.id
+            for group in trained
+            for trajectory, _ in group
+            for path in trajectory.paths
+            for answer in path.answers
+        }
+    )
 
 
 def _open_ledger(
@@ -94,6 +116,13 @@ def _open_ledger(
     }
     assert own == trained + dropped.total(), f"the ledger does not close: {ledger}"
     return ledger
+
+
+def close_unused_ledger(ledger: dict[str, float], reason: str) -> dict[str, float]:
+    """The ledger of a step whose planned tokens the trainer refused as a whole."""
+    dropped = f"ledger/dropped_tokens/{reason}"
+    refused = ledger["ledger/trained_tokens"] + ledger.get(dropped, 0.0)
+    return ledger | {"ledger/trained_tokens": 0.0, dropped: refused}
 
 
 def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
@@ -126,16 +155,9 @@ class _Selection:
     trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]] = field(default_factory=list)
     """By group."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)
-    """Groups whose rewards are the same."""
-    single: list[str] = field(default_factory=list)
-    """Groups of one."""
+    left_out: LeftOut = field(default_factory=LeftOut)
     dropped: Counter[str] = field(default_factory=Counter)
     """Tokens by reason."""
-
-    def note_no_spread(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
-        if compared:
-            (self.single if len(compared) == 1 else self.equal).append(label)
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
         tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -154,7 +176,7 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
     advantages = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
     for group, found in zip(groups, advantages, strict=True):
         if not found.has_spread:
-            selection.note_no_spread(group.label, group.trajectories)
+            selection.left_out.note(group.label, group.trajectories)
         if found.has_spread or _distills(config):
             selection.trained.append(list(zip(group.trajectories, found.rollouts, strict=True)))
         else:
@@ -170,7 +192,7 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
         pairs = preference_pairs([trajectory.rewards() for trajectory in able], config, kind=dpo.pairs)
         selection.pairs += [(able[chosen].label, able[rejected].label) for chosen, rejected in pairs]
         if not pairs:
-            selection.note_no_spread(group.label, able)
+            selection.left_out.note(group.label, able)
             selection.drop(able, "no_reward_spread")
             continue
         paired = {index for pair in pairs for index in pair}
@@ -242,37 +264,4 @@ def _sample(
         share=share,
         temperature=path.answers[0].exchange.temperature,
         policy_version=min(answer.exchange.policy_version for answer in path.answers),
-    )
-
-
-# -- words --
-
-
-def _findings(selection: _Selection, trajectories: list[ResolvedTrajectory], config: TrainConfig) -> list[str]:
-    consequence = "only distillation learns from it" if _distills(config) else "nothing to learn"
-    silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
-    found = (
-        (selection.equal, f"all rewards are equal, {consequence}"),
-        (selection.single, f"a single trajectory has no other to be compared with, {consequence}"),
-        (silent, "no tokens that this model sampled, so there is nothing of it to train"),
-    )
-    return [f"{_names(labels)}: {text}" for labels, text in found if labels]
-
-
-def _names(labels: list[str]) -> str:
-    more = len(labels) - _MAX_NAMES
-    return ", ".join(labels[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _nothing_trainable(num_groups: int, trajectories: list[ResolvedTrajectory]) -> str:
-    if not any(trajectory.sampled_tokens for trajectory in trajectories):
-        untracked = sum(trajectory.untracked_choices for trajectory in trajectories)
-        found = f"{untracked} choices without an exchange id" if untracked else "no choices"
-        return (
-            f"no trajectory holds tokens that this model sampled ({found} in {num_groups} groups). Append the "
-            "`Choice` objects of `model.openai_client()` to `messages_and_choices`, not copies of their text"
-        )
-    return (
-        f"every group ({num_groups}) has equal rewards, so there is nothing to learn from. Give rewards that differ "
-        "within a group, use more rollouts per group, or harder or easier scenarios"
     )

@@ -54,6 +54,7 @@ from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.observation_check import check_observations
 from art.runtime.placement import check_placement, choose_placement
 from art.runtime.plan import StepPlan, plan_step
+from art.runtime.plan_findings import describe_repeated
 from art.runtime.preflight import Preflight, quick_checks
 from art.runtime.readiness import find_obstacles
 from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
@@ -296,8 +297,11 @@ class Runtime:
         references = reference_checkpoints(request.config, self.data_dir.model(project, name))
         plan = await asyncio.to_thread(plan_request)
         samples = plan.samples
-        if (teacher := teacher_name(request.config)) is not None:
+        if samples and (teacher := teacher_name(request.config)) is not None:
             samples = await ask_teacher(await self._resolver.resolve(teacher), self._hosts.of(model).engine, samples)
+        findings = [*plan.findings, *warnings]
+        if samples and (before := await self._job_store.repeated_step(plan.exchange_ids)) is not None:
+            findings.append(describe_repeated(len(plan.exchange_ids), before))
         call = {
             "samples": samples,
             "config": request.config.model_dump(),
@@ -307,8 +311,9 @@ class Runtime:
         payload = {
             "call": call,
             "metrics": plan.metrics,
-            "findings": [*warnings, *plan.findings],
+            "findings": findings,
             "ledger": plan.ledger,
+            "exchange_ids": plan.exchange_ids,
         }
         status = await self._jobs.submit(
             request.job_id, "train", (project, name), payload, fingerprint, needs=list(references.values())

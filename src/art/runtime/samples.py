@@ -50,6 +50,8 @@ class ResolvedTrajectory:
     label: str
     """Where it stands in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
     reward: float
+    has_reward: bool = True
+    """Whether anybody set `reward`, or a turn or token reward."""
     turn_rewards: list[float] = field(default_factory=list)
     token_rewards: list[list[float]] = field(default_factory=list)
     num_choices: int = 0
@@ -60,6 +62,8 @@ class ResolvedTrajectory:
     """The rollout says that the policy has spoilt it."""
     untracked_choices: int = 0
     """Choices without a recorded exchange (made elsewhere): not trainable."""
+    copied_answers: int = 0
+    """Plain messages of the assistant: written by somebody, or copies of the texts of choices."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -126,7 +130,8 @@ def _resolve_trajectory(
 ) -> ResolvedTrajectory:
     resolved = ResolvedTrajectory(
         label=label,
-        reward=trajectory.reward,
+        reward=trajectory.reward or 0.0,
+        has_reward=trajectory.reward is not None or bool(trajectory.turn_rewards or trajectory.token_rewards),
         turn_rewards=trajectory.turn_rewards,
         token_rewards=trajectory.token_rewards,
         policy_fault=trajectory.policy_fault,
@@ -136,6 +141,7 @@ def _resolve_trajectory(
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
         found = _checked_exchanges(history, exchanges, where)
         resolved.untracked_choices += found.count(None)
+        resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
         if h == 0:
             resolved.num_choices = len(found)
             _check_lengths(trajectory, found, label)

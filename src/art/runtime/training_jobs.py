@@ -2,8 +2,9 @@
 
     trainer makes checkpoint n+1 from n --> engine publishes and proves it --> recorded: the model is at n+1
 
-The trainer recognises a checkpoint that a job has already written and gives its recorded result, so nothing is trained
-twice.
+A request with nothing to learn is a job as well: it succeeds without a checkpoint, so that a client that asks again
+gets the same answer. The trainer recognises a checkpoint that a job has already written and gives its recorded result,
+so nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from art.errors import CorruptCheckpointError, TrainingError
+from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingError
 from art.runtime.host import BaseModelHost
 from art.runtime.job_store import Entry, Job
 from art.runtime.jobs import Done, JobControl
-from art.runtime.plan import close_ledger
+from art.runtime.plan import close_ledger, close_unused_ledger
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -65,11 +66,19 @@ class TrainingWork:
         model, host = self._find(job.project, job.name)
         paths, step = self._data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
+        call = job.payload["call"]
+        if not call["samples"]:
+            return _untrained(job, from_step, source)
         await asyncio.to_thread(_make_way, target, job.job_id)
-        result = await host.train(
-            job.kind, **job.payload["call"], from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
-            stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total),
-        )  # fmt: skip
+        try:
+            result = await host.train(
+                job.kind, **call, from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
+                stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total),
+            )  # fmt: skip
+        except NothingTrainableError as error:
+            if job.kind != "train":
+                raise
+            return _untrained(job, from_step, source, refused=str(error))
         if control.stop.is_set():  # it had ended before it could be stopped, and nobody has seen it
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
@@ -86,12 +95,34 @@ class TrainingWork:
         findings = [*job.payload["findings"], *map(str, found)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
-        changes = {"step": step, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
-        return Done(changes, published_step=step)
+        changes = {
+            "step": step, "trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target),
+        }  # fmt: skip
+        return Done(changes, published_step=step, learnt_from=job.payload.get("exchange_ids", ()))
 
     async def recorded(self, job: Job, done: Done) -> None:
         if done.published_step is not None:
             self._on_published(self._find(job.project, job.name)[0], done.published_step)
+
+
+def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = None) -> Done:
+    """The end of a job without anything to learn: the model stays at `step`.
+
+    Args:
+        refused: why the trainer took none of the samples that were planned. It learns from every sample that the gate
+            lets pass.
+    """
+    metrics, ledger, findings = job.payload["metrics"], job.payload["ledger"], job.payload["findings"]
+    if refused is not None:
+        metrics = metrics | {"data/step_num_groups_trainable": 0.0}
+        ledger = close_unused_ledger(ledger, "sampler_mismatch")
+        findings = [refused, *findings]
+    logger.info("%s/%s stays at step %d: %s", job.project, job.name, step, findings[0])
+    changes = {
+        "step": step, "trained": False, "metrics": metrics | ledger, "findings": findings,
+        "checkpoint_path": str(checkpoint),
+    }  # fmt: skip
+    return Done(changes)
 
 
 def training_lane(base_model: str) -> str:

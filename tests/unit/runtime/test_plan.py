@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,9 @@ from recorded_exchanges import (
     LONG_TURN,
     ONE_TURN,
     SECOND,
+    TWO_TURNS,
     UNTRACKED,
+    USER,
     choice,
     exchange,
     group,
@@ -24,7 +27,7 @@ from recorded_exchanges import (
 from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.plan import StepPlan, close_ledger, plan_step
+from art.runtime.plan import StepPlan, close_ledger, close_unused_ledger, plan_step
 from art.runtime.samples import ResolvedGroup
 
 DISTILL = DistillConfig(teacher="p/teacher")
@@ -263,14 +266,78 @@ def test_overlong_rollouts_are_counted() -> None:
     assert [max(s.advantages, key=abs) for s in found.samples] == [0.25, -0.25]
 
 
+# -- nothing to learn --
+
+
+def unrewarded(count: int) -> WireGroup:
+    return WireGroup(trajectories=[WireTrajectory(histories=[TWO_TURNS]) for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ([group(0.5, 0.5), group(1.0, 1.0)], r"every group \(2\) has equal rewards \(their mean is 0.75\): "),
+        ([group(1.0), group(0.0)], r"every group \(2\) holds a single trajectory: "),
+        ([unrewarded(2), unrewarded(3)], r"none of the 5 trajectories was ever given a reward: all count as 0"),
+        ([unrewarded(1)], r"every group \(1\) holds a single trajectory: "),
+        ([group(1.0), group(0.5, 0.5), unrewarded(2)], r"none of the 3 groups can be learnt from: "),
+        ([group(1.0, 0.0, history=WireHistory(items=[USER]))], r"none of the 2 trajectories holds an answer"),
+    ],
+)
+@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
+def test_a_step_with_nothing_to_learn_says_why(groups: list[WireGroup], why: str, loss: Any) -> None:
+    found = plan(*groups, loss=loss)
+    assert (found.samples, found.pairs, found.exchange_ids) == ([], [], [])
+    assert re.match(why, found.findings[0])
+    assert "so no step was trained and the model is where it was" in found.findings[0]
+    assert found.metrics["data/step_num_groups_trainable"] == 0
+    assert found.metrics["data/step_num_groups_submitted"] == len(groups)
+    dropped = found.ledger.get("ledger/dropped_tokens/no_reward_spread", 0)
+    assert found.ledger["ledger/sampled_tokens"] == dropped
+    assert found.ledger["ledger/trained_tokens"] == 0
+
+
+def test_reasons_are_told_apart_by_group() -> None:
+    found = plan(group(1.0), group(0.5, 0.5), unrewarded(2), group(1.0, 0.0))
+    assert found.findings == [
+        "groups[1]: all rewards are equal, nothing to learn",
+        "groups[2]: no trajectory was ever given a reward, nothing to learn",
+        "groups[0]: a single trajectory has no other to be compared with, nothing to learn",
+    ]
+
+
+def test_a_turn_reward_is_a_reward() -> None:
+    rewarded = [WireTrajectory(histories=[TWO_TURNS], turn_rewards=[1, 1]) for _ in range(2)]
+    assert "has equal rewards" in plan(rewarded).findings[0]
+
+
+def test_the_trainer_refuses_what_was_planned() -> None:
+    ledger = {"ledger/sampled_tokens": 9.0, "ledger/trained_tokens": 7.0, "ledger/dropped_tokens/no_reward_spread": 2.0}
+    closed = close_unused_ledger(ledger, "sampler_mismatch")
+    assert closed == ledger | {"ledger/trained_tokens": 0.0, "ledger/dropped_tokens/sampler_mismatch": 7.0}
+
+
+def test_answers_of_a_step_are_listed_once() -> None:
+    found = plan(group(1.0, 0.0), group(1.0, 1.0, history=ONE_TURN))
+    assert found.exchange_ids == ["e1", "e2"]
+
+
 # -- errors --
 
 
-def test_no_spread_and_no_choices_are_told_apart() -> None:
-    with pytest.raises(NothingTrainableError, match=r"every group \(1\) has equal rewards"):
-        plan(group(1.0, 1.0))
-    with pytest.raises(NothingTrainableError, match="2 choices without an exchange id"):
-        plan(group(1.0, 0.0, history=UNTRACKED))
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [
+        (UNTRACKED, "2 choices without an exchange id"),
+        (WireHistory(items=[USER, {"role": "assistant", "content": "a"}]), "2 messages of the assistant"),
+    ],
+)
+@pytest.mark.parametrize("rewards", [(1.0, 0.0), (1.0, 1.0)])
+def test_answers_that_are_no_recorded_choices_are_an_error(
+    history: WireHistory, found: str, rewards: tuple[float, float]
+) -> None:
+    with pytest.raises(NothingTrainableError, match=f"{found}.*Append the `Choice` objects"):
+        plan(group(*rewards, history=history))
 
 
 @pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
