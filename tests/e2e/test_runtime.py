@@ -124,19 +124,25 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
 
 @in_module_loop
 async def test_groups_that_were_trained_already_are_trained_and_told_of(runtime: Runtime, tiny_model: Path) -> None:
+    async def train(request: TrainRequest, job_id: str, learning_rate: float) -> JobStatus:
+        request = request.model_copy(update={"job_id": job_id, "config": TrainConfig(learning_rate=learning_rate)})
+        return await ended(runtime, await runtime.submit_train("p", "twice", request))
+
     await runtime.register(request_for(tiny_model, "twice"))
-    request = await train_request(runtime, "twice", "job-first")
-    first = await ended(runtime, await runtime.submit_train("p", "twice", request))
+    request, fresh = [await train_request(runtime, "twice", f"job-{i:04d}") for i in range(2)]
+    first = await train(request, "job-first", 1e-6)
     assert (first.step, [text for text in first.findings if "already" in text]) == (1, [])
-    again = request.model_copy(update={"job_id": "job-second"})
-    second = await ended(runtime, await runtime.submit_train("p", "twice", again))
+    second = await train(request, "job-second", 1e-6)
     assert (second.step, second.trained) == (2, True)
     (finding,) = [text for text in second.findings if "already" in text]
     assert finding.startswith("all 12 answers of this step were trained already, in step 1: ")
-    fresh = await train_request(runtime, "twice", "job-third")
-    third = fresh.model_copy(update={"groups": fresh.groups + request.groups})
-    mixed = await ended(runtime, await runtime.submit_train("p", "twice", third))
-    assert [text for text in mixed.findings if "already" in text] == [], "half of it is new"
+    mixed = fresh.model_copy(update={"groups": fresh.groups + request.groups})
+    third = await train(mixed, "job-third", 0.05)
+    assert (third.step, [text for text in third.findings if "already" in text]) == (3, []), "half of it was new"
+    too_far = await train(mixed, "job-fourth", 0.05)
+    assert too_far.error is not None
+    assert too_far.error.message.startswith("all 24 answers of this step were trained already, in step 3: ")
+    assert "This time it failed: " in too_far.error.message
 
 
 @in_module_loop

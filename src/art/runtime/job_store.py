@@ -55,7 +55,8 @@ class Job:
     """Jobs of one lane run one at a time, see `JobRunner`."""
     payload: dict[str, Any]
     """All that is needed to run the job, and to run it again. Of a training: `call`, the trainer's arguments, resolved
-    samples among them; `metrics`, `ledger`, `findings` and `exchange_ids` of the plan. Of others: the request."""
+    samples among them; `metrics`, `ledger`, `findings` and `exchange_ids` of the plan, and `repeated`, which tells of
+    an earlier step with the same answers. Of others: the request."""
     from_step: int | None = None
     """Where the model stood when the job first began to run."""
     needs: Sequence[str] = ()

@@ -103,8 +103,8 @@ def describe_untracked(trajectories: Sequence[ResolvedTrajectory]) -> str | None
 def describe_repeated(num_answers: int, step: int) -> str:
     """What to say of a step all of whose answers were trained before."""
     return (
-        f"all {num_answers} answers of this step were trained already, in step {step}: what is trained twice comes "
-        "from an older policy and counts twice. Gather new groups for each step"
+        f"all {num_answers} answers of this step were trained already, in step {step}: the policy that gave them is "
+        "no longer the one that is trained. Gather new groups for each step"
     )
 
 

@@ -299,9 +299,7 @@ class Runtime:
         samples = plan.samples
         if samples and (teacher := teacher_name(request.config)) is not None:
             samples = await ask_teacher(await self._resolver.resolve(teacher), self._hosts.of(model).engine, samples)
-        findings = [*plan.findings, *warnings]
-        if samples and (before := await self._job_store.repeated_step(plan.exchange_ids)) is not None:
-            findings.append(describe_repeated(len(plan.exchange_ids), before))
+        before = await self._job_store.repeated_step(plan.exchange_ids) if samples else None
         call = {
             "samples": samples,
             "config": request.config.model_dump(),
@@ -311,9 +309,10 @@ class Runtime:
         payload = {
             "call": call,
             "metrics": plan.metrics,
-            "findings": findings,
+            "findings": [*plan.findings, *warnings],
             "ledger": plan.ledger,
             "exchange_ids": plan.exchange_ids,
+            "repeated": None if before is None else describe_repeated(len(plan.exchange_ids), before),
         }
         status = await self._jobs.submit(
             request.job_id, "train", (project, name), payload, fingerprint, needs=list(references.values())

@@ -79,6 +79,10 @@ class TrainingWork:
             if job.kind != "train":
                 raise
             return _untrained(job, from_step, source, refused=str(error))
+        except TrainingError as error:
+            if (repeated := job.payload.get("repeated")) is None:
+                raise
+            raise TrainingError(f"{repeated}. This time it failed: {error}") from error
         if control.stop.is_set():  # it had ended before it could be stopped, and nobody has seen it
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
@@ -92,7 +96,8 @@ class TrainingWork:
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
         found = find_findings(metrics, before, highs=_own_bounds(job))
         metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in found}
-        findings = [*job.payload["findings"], *map(str, found)]
+        repeated = job.payload.get("repeated")
+        findings = [*job.payload["findings"], *([repeated] if repeated else ()), *map(str, found)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
         changes = {
