@@ -34,6 +34,7 @@ KEY = "storm-key-0123456789"
 RELATIVE = 1e-5
 """Losses of a step may differ by so much: which requests share a batch of the engine is a matter of time, and the
 float32 numbers of a batch depend on its size."""
+START_DEADLINE_S = 60.0
 
 
 class Supervised:
@@ -48,6 +49,17 @@ class Supervised:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="supervisor")
         self._thread.start()
+        self._until_it_listens()
+
+    def _until_it_listens(self) -> None:
+        """A script gives up soon on an address where nobody ever listened."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            time.sleep(0.05)
+        self.close()
+        raise TimeoutError(f"the server did not listen within {START_DEADLINE_S:.0f} s; see {self._folder}/server.log")
 
     @property
     def url(self) -> str:

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import math
+import socket
 import ssl
 import traceback
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fake_art_server import FakeArtServer, refusal
 from openai.types.chat.chat_completion import Choice
 
 import art
+import art.client.http
 import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult
 from art.client import ArtClient
@@ -210,11 +212,42 @@ async def test_overload_waits_as_long_as_the_server_says(server: FakeArtServer, 
 
 
 async def test_a_server_that_stays_away_is_an_error_with_its_address(server: FakeArtServer) -> None:
-    server.trouble = [httpx2.ConnectError("refused")] * 1000
     async with server.client(unreachable_deadline_s=0.05) as client:
+        await client.health()
+        server.trouble = [httpx2.ConnectError("refused")] * 1000
         with pytest.raises(ProcessError, match=r"http://art\.test gave no answer for .*refused"):
             await client.health()
     assert len(server.requests) > 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "gpu.invalid"])
+async def test_an_address_where_nobody_listens_is_said_soon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(art.client.http, "FIRST_CONTACT_DEADLINE_S", 0.05)
+    port = free_port()
+    start = f"art-server --port {port}" if host == "127.0.0.1" else f"art-server --host 0.0.0.0 --port {port}"
+    async with Backend(f"http://{host}:{port}", "key") as backend:
+        with pytest.raises(ProcessError, match=f"no ART server listens at http://{host}:{port} .*`{start}`"):
+            await backend.register(Named())
+
+
+async def test_a_server_that_was_reached_once_is_waited_for(
+    server: FakeArtServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.client.http, "FIRST_CONTACT_DEADLINE_S", -1.0)
+    async with server.client() as client:
+        server.trouble = [httpx2.ReadError("reset")]  # something listened, and died
+        await client.health()
+        server.trouble = [httpx2.ConnectError("refused")] * 20
+        await client.health()
+    async with server.client() as another:
+        server.trouble = [httpx2.ConnectError("refused")]
+        with pytest.raises(ProcessError, match="no ART server listens"):
+            await another.health()
 
 
 async def test_overload_for_ever_ends_too(server: FakeArtServer) -> None:

@@ -260,6 +260,39 @@ async def test_events_are_taken_up_again_where_they_broke_off(client: ArtClient,
         [event async for event in client.job_events("job-0001", after=-1)]
 
 
+class WatchedStreams(httpx2.AsyncBaseTransport):
+    """Counts the bodies of answers that were opened and closed."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.opened, self.closed = 0, 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self.inner.handle_async_request(request)
+        body, watch = response.stream, self
+        self.opened += 1
+
+        class Watched(httpx2.AsyncByteStream):
+            def __aiter__(self) -> AsyncIterator[bytes]:
+                return body.__aiter__()  # type: ignore[union-attr]
+
+            async def aclose(self) -> None:
+                watch.closed += 1
+                await body.aclose()  # type: ignore[union-attr]
+
+        response.stream = Watched()
+        return response
+
+
+async def test_no_stream_of_events_outlives_its_job(runtime: Runtime) -> None:
+    """What is left open is closed by another event loop, or by none, when a script calls `asyncio.run` twice."""
+    app = create_app(runtime, api_key="key", config=ServerConfig())  # type: ignore[arg-type]
+    transport = WatchedStreams(httpx2.ASGITransport(app))
+    async with ArtClient("http://art.test", "key", transport=transport) as client:
+        await client.train("p", "m", request())
+        assert transport.closed == transport.opened == 2, "the submission and the events"
+
+
 async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
     app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}

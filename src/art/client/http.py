@@ -39,6 +39,8 @@ CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 UNREACHABLE_DEADLINE_S = 300.0
 """How long a call goes on without any answer from the server."""
+FIRST_CONTACT_DEADLINE_S = 10.0
+"""The same where no connection could be made yet: then the address is wrong, or no server was started."""
 _QUIET_RETRIES = 5
 """About two seconds, which a short hiccup may take without a warning."""
 _TRY_AGAIN = {408, 502, 503, 504}
@@ -78,6 +80,8 @@ class HttpClient:
         self._on_retry = on_retry
         self.is_local = url.host in _LOOPBACK
         """Whether the server is on this machine, so that both see the same files."""
+        self._was_reached = False
+        """Whether something has ever listened at the address."""
         self._num_closed, self._why_closed = 0, ""
         self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
 
@@ -141,6 +145,7 @@ class HttpClient:
                         method, path, content=content, params=params, timeout=timeout,
                         headers={"Content-Type": "application/json"} if content else None,
                     )  # fmt: skip
+                    self._was_reached = True
                     if response.is_success:
                         return response.content
                     error: Exception = _error_of(response)
@@ -152,6 +157,7 @@ class HttpClient:
                     if isinstance(lost, RuntimeError):
                         raise
                     self._raise_if_hopeless(lost, f"{method} {path}")
+                    self._was_reached |= not isinstance(lost, (httpx2.ConnectError, httpx2.ConnectTimeout))
                     error = lost
                 lost_since = sent if lost_since is None else lost_since
                 await self.before_retry(error, attempt, time.monotonic() - lost_since, f"{method} {path}")
@@ -186,13 +192,17 @@ class HttpClient:
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
     async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
-        if lost_s > self._unreachable_deadline_s:
+        limit_s = self._unreachable_deadline_s
+        if not self._was_reached:
+            limit_s = min(limit_s, FIRST_CONTACT_DEADLINE_S)
+            if lost_s > limit_s:
+                raise ProcessError(self._nobody_listens(error, lost_s)) from error
+        if lost_s > limit_s:
             raise ProcessError(
                 f"{what}: the server at {self.base_url} gave no answer for {lost_s:.0f} s "
                 f"(last: {type(error).__name__}: {error}). Is it running? Its log says more"
             ) from error
         level = logging.WARNING if attempt == _QUIET_RETRIES else logging.DEBUG
-        limit_s = self._unreachable_deadline_s
         logger.log(level, "%s got no answer (%r): trying again for up to %.0f s", what, error, limit_s)
         if self._on_retry is not None:
             await self._on_retry(error, lost_s)
@@ -215,6 +225,16 @@ class HttpClient:
                 f"{what}: the certificate of {self.base_url} is not accepted ({refused.verify_message}). Use an "
                 "address that it was issued for, or name its authority by the environment variable SSL_CERT_FILE"
             ) from error
+
+    def _nobody_listens(self, error: Exception, tried_s: float) -> str:
+        url = httpx2.URL(self.base_url)
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        start = f"art-server --port {port}" if self.is_local else f"art-server --host 0.0.0.0 --port {port}"
+        return (
+            f"no ART server listens at {self.base_url} (tried for {tried_s:.0f} s: {error}). Start one on "
+            f"{'this machine' if self.is_local else url.host} with `{start}`, or correct the address: `base_url`, or "
+            "the variable ART_SERVER_URL"
+        )
 
     def _open(self) -> httpx2.AsyncClient:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
