@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict
 
+from pydantic import ValidationError
+
 from art.compat.internal_config import in_older_names, optimizer_from_internal_config, settings_from_internal_config
 from art.config import (
     CispoConfig,
@@ -24,6 +26,7 @@ from art.config import (
     SftConfig,
 )
 from art.config import TrainConfig as TrainingConfig
+from art.config.base import describe_invalid
 from art.config.training import kl_penalties
 from art.errors import ConfigError
 
@@ -172,8 +175,14 @@ def train_config(config: TrainingConfig | None, settings: Mapping[str, Any]) -> 
     given = {key: value for key, value in given.items() if value is not None}
     if config is not None and not given:
         return config
+    if isinstance(given.get("loss"), str):
+        raise ConfigError(
+            f"`loss` takes settings such as art.config.PpoConfig(); for a name use loss_fn={given['loss']!r}"
+        )
     try:
         return _train_config(config, given)
+    except ValidationError as error:
+        raise ConfigError(f"wrong training settings: {describe_invalid(error)}") from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"these training settings do not fit together: {error}") from error
 

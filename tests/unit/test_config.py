@@ -23,7 +23,10 @@ from art.config import (
     SftConfig,
     TrainConfig,
     TrainerConfig,
+    TrainSFTConfig,
 )
+from art.dev import train_config
+from art.errors import ConfigError
 
 DISTILL = DistillConfig(teacher="p/teacher")
 OVERLONG = OverlongConfig(max_tokens=8, buffer=4)
@@ -129,3 +132,32 @@ def test_full_finetuning_needs_weights_that_both_sides_have_alike(settings: dict
         ModelSettings(lora=None, **settings)
     same = {"device": "cpu", "dtype": "float32"}
     ModelSettings(lora=None, engine=EngineConfig(**same), trainer=TrainerConfig(**same | {"device": "cuda"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": "5e-3"}, "wrong training settings: `learning_rate` takes a number, without quotes; got '5e-3'"),
+        ({"learning_rate": True}, "wrong training settings: `learning_rate` takes a number; got True"),
+        ({"learning_rate": -1}, "wrong training settings: `learning_rate` must be greater than 0, got -1"),
+        ({"num_minibatches": "2"}, "wrong training settings: `num_minibatches` takes a number, without quotes; got '2'"),
+        ({"optimizer": {"betas": ["0.9", 0.99]}}, "wrong training settings: `betas` takes a number, without quotes; got '0.9'"),
+        ({"loss_fn_config": {"foo": 1}}, "wrong training settings: `foo` is no setting of DppoConfig"),
+        ({"learning_rate": 2, "num_minibatches": 0},
+         "wrong training settings: `learning_rate` must be less than or equal to 1, got 2; "
+         "`num_minibatches` must be greater than or equal to 1, got 0"),
+        ({"loss": "ppo"}, "`loss` takes settings such as art.config.PpoConfig(); for a name use loss_fn='ppo'"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_told_in_plain_words(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train_config(None, settings)
+    assert caught.value.message == message
+
+
+def test_numbers_may_be_whole_and_words_that_are_allowed_stay() -> None:
+    assert train_config(None, {"learning_rate": 1}).learning_rate == 1.0
+    assert TrainSFTConfig(batch_size="auto", learning_rate=[1, 0.5]).batch_size == "auto"
+    for wrong in ({"batch_size": "4"}, {"learning_rate": [1e-3, "1e-4"]}):
+        with pytest.raises(ValidationError, match="takes a number, without quotes"):
+            TrainSFTConfig(**wrong)

@@ -18,6 +18,7 @@ from art.config import (
     TrainerConfig,
     VllmConfig,
 )
+from art.config.base import describe_invalid
 from art.errors import ArtError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -179,21 +180,13 @@ def _build(found: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSe
         try:
             parts[part] = None if values is None else models[part](**values)
         except ValidationError as error:
-            raise ConfigError(f"_internal_config: {_problems(error, part, names)}") from error
+            own = {setting: name for (each, setting), name in names.items() if each == part}
+            raise ConfigError(f"wrong values in _internal_config: {describe_invalid(error, own)}") from error
     try:
         return ModelSettings.model_validate(parts)
     except ValidationError as error:
-        problems = "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
-        raise ConfigError(f"_internal_config: {_in_users_words(problems, names)}") from error
-
-
-def _problems(error: ValidationError, part: str, names: _Names) -> str:
-    """What pydantic found, under the names that the user wrote."""
-    return "; ".join(
-        f"{names.get((part, str(problem['loc'][0])), part) if problem['loc'] else part}={problem['input']!r}: "
-        f"{problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors()
-    )
+        problems = _in_users_words(describe_invalid(error), names)
+        raise ConfigError(f"wrong values in _internal_config: {problems}") from error
 
 
 def _in_users_words(text: str, names: _Names) -> str:
@@ -230,8 +223,8 @@ def optimizer_from_internal_config(config: Mapping[str, Any] | None) -> Optimize
     if "betas" in settings:
         first, second = defaults.betas
         settings["betas"] = given.get("adam_beta1", first), given.get("adam_beta2", second)
-    names = {("trainer_args", setting): f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in given}
+    names = {setting: f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in given}
     try:
         return OptimizerConfig(**settings)
     except ValidationError as error:
-        raise ConfigError(f"_internal_config: {_problems(error, 'trainer_args', names)}") from error
+        raise ConfigError(f"wrong values in _internal_config: {describe_invalid(error, names)}") from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -13,9 +16,68 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class Config(BaseModel):
-    """Base of all settings: frozen, and strict about names."""
+    """Base of all settings: frozen, strict about names, and about text and truth values in the place of numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_numbers(cls, data: Any) -> Any:
+        for name in _numbers_of(cls) & data.keys() if isinstance(data, dict) else ():
+            words = _words_of(cls.model_fields[name].annotation)
+            for value in data[name] if isinstance(data[name], (list, tuple)) else [data[name]]:
+                if isinstance(value, (str, bytes, bool)) and value not in words:
+                    hint = ", without quotes" if isinstance(value, str) else ""
+                    raise ValueError(f"`{name}` takes a number{hint}; got {value!r}")
+        return data
+
+
+@functools.cache
+def _numbers_of(config: type[Config]) -> frozenset[str]:
+    """The settings that are numbers, or lists of numbers."""
+    return frozenset(
+        name
+        for name, field in config.model_fields.items()
+        if {int, float} & (types := set(_types_in(field.annotation))) and not types & {str, bool}
+    )
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """The types that an annotation is made of. Words of a `Literal` are no types."""
+    if get_origin(annotation) is Annotated:
+        yield from _types_in(get_args(annotation)[0])
+    elif arguments := () if get_origin(annotation) is Literal else get_args(annotation):
+        for argument in arguments:
+            yield from _types_in(argument)
+    else:
+        yield annotation
+
+
+def _words_of(annotation: Any) -> set[Any]:
+    """What the `Literal` parts of an annotation allow."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    return set().union(*map(_words_of, get_args(annotation)))
+
+
+def describe_invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
+    """The complaints of pydantic in plain words: the setting, what it must be, and what was given.
+
+    Args:
+        names: what the user calls a setting, where that is not its own name.
+    """
+    complaints: dict[str, str] = {}
+    for one in error.errors(include_url=False):
+        # A part of a place that has brackets names a member of a union, which nobody has written.
+        name = ".".join(str(part) for part in one["loc"] if "[" not in str(part))
+        text = one["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        if one["type"] == "extra_forbidden":
+            text = f"is no setting of {error.title}"
+        elif one["type"] != "value_error":
+            text += f", got {one['input']!r}"
+        complaints.setdefault(name, f"`{name}` {text}" if name and one["type"] != "value_error" else text)
+    own = names or {}
+    return re.sub(r"`(\w+)(?=[`.])", lambda found: f"`{own.get(found[1], found[1])}", "; ".join(complaints.values()))
 
 
 def check_indices(device: Device, indices: tuple[int, ...]) -> None:

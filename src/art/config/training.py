@@ -71,7 +71,7 @@ def kl_penalties(
 class TrainConfig(Config):
     """One reinforcement-learning step. `beta` and `kl_penalty_coef` of older code add a `KlConfig` to `loss`."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    learning_rate: LearningRate = 1e-5
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
     """One term or several, which are summed."""
     anchor: Literal["sampler", "step_start"] = "sampler"
