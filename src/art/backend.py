@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar, cast, get_args
 
+from art.arguments import check_trajectories
 from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
@@ -34,7 +35,7 @@ from art.protocol.training import (
     TrainSFTRequest,
 )
 from art.rollouts import RolloutCollector, load_trajectory
-from art.submission import check_recorded, check_trajectories, wire_groups, wire_trajectory
+from art.submission import check_recorded, wire_groups, wire_trajectory
 from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)

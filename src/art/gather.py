@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from art.arguments import check_group_result, check_kept, check_pending_groups, check_rollout_result, check_rollouts
 from art.errors import ArtError, JudgeError, RolloutError
 from art.faults import FATAL, FaultWatch
 from art.messages import is_choice
@@ -31,6 +31,7 @@ from art.trajectory import (
     TrajectoryGroup,
     cancel_and_wait,
     close_unstarted,
+    finite_number,
     infra_fault,
     rollout_observer,
     within,
@@ -80,9 +81,9 @@ class GatherContext:
             self.faults.count(trajectory)
         _add_completion_tokens(trajectory)
         for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
-            if not math.isfinite(value):
+            if (number := finite_number(value)) is None:
                 continue
-            self.metric_sums[name] += value  # type: ignore[assignment]
+            self.metric_sums[name] += number  # type: ignore[assignment]
             self.metric_divisors[name] += 1
         self.update_pbar(int(self.increment_pbar))
 
@@ -130,10 +131,10 @@ class GatherContext:
             RolloutError: such a failure, if it is one more than `max_exceptions` allows.
             FaultRateError: it is one more than `faults` allows.
         """
-        unscored = [trajectory for trajectory in group if not math.isfinite(trajectory.reward)]
+        unscored = [trajectory for trajectory in group if finite_number(trajectory.reward) is None]
         if not unscored:
             return [group]
-        errors = [RolloutError(f"a rollout has the reward {t.reward}, which is no finite number") for t in unscored]
+        errors = [RolloutError(f"a rollout has the reward {t.reward!r}, which is no finite number") for t in unscored]
         for error in errors:
             if self.faults is not None:
                 self.faults.lost(error)
@@ -143,7 +144,7 @@ class GatherContext:
             if self.too_many_exceptions():
                 raise error
         logger.warning("%d rollouts are left out: %s; see what computes it", len(errors), errors[0])
-        scored = [trajectory for trajectory in group if math.isfinite(trajectory.reward)]
+        scored = [trajectory for trajectory in group if finite_number(trajectory.reward) is not None]
         failed = [*group.exceptions, *map(PydanticException.from_exception, errors)]
         return [group.model_copy(update={"trajectories": scored, "exceptions": failed})] if scored else []
 
@@ -247,7 +248,7 @@ async def gather_trajectory_groups(
     Groups without a single trajectory are left out: their exceptions were counted, and there is nothing to compare.
     """
     _warn_if_used(pbar_total_completion_tokens)
-    groups = list(groups)
+    groups = check_pending_groups(groups)
     context = GatherContext(
         max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
     )
@@ -261,7 +262,7 @@ async def finish_group(
     group: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
 ) -> list[TrajectoryGroup]:
     """What becomes of one group: itself, nothing, or what `after_each` makes of it."""
-    finished = group if isinstance(group, TrajectoryGroup) else await wrap_group_awaitable(group)
+    finished = check_group_result(group if isinstance(group, TrajectoryGroup) else await wrap_group_awaitable(group))
     if finished is None or len(finished) == 0:
         logger.warning("a group is left out: none of its rollouts gave a trajectory")
         return []
@@ -270,7 +271,7 @@ async def finish_group(
     except Exception as error:
         get_gather_context().group_failed(finished, error)
         return []
-    groups = [] if kept is None else kept if isinstance(kept, list) else [kept]
+    groups = check_kept("after_each", kept)
     return [rest for one in groups for rest in get_gather_context().without_unscored(one)]
 
 
@@ -289,7 +290,7 @@ async def gather_trajectories(
         The results in input order. Where a rollout failed and that was tolerated, its exception stands.
     """
     _warn_if_used(pbar_total_completion_tokens)
-    rollouts = list(trajectories)
+    rollouts = check_rollouts(trajectories)
     context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
     with _progress_bar(context, pbar_desc, len(rollouts)), set_gather_context(context):
         return cast(list[T], await _all_or_nothing(rollouts, lambda rollout: _outcome(rollout, context)))
@@ -304,7 +305,7 @@ async def _outcome(rollout: Awaitable[Any], context: GatherContext) -> Any:
     if (fault := infra_fault(result)) is not None:
         context.rollout_failed(fault)
         return fault
-    for trajectory in [result] if isinstance(result, Trajectory) else result:
+    for trajectory in check_rollout_result(result):
         context.rollout_finished(trajectory)
     return result
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar
 
+from art.arguments import check_groups, check_logged
 from art.backend import Backend, OnNothing, Registration, TrainResult
 from art.capture.clients import async_hooks, remember, sync_hooks
 from art.compat.metrics import MetricsBuilder
@@ -39,10 +40,17 @@ from art.rollouts import RolloutCollector
 from art.storage import state as state_file
 from art.storage.history import append_row, means_by_step
 from art.storage.layout import DataDir, ModelPaths, validate_name
-from art.storage.metrics import as_groups, count_groups, name_metrics, summarize_groups, take_costs
+from art.storage.metrics import (
+    as_groups,
+    check_metrics,
+    check_split,
+    count_groups,
+    name_metrics,
+    summarize_groups,
+    take_costs,
+)
 from art.storage.totals import Totals
 from art.storage.trajectories import append_groups
-from art.submission import check_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
 from art.utils.loops import PerLoop
 from art.utils.openai_client import (
@@ -281,17 +289,24 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
         Args:
             trajectories: groups, or loose trajectories and exceptions, which become one group.
-            split: prefix of the metrics: `val/reward`.
+            split: prefix of the metrics: `val/reward`. Any name for a file will do, but not one of the metrics' own
+                sections, such as `costs`.
             metrics: further numbers for the row; they win over computed ones of the same name. `costs/...` are USD that
                 go into `costs`, like those of trajectories and groups. Of `time/step_x` and `data/step_x` the row also
                 gets the sum over all rows, `time/cum/x` and `data/cum/x`.
             step: by default the current one.
+
+        Raises:
+            InvalidRequestError: `split` is no such name.
+            TrajectoryError: these are no trajectories, or a reward or metric is not a number; nothing is logged.
         """
+        check_split(split)
+        groups = as_groups(() if trajectories is None else check_logged(trajectories))
+        metrics = check_metrics(metrics or {})
         step = await self.get_step() if step is None else step
-        groups = as_groups(trajectories or ())
-        metrics = await self.metrics_builder().flush() | dict(metrics or {})
-        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         summary, reported = take_costs(summarize_groups(groups))
+        metrics = await self.metrics_builder().flush() | dict(metrics)
+        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
         metrics, also_reported = take_costs(metrics)
         costs = await asyncio.to_thread(close_row, self.costs, reported | also_reported, split, step)
         row = name_metrics(summary, split) | costs

@@ -1,103 +1,26 @@
-"""What is sent to be trained: checked for the usual mistakes in the words of the caller, then put into wire types."""
+"""What is sent to be trained: trajectories as wire types."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
+from art.arguments import check_groups
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.trajectory import History, Trajectory, TrajectoryGroup, close_unstarted, infra_fault, is_policy_fault, to_plain
+from art.trajectory import (
+    History,
+    Trajectory,
+    TrajectoryGroup,
+    finite_number,
+    infra_fault,
+    is_policy_fault,
+    to_plain,
+)
 
 logger = logging.getLogger(__name__)
-
-GATHER = "`groups = await art.gather_trajectory_groups(...)`"
-
-
-def check_groups(groups: Any) -> list[TrajectoryGroup]:
-    """The groups to train on, as a list.
-
-    Raises:
-        TrajectoryError: it is something else; the message says what it is and how to make groups of it.
-    """
-    if isinstance(groups, TrajectoryGroup):
-        raise TrajectoryError("`trajectory_groups` is one TrajectoryGroup; put it into a list: `[group]`")
-    return _check_items(groups, TrajectoryGroup, "trajectory_groups", _how_to_make_groups)
-
-
-def check_trajectories(trajectories: Any) -> list[Trajectory]:
-    """The trajectories to fine-tune on, as a list.
-
-    Raises:
-        TrajectoryError: it is something else; the message says what it is and how to make trajectories of it.
-    """
-    if isinstance(trajectories, TrajectoryGroup):
-        return list(trajectories)
-    if isinstance(trajectories, Trajectory):
-        raise TrajectoryError("`trajectories` is one Trajectory; put it into a list: `[trajectory]`")
-    return _check_items(trajectories, Trajectory, "trajectories", _how_to_make_trajectories)
-
-
-def _check_items(items: Any, kind: type, name: str, hint: Callable[[Any], str]) -> list[Any]:
-    if isinstance(items, (Awaitable, str, bytes, Mapping, Trajectory)) or not isinstance(items, Iterable):
-        _discard(items)
-        raise TrajectoryError(f"`{name}` is {_describe(items)}, not a list of {kind.__name__}: {hint(items)}")
-    listed = list(items)
-    wrong = next((i for i, item in enumerate(listed) if not isinstance(item, kind)), None)
-    if wrong is not None:
-        close_unstarted(listed)
-        item = listed[wrong]
-        raise TrajectoryError(f"`{name}[{wrong}]` is {_describe(item)}, not a {kind.__name__}: {hint(item)}")
-    return listed
-
-
-def _discard(item: Any) -> None:
-    """Close a coroutine that nobody will await, and those in lists that it was given: Python warns of each."""
-    if inspect.iscoroutine(item) and inspect.getcoroutinestate(item) == inspect.CORO_CREATED:
-        for argument in inspect.getcoroutinelocals(item).values():
-            close_unstarted(argument if isinstance(argument, (list, tuple)) else ())
-    close_unstarted([item])
-
-
-def _describe(item: Any) -> str:
-    """What an argument is, in a few words."""
-    if item is None:
-        return "None"
-    if isinstance(item, Awaitable):
-        kind = "group" if hasattr(item, "_num_trajectories") else "coroutine"
-        return f"a {kind} that was not awaited"
-    name = type(item).__name__
-    text = f": {item!r}" if isinstance(item, (str, int, float, BaseException)) else ""
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{text[:60]}"
-
-
-def _how_to_make_groups(item: Any) -> str:
-    if isinstance(item, Awaitable):
-        return f"run the rollouts first, by {GATHER}"
-    if isinstance(item, Trajectory):
-        return "put the rollouts of one scenario into a group, `[art.TrajectoryGroup(trajectories)]`"
-    if isinstance(item, BaseException):
-        return "a rollout that failed belongs into its group, `art.TrajectoryGroup([*trajectories, error])`"
-    if isinstance(item, list):
-        return "make each list of trajectories a group, `art.TrajectoryGroup(trajectories)`"
-    return f"pass what {GATHER} gives"
-
-
-def _how_to_make_trajectories(item: Any) -> str:
-    if isinstance(item, Awaitable):
-        return "run the rollouts first, by `trajectories = await art.gather_trajectories(...)`"
-    if isinstance(item, TrajectoryGroup):
-        return "pass the trajectories of the groups, `[trajectory for group in groups for trajectory in group]`"
-    if isinstance(item, BaseException):
-        return "leave rollouts out that failed"
-    return (
-        'make a trajectory of each conversation, `art.Trajectory(messages_and_choices=[{"role": "user", "content": '
-        '...}, {"role": "assistant", "content": ...}])`'
-    )
 
 
 def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
@@ -177,11 +100,8 @@ def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
 
 
 def _number(value: Any, what: str) -> float:
-    try:
-        number = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = finite_number(value)
+    if number is None:
         raise TrajectoryError(f"{what} has reward {value!r}; it must be a finite number. Check the reward function")
     return number
 

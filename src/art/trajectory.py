@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import math
 import re
 import time
 import traceback
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_serializer, field_validator, model_validator
 from pydantic_core import to_json
 
-from art.errors import RolloutError
+from art.errors import RolloutError, TrajectoryError
 from art.messages import Messages, MessagesAndChoices, Tools, get_messages, is_choice, parse_item, to_message
 
 if TYPE_CHECKING:
@@ -144,6 +145,13 @@ class Trajectory(History, metaclass=_TrajectoryType):
     logs: list[str] = Field(default_factory=list)
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("a reward is a number, got None; leave `reward` out until it is known")
+        return value
+
     @field_validator("turn_rewards", "token_rewards", mode="before")
     @classmethod
     def _plain_lists(cls, value: Any) -> Any:
@@ -193,6 +201,15 @@ def to_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
+def finite_number(value: Any) -> float | None:
+    """A reward or metric as a float, numbers of NumPy and torch included; `None` if it is no finite number."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 class PydanticException(_Record):
     """An exception of a rollout, as it can be written to disk."""
 
@@ -216,6 +233,12 @@ class _GroupType(type(BaseModel)):  # type: ignore[misc]
     """Makes `TrajectoryGroup(coroutines)` something to await, and everything else a group at once."""
 
     def __call__(cls, trajectories: Iterable[Any] = (), **fields: Any) -> Any:
+        if isinstance(trajectories, (Awaitable, Trajectory)) or not isinstance(trajectories, Iterable):
+            close_unstarted([trajectories])
+            raise TrajectoryError(
+                f"art.TrajectoryGroup takes the rollouts of one scenario, e.g. (rollout(model, scenario) for _ in "
+                f"range(8)), or a list of trajectories; got one {type(trajectories).__name__}"
+            )
         items = list(trajectories)
         if any(inspect.isawaitable(item) for item in items):
             return _PendingGroup(cls, items, fields)
@@ -369,6 +392,9 @@ async def _run_group(group_type: Any, items: list[Any], fields: dict[str, Any]) 
                     raise
                 observer.rollout_failed(error)
             else:
+                if not isinstance(trajectory, (Trajectory, Mapping)):
+                    what = "None" if trajectory is None else f"a {type(trajectory).__name__}"
+                    raise TrajectoryError(f"a rollout of a group returned {what}; it must return an art.Trajectory")
                 if observer is not None and (fault := infra_fault(trajectory)) is not None:
                     observer.rollout_failed(fault)
                 elif observer is not None and isinstance(trajectory, Trajectory):

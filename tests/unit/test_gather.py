@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from openai.types.chat.chat_completion import Choice
 
 import art.gather as gather_module
 from art.batches import trajectory_group_batches
-from art.errors import RolloutError
+from art.errors import RolloutError, TrajectoryError
 from art.faults import FaultWatch
 from art.gather import (
     GatherContext,
@@ -378,3 +379,89 @@ async def test_leaving_early_stops_everything() -> None:
 async def test_the_caller_does_not_run_in_the_context_of_the_batches() -> None:
     async for _ in trajectory_group_batches(groups_of([[1]]), batch_size=1, max_batch_exceptions=9, pbar_desc=None):
         assert get_gather_context().max_exceptions == 0
+
+
+# --- wrong arguments and results ---
+
+
+async def return_(value: Any) -> Any:
+    return value
+
+
+async def rewarded(reward: Any, **metrics: Any) -> Trajectory:
+    trajectory = Trajectory()
+    trajectory.reward = reward
+    trajectory.metrics.update(metrics)
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (lambda: None, "`groups` is None, not a list of TrajectoryGroup: each item is the group of one scenario"),
+        (lambda: TrajectoryGroup([rollout(1), rollout(2)]), r"`groups` is one group; put it into a list"),
+        (lambda: TrajectoryGroup([Trajectory()]), r"`groups` is one group; put it into a list"),
+        (lambda: [Trajectory()], r"`groups\[0\]` is a Trajectory, not a TrajectoryGroup: put the rollouts of one"),
+        (lambda: [groups_of([[1]]), rollout(1)], r"`groups\[0\]` is a generator, not a TrajectoryGroup"),
+        (lambda: [[rollout(1), rollout(2)]], r"`groups\[0\]` is a list, not a TrajectoryGroup"),
+        (
+            lambda: [rollout(1), rollout(2)],
+            r"gave a Trajectory, not a TrajectoryGroup: put the rollouts of one scenario",
+        ),
+        (lambda: [return_([Trajectory()])], r"gave a list, not a TrajectoryGroup"),
+        (lambda: [TrajectoryGroup([return_(None)])], r"a rollout of a group returned None; it must return"),
+        (lambda: [TrajectoryGroup([return_("won")])], r"a rollout of a group returned a str; it must return"),
+    ],
+)
+async def test_what_cannot_be_gathered_as_groups_is_named(groups: Any, message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        await gather_trajectory_groups(groups(), pbar_desc=None)
+    gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "message"),
+    [
+        (lambda: rollout(1), "`trajectories` is one rollout; put it into a list"),
+        (lambda: [Trajectory()], r"`trajectories\[0\]` is a Trajectory, not a rollout: it has run already"),
+        (lambda: [rollout, rollout], r"`trajectories\[0\]` is a function, not a rollout: pass calls of your rollout"),
+        (lambda: [return_(None)], r"a rollout returned None; it must return an art\.Trajectory"),
+        (lambda: [return_("won")], r"a rollout returned a str: 'won'; it must"),
+    ],
+)
+async def test_what_cannot_be_gathered_as_trajectories_is_named(rollouts: Any, message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        await gather_trajectories(rollouts(), pbar_desc=None)
+    gc.collect()
+
+
+async def test_after_each_must_give_groups() -> None:
+    async def after_each(group: TrajectoryGroup) -> Any:
+        return True
+
+    with pytest.raises(TrajectoryError, match="`after_each` returned a bool: True; return the group to keep"):
+        await gather([[1]], after_each=after_each)
+
+
+@pytest.mark.parametrize("reward", [None, "1.0"])
+async def test_a_reward_that_is_no_number_is_a_failure_that_names_it(reward: Any) -> None:
+    def groups() -> list[Any]:
+        return [TrajectoryGroup([rewarded(reward), rewarded(1.0)])]
+
+    with pytest.raises(RolloutError, match=f"a rollout has the reward {reward!r}, which is no finite number"):
+        await gather_trajectory_groups(groups(), pbar_desc=None)
+    (group,) = await gather_trajectory_groups(groups(), pbar_desc=None, max_exceptions=1)
+    assert [trajectory.reward for trajectory in group] == [1.0]
+
+    async def judge(group: TrajectoryGroup) -> TrajectoryGroup:
+        for trajectory in group:
+            trajectory.reward = 0.5
+        return group
+
+    (scored,) = await gather_trajectory_groups(groups(), pbar_desc=None, after_each=judge)
+    assert [trajectory.reward for trajectory in scored] == [0.5, 0.5], "nobody needs it before the judge"
+
+
+async def test_a_metric_that_is_no_number_does_not_end_a_gather() -> None:
+    (trajectory,) = await gather_trajectories([rewarded(1.0, answer="blue", n=2)], pbar_desc=None)
+    assert trajectory.metrics == {"answer": "blue", "n": 2}

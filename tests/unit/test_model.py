@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -21,7 +22,14 @@ from pydantic import BaseModel, ValidationError
 import art
 from art.backend import Backend
 from art.config import LoraConfig, ModelSettings
-from art.errors import ConfigError, DiskFullError, InvalidRequestError, NothingTrainableError, StorageError
+from art.errors import (
+    ConfigError,
+    DiskFullError,
+    InvalidRequestError,
+    NothingTrainableError,
+    StorageError,
+    TrajectoryError,
+)
 from art.storage import jsonl
 from art.storage.history import append_row, means_by_step
 from art.storage.metrics import count_groups, metric_name, summarize_groups
@@ -181,6 +189,84 @@ async def test_a_prompted_model(server: FakeArtServer, tmp_path: Path) -> None:
     await model.log([art.Trajectory(reward=1)])
     assert history(model)[0]["val/reward"] == 1
     await model.close()
+
+
+@pytest.mark.parametrize(
+    "split", ["", "../val", "a/b", "my split", ".hidden", "x" * 200, None, 3, "costs", "loss", "data", "time"]
+)
+async def test_an_odd_split_is_refused_with_or_without_trajectories(model: art.TrainableModel, split: Any) -> None:
+    for trajectories in (None, [group(0, 1)]):
+        with pytest.raises(InvalidRequestError, match="split"):
+            await model.log(trajectories, split=split, metrics={"x": 1.0})
+    assert not model._paths().root.exists(), "nothing is logged"
+
+
+async def test_a_split_may_have_a_name_of_its_own(model: art.TrainableModel) -> None:
+    for split in ("versus-self", "base-model", "discarded", "validation_2"):
+        await model.log([group(0, 1)], split=split)
+    assert [
+        row[f"{split}/reward"] for row, split in zip(history(model), ("versus-self", "base-model"), strict=False)
+    ] == [
+        0.5,
+        0.5,
+    ]
+
+
+async def never_awaited() -> list[art.TrajectoryGroup]:
+    return []
+
+
+def with_reward(reward: Any, **metrics: Any) -> art.Trajectory:
+    trajectory = art.Trajectory()
+    trajectory.reward = reward
+    trajectory.metrics.update(metrics)
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "message"),
+    [
+        (never_awaited, "`trajectories` is a coroutine that was not awaited, .*art.gather_trajectories"),
+        (lambda: "abc", "`trajectories` is a str: 'abc', not a list of TrajectoryGroup or Trajectory"),
+        (lambda: [1.0], r"`trajectories\[0\]` is a float: 1.0, not a TrajectoryGroup or Trajectory: numbers without"),
+        (lambda: [with_reward(None)], "a trajectory has reward None; it must be a number"),
+        (lambda: [with_reward("1.0")], "a trajectory has reward '1.0'; it must be a number"),
+        (
+            lambda: [with_reward(1.0, color="blue")],
+            "metric 'color' is 'blue', not a number; text belongs into `metadata`",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
+async def test_what_cannot_be_logged_is_named(model: art.TrainableModel, trajectories: Any, message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        await model.log(trajectories(), split="val")
+    gc.collect()
+    assert not model._paths().history.exists()
+
+
+async def test_one_trajectory_can_be_logged_and_a_metric_must_be_a_number(model: art.TrainableModel) -> None:
+    await model.log(with_reward(1.0), split="val", metrics={"nan": math.nan})  # type: ignore[arg-type]
+    assert history(model)[0]["val/reward"] == 1.0
+    with pytest.raises(InvalidRequestError, match=r"metrics\['color'\] is 'blue'; a metric is a number"):
+        await model.log(metrics={"color": "blue"})  # type: ignore[dict-item]
+
+
+async def test_the_result_of_a_step_that_trained_nothing_can_be_logged(
+    model: art.TrainableModel, server: FakeArtServer
+) -> None:
+    await model.train([group(0, 1)])
+    server.nothing_to_learn = True
+    result = await model.train([group(1, 1)])
+    assert (result.trained, result.step) == (False, 1)
+    rows = history(model)
+    assert [row["step"] for row in rows] == [1, 1], "one more row, and the one of the step is still there"
+    assert rows[1]["data/step_num_groups_trainable"] == 0
+    assert [len(read) for read in read_groups(model._paths().trajectories("train", 1))] == [2, 2]
+    with pytest.raises(NothingTrainableError):
+        await model.train([group(1, 1)], on_nothing="raise")
+    with pytest.raises(TrajectoryError, match="put the rollouts of one scenario into a group"):
+        await model.train(list(group(0, 1)))  # type: ignore[arg-type]
 
 
 # --- training, in both styles ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
 import math
 import warnings
@@ -18,8 +19,9 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from pydantic import BaseModel, ValidationError
 
-from art.backend import wire_trajectory
+from art.errors import TrajectoryError
 from art.messages import is_choice, parse_item, to_message
+from art.submission import wire_trajectory
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup, is_policy_fault
 
 USER = {"role": "user", "content": "hi"}
@@ -377,11 +379,36 @@ async def test_a_pending_group_that_is_dropped_warns_once_at_most() -> None:
         TrajectoryGroup(rollout(i) for i in range(3)).close()
 
 
+@pytest.mark.parametrize(
+    ("trajectories", "got"), [(None, "NoneType"), (Trajectory(), "Trajectory"), (3, "int"), (asyncio.sleep, "function")]
+)
+def test_a_group_of_something_else_is_refused_by_name(trajectories: Any, got: str) -> None:
+    with pytest.raises(TrajectoryError, match=rf"takes the rollouts of one scenario, .*; got one \w*{got}"):
+        TrajectoryGroup(trajectories)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
+async def test_a_group_of_one_rollout_that_is_in_no_list() -> None:
+    async def rollout() -> Trajectory:
+        return Trajectory()
+
+    with pytest.raises(
+        TrajectoryError, match=r"\(rollout\(model, scenario\) for _ in range\(8\)\).*; got one coroutine"
+    ):
+        TrajectoryGroup(rollout())
+    gc.collect()
+
+
+def test_a_reward_of_none_is_told_in_plain_words() -> None:
+    with pytest.raises(ValidationError, match="a reward is a number, got None; leave `reward` out until it is known"):
+        Trajectory(reward=None)  # type: ignore[arg-type]
+
+
 async def test_a_rollout_that_forgets_to_return() -> None:
     async def forgetful() -> Trajectory:
         return None  # type: ignore[return-value]
 
-    with pytest.raises(ValidationError, match="does the rollout return"):
+    with pytest.raises(TrajectoryError, match=r"returned None; it must return an art\.Trajectory"):
         await TrajectoryGroup([forgetful()])
 
 

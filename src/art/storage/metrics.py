@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from art.errors import InvalidRequestError, TrajectoryError
+from art.storage.layout import validate_name
 from art.trajectory import Trajectory, TrajectoryGroup
 
 SECTIONS = frozenset(
@@ -29,6 +32,32 @@ SECTIONS = frozenset(
     }
 )
 SPLITS = frozenset({"train", "val", "test"})
+
+
+def check_split(split: str) -> str:
+    """`split` if it names a file, and metrics that are told from all others.
+
+    Raises:
+        InvalidRequestError: it is empty, a path, or one of `SECTIONS`.
+    """
+    if split in SECTIONS:
+        raise InvalidRequestError(
+            f"split={split!r} is a section of the metrics; choose another name, e.g. 'val' or 'versus-self'",
+            param="split",
+        )
+    return validate_name(split, param="split")
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`metrics` if all of them are numbers.
+
+    Raises:
+        InvalidRequestError: one is not; the message names it.
+    """
+    for name, value in metrics.items():
+        if _as_number(value) is None:
+            raise InvalidRequestError(f"metrics[{name!r}] is {value!r}; a metric is a number", param="metrics")
+    return metrics
 
 
 def name_metrics(metrics: Mapping[str, float], split: str) -> dict[str, float]:
@@ -57,12 +86,15 @@ def summarize_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     Means of the reward and of every metric, over the trajectories that have it; `costs/...` are sums.
     `reward_std_dev` is the mean, over groups of more than one, of their population standard deviation;
     `group_<name>` the mean of a metric of groups.
+
+    Raises:
+        TrajectoryError: a reward or a metric is not a number.
     """
     trajectories = [trajectory for group in groups for trajectory in group]
     num_failed = sum(len(group.exceptions) for group in groups)
     summary: dict[str, float] = {}
     if trajectories:
-        summary["reward"] = _mean([float(trajectory.reward) for trajectory in trajectories])
+        summary["reward"] = _mean([_reward(trajectory) for trajectory in trajectories])
     if spreads := [_spread(group) for group in groups if len(group) > 1]:
         summary["reward_std_dev"] = _mean(spreads)
     if trajectories or num_failed:
@@ -92,9 +124,23 @@ def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def _spread(group: TrajectoryGroup) -> float:
-    rewards = [float(trajectory.reward) for trajectory in group]
+    rewards = [_reward(trajectory) for trajectory in group]
     mean = _mean(rewards)
     return math.sqrt(_mean([(reward - mean) ** 2 for reward in rewards]))
+
+
+def _reward(trajectory: Trajectory) -> float:
+    if (number := _as_number(trajectory.reward)) is None:
+        raise TrajectoryError(f"a trajectory has reward {trajectory.reward!r}; it must be a number")
+    return number
+
+
+def _as_number(value: Any) -> float | None:
+    """A value as a float, NaN included; `None` for anything but a number."""
+    try:
+        return None if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -105,5 +151,7 @@ def _reduce(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         for key, value in row.items():
-            values[key].append(float(value))
+            if (number := _as_number(value)) is None:
+                raise TrajectoryError(f"metric {key!r} is {value!r}, not a number; text belongs into `metadata`")
+            values[key].append(number)
     return {key: sum(items) if key.startswith("costs/") else _mean(items) for key, items in values.items()}
