@@ -16,7 +16,7 @@ import openai
 import pytest
 
 import art
-from art.errors import NothingTrainableError, TrajectoryError, TrajectoryMismatchError
+from art.errors import NothingTrainableError, StorageError, TrajectoryError, TrajectoryMismatchError
 from art.storage.jsonl import read_lines
 from art.storage.trajectories import read_groups
 
@@ -144,9 +144,29 @@ async def test_stream_and_plain_are_token_identical(model: art.TrainableModel) -
 
 
 @in_module_loop
+async def test_a_data_directory_that_is_gone_is_said(model: art.TrainableModel, backend: art.LocalBackend) -> None:
+    groups = await groups_with(model, [1.0, 0.0])
+    moved = backend.path.with_name("moved")
+    backend.path.rename(moved)
+    gone = rf"the data directory {backend.path} was deleted, moved or replaced while its server was running"
+    try:
+        with pytest.raises(StorageError, match=gone):
+            await backend.train(model, groups)
+        with pytest.raises(StorageError, match=gone):
+            await backend.train_sft(model, list(groups[0]))
+        with pytest.raises(StorageError, match=gone):
+            await model.register(backend)
+        with pytest.raises(openai.InternalServerError, match=gone):
+            await model.openai_client().chat.completions.create(model=model.get_inference_name(0), messages=MESSAGES)
+    finally:
+        moved.rename(backend.path)
+    assert (await backend.train(model, [art.TrajectoryGroup([])] + groups, learning_rate=1e-9)).trained
+
+
+@in_module_loop
 async def test_everything_still_works_afterwards(model: art.TrainableModel, backend: art.LocalBackend) -> None:
     result = await backend.train(model, await groups_with(model, [1.0, 0.0, 0.5]), learning_rate=1e-3)
-    assert result.step == await model.get_step() == 1
+    assert result.step == await model.get_step() == 2
     assert result.metrics["ledger/sampled_tokens"] == result.metrics["ledger/trained_tokens"]
 
 

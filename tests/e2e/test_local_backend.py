@@ -17,7 +17,7 @@ import pytest
 
 import art
 import art.backends.local
-from art.errors import ProcessError
+from art.errors import ConfigError, ProcessError
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 
@@ -59,6 +59,15 @@ async def test_a_second_backend_on_the_same_data_is_refused_by_name(tmp_path: Pa
         assert (await health(first))["status"] == "ok"
     async with second:
         assert (await health(second))["status"] == "ok"
+
+
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_file_in_the_place_of_the_data_directory_is_named(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match=r"LocalBackend\(path=.*notes.txt.* is a file; give a folder"):
+        art.LocalBackend(path=file / below)
+    assert file.read_text() == "mine"
 
 
 async def test_a_server_killed_while_it_starts_is_started_again(

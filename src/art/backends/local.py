@@ -25,6 +25,7 @@ from art.config import ServerConfig
 from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.keys import check_api_key
+from art.storage.atomic import storage_errors
 from art.storage.layout import DataDir
 from art.storage.logs import log_tail, open_log, rotate_log
 
@@ -68,7 +69,7 @@ class LocalBackend(Backend):
             gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for each model that has no such price.
 
         Raises:
-            ConfigError: a price below 0, or `server_config` names a host or port.
+            ConfigError: `path` is a file, a price is below 0, or `server_config` names a host or port.
         """
         super().__init__()
         if in_process:
@@ -84,6 +85,7 @@ class LocalBackend(Backend):
                 "Run `art-server` by hand to choose them"
             )
         self.path = Path(path or ".art").resolve()
+        _check_directory(self.path, given=path)
         self.data_dir = self.path
         self._config = config
         self._api_key = check_api_key(os.environ.get("ART_API_KEY", "")) or f"art-{secrets.token_urlsafe(24)}"
@@ -163,7 +165,9 @@ class LocalBackend(Backend):
         assert self._socket is not None
         _require_local_extra()
         config_json = self._config.model_dump_json()
-        with open_log(self.log_path) as log:
+        with storage_errors(self.log_path, "opening"):
+            log = open_log(self.log_path)
+        with log:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
@@ -298,6 +302,21 @@ class LocalBackend(Backend):
 
 _closing: set[asyncio.Task[None]] = set()
 """Connections that are being closed after a `with` block; an event loop alone does not keep its tasks."""
+
+
+def _check_directory(path: Path, *, given: str | Path | None) -> None:
+    """
+    Raises:
+        ConfigError: a file stands where the data directory, or one above it, is to be.
+    """
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir():
+        what = "it" if there == path else str(there)
+        raise ConfigError(
+            f"LocalBackend(path={str(given or path)!r}) is to be the folder of its data, but {what} is a file; give a "
+            "folder, which is made if it is not there",
+            param="path",
+        )
 
 
 def _listen() -> socket.socket:

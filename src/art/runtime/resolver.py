@@ -21,11 +21,19 @@ Find: TypeAlias = Callable[[str, str], tuple[RegisteredModel, BaseModelHost]]
 class PolicyResolver:
     """The gateway's `ModelResolver`. Remembers what it found until `forget`."""
 
-    def __init__(self, data_dir: DataDir, models: Mapping[str, RegisteredModel], find: Find) -> None:
+    def __init__(
+        self,
+        data_dir: DataDir,
+        models: Mapping[str, RegisteredModel],
+        find: Find,
+        check_directory: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             models: all that are registered, by `project/name`; what is put there later is seen.
+            check_directory: raises if the data directory is gone, which then explains a missing checkpoint.
         """
+        self._check_directory = check_directory
         self._data_dir = data_dir
         self._models = models
         self._find = find
@@ -54,6 +62,7 @@ class PolicyResolver:
 
         Raises:
             NotFoundError: unknown model or step, or a bare name that two projects share.
+            StorageError: the data directory is gone.
         """
         try:
             wanted = parse_model_name(model)
@@ -68,6 +77,7 @@ class PolicyResolver:
         step = registered.step if wanted.step is None else wanted.step
         checkpoint = self._data_dir.model(*key).checkpoint(step)
         if step > registered.step or not checkpoint.exists():
+            self._check_directory()
             raise NotFoundError(
                 f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
                 param="model",

@@ -92,7 +92,7 @@ class Runtime:
         self._models: dict[str, RegisteredModel] = {}
         self._hosts = Hosts(self.data_dir, config)
         self._preflight = Preflight() if config.preflight else None
-        self._resolver = PolicyResolver(self.data_dir, self._models, self._find)
+        self._resolver = PolicyResolver(self.data_dir, self._models, self._find, self._lock.check_directory)
         self._register_lock = asyncio.Lock()
         self._job_store = JobStore(
             self._database,
@@ -170,7 +170,9 @@ class Runtime:
         Raises:
             ConfigError: there is no such base model, or the model was registered before with another base model or
                 other adapter settings, or it wants devices that this machine does not have.
+            StorageError: the data directory is gone, also of the calls below.
         """
+        self._lock.check_directory()
         validate_name(request.project, param="project")
         validate_name(request.name, param="name")
         await self._jobs.idle(request.project, request.name, recovered_only=True)
@@ -281,6 +283,7 @@ class Runtime:
             ConflictError: the job id is taken by another request.
             ConfigError: the quick checks of the preflight fail.
         """
+        self._lock.check_directory()
         model, host = self._find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
@@ -321,6 +324,7 @@ class Runtime:
         return status
 
     async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+        self._lock.check_directory()
         model, host = self._find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.errors import DiskFullError, StorageError
+from art.storage.lock import directory_gone
 
 T = TypeVar("T")
 
@@ -120,6 +121,8 @@ class Database:
         return result
 
     def _translate(self, error: sqlite3.Error) -> StorageError:
+        if not self.path.exists():
+            return directory_gone(self.path.parent)
         code = getattr(error, "sqlite_errorcode", None)
         full = code == sqlite3.SQLITE_FULL
         if not full and code in _WRITE_ERRORS:

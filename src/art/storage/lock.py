@@ -34,6 +34,15 @@ def lock_holder(path: Path) -> int | None:
         os.close(file)
 
 
+def directory_gone(path: Path) -> StorageError:
+    """The error of a data directory that is not there any more."""
+    return StorageError(
+        f"the data directory {path} was deleted, moved or replaced while its server was running, and checkpoints and "
+        "records with it. Close the backend (`await backend.close()`) or end the server, put the directory back if you "
+        "have a copy, and start again"
+    )
+
+
 class DirectoryLock:
     """Taken by one process at a time. The file stays; what counts is the kernel's lock on it."""
 
@@ -59,6 +68,18 @@ class DirectoryLock:
             os.close(file)
             raise
         self._file = file
+
+    def check_directory(self) -> None:
+        """
+        Raises:
+            StorageError: the directory is gone, or another one stands in its place.
+        """
+        try:
+            here = os.stat(self._path)
+        except OSError:
+            here = None
+        if self._file is not None and (here is None or not os.path.samestat(here, os.fstat(self._file))):
+            raise directory_gone(self._path.parent)
 
     def release(self) -> None:
         if self._file is not None:
