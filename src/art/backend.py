@@ -21,7 +21,7 @@ from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.config.base_models import find_folder
-from art.dev import LossName, train_config
+from art.dev import LossName, check_config, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError
 from art.interrupt import forget_steps, note_step
 from art.protocol.checkpoints import BEST_METRIC, MetricsRow
@@ -239,12 +239,13 @@ class Backend(CheckpointMethods):
         Raises:
             NothingTrainableError: there is no trajectory, or no assistant message in them.
             TrajectoryError: these are no trajectories.
+            ConfigError: `config` is of another kind, or wrong.
             JobCancelledError: somebody cancelled the job, as for `train`.
         """
         wired = [wire_trajectory(item, f"trajectory {i}") for i, item in enumerate(check_trajectories(trajectories))]
         if not wired:
             raise NothingTrainableError("no trajectory to train on; got an empty list")
-        config = _with_optimizer(config or TrainSFTConfig(), model)
+        config = _with_optimizer(check_config(config or TrainSFTConfig(), TrainSFTConfig), model)
         request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config)
         client = await self._connection()
         return self._result(model, await client.train_sft(model.project, model.name, request, show=verbose))

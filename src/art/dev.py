@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from art.config import (
     SftConfig,
 )
 from art.config import TrainConfig as TrainingConfig
+from art.config import TrainSFTConfig as SFTTrainingConfig
 from art.config.base import describe_invalid
 from art.config.training import kl_penalties
 from art.errors import ConfigError
@@ -162,6 +163,25 @@ _TRAIN_NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Options of older code, with the values that ask for what is done anyway."""
 
 
+C = TypeVar("C", TrainingConfig, SFTTrainingConfig)
+
+
+def check_config(config: C | Mapping[str, Any], kind: type[C]) -> C:
+    """`config` if it is of this kind, or made of a dictionary.
+
+    Raises:
+        ConfigError: it is something else, or holds a wrong value.
+    """
+    if isinstance(config, kind):
+        return config
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"`config` takes an art.{kind.__name__}(...), got {config!r}", param="config")
+    try:
+        return kind(**config)
+    except ValidationError as error:
+        raise ConfigError(f"wrong training settings: {describe_invalid(error)}") from error
+
+
 def train_config(config: TrainingConfig | None, settings: Mapping[str, Any]) -> TrainingConfig:
     """The settings of a training step, given as a whole, one by one, or both ways where they do not overlap.
 
@@ -173,6 +193,7 @@ def train_config(config: TrainingConfig | None, settings: Mapping[str, Any]) -> 
     if refused := [f"{key}={value!r}" for key, value in given.items() if key not in _TRAIN_HONOURED]:
         raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_TRAIN_HONOURED)}")
     given = {key: value for key, value in given.items() if value is not None}
+    config = None if config is None else check_config(config, TrainingConfig)
     if config is not None and not given:
         return config
     if isinstance(given.get("loss"), str):

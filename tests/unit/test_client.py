@@ -586,6 +586,19 @@ async def test_what_is_no_list_of_trajectories_is_named(
     gc.collect()
 
 
+async def test_a_config_of_another_kind_is_named(server: FakeArtServer, backend: Backend) -> None:
+    trajectories = a_group(0, 1).trajectories
+    with pytest.raises(ConfigError, match=r"`config` takes an art\.TrainSFTConfig\(\.\.\.\), got TrainConfig\("):
+        await backend.train_sft(Named(), trajectories, TrainConfig())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"`config` takes an art\.TrainConfig\(\.\.\.\), got 1e-05"):
+        await backend.train(Named(), [a_group(0, 1)], config=1e-5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`learning_rate` must be greater than 0, got -1"):
+        await backend.train(Named(), [a_group(0, 1)], config={"learning_rate": -1})  # type: ignore[arg-type]
+    await backend.train(Named(), [a_group(0, 1)], config={"learning_rate": 1e-4})  # type: ignore[arg-type]
+    body = next(body for _, path, body in server.requests if path.endswith("/train"))
+    assert body["config"]["learning_rate"] == 1e-4
+
+
 async def test_an_item_that_is_no_message_is_named_with_its_trajectory(backend: Backend) -> None:
     groups = [a_group(0, 1)]
     groups[0].trajectories[1].messages_and_choices.append("yes")  # type: ignore[arg-type]

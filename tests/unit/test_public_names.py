@@ -135,13 +135,13 @@ PARAMETERS = {
     "art.utils.iterate_dataset": "dataset groups_per_step num_epochs initial_step use_tqdm seed",
     "art.utils.limit_concurrency": "n derive_key",
     "art.Model.log": "self trajectories split metrics step",
-    "art.TrainableModel.train": "self trajectory_groups config _config verbose",
+    "art.TrainableModel.train": "self trajectory_groups config _config verbose on_nothing",
     "art.TrainableModel.train_sft": "self trajectories config _config verbose",
     "art.TrainableModel.delete_checkpoints": "self best_checkpoint_metric",
     "art.TrainableModel.get_inference_name": "self step",
     "art.TrainableModel.litellm_completion_params": "self step",
     "art.Backend.train": "self model trajectory_groups config learning_rate loss_fn loss_fn_config scale_rewards "
-    "normalize_advantages num_minibatches verbose further",
+    "normalize_advantages num_minibatches on_nothing verbose further",
     "art.Backend.train_sft": "self model trajectories config verbose",
 }
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -107,7 +107,7 @@ async def stream_events(client: ArtClient, job_id: str, after: int = 0) -> Async
     path = f"/api/jobs/{quote(job_id, safe='')}/events"
     async with (
         client.stream(path, headers=headers, read_timeout_s=SILENCE_S) as response,
-        contextlib.aclosing(response.aiter_lines()) as lines,
+        contextlib.aclosing(cast("AsyncGenerator[str, None]", response.aiter_lines())) as lines,
     ):
         async for line in lines:
             if line.startswith("data:"):  # ours are one line each, and repeat the event's id and kind
