@@ -15,7 +15,15 @@ import pytest
 from fake_art_server import FakeArtServer
 
 import art
-from art.errors import BudgetError, ConfigError, FaultRateError, JudgeError, RolloutError, ToolServerError
+from art.errors import (
+    BudgetError,
+    ConfigError,
+    FaultRateError,
+    JudgeError,
+    RolloutError,
+    ToolServerError,
+    TrainingError,
+)
 from art.rewards import GroupScorer, Judgement, JudgeSettings, Ruler, Verdict, completion
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
@@ -251,6 +259,20 @@ async def test_a_step_without_any_group(model: art.TrainableModel, server: FakeA
     rows = [row for _, row in read_lines(model._paths().history) if row]
     assert rows[0]["data/infra_fault_rate"] == 1.0
     assert rows[0]["step"] == 0
+
+
+async def test_steps_with_nothing_to_learn_are_logged_and_too_many_of_them_end_it(
+    model: art.TrainableModel, server: FakeArtServer
+) -> None:
+    server.nothing_to_learn = True
+    (report,) = await train(model, lambda step, index: 1.0, steps=1)
+    assert not report.trained
+    assert "(no reward spread: not trained)" in report.line("reward")
+    rows = [row for _, row in read_lines(model._paths().history) if row]
+    assert [(row["step"], row["data/step_num_groups_trainable"]) for row in rows] == [(0, 0)]
+    with pytest.raises(TrainingError, match="5 steps in a row had no group with differing rewards"):
+        await train(model, lambda step, index: 1.0, steps=100)
+    assert await model.get_step() == 0
 
 
 async def test_groups_that_are_all_bad_end_it_with_their_reason(
