@@ -168,7 +168,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     """An `art-server` started by hand, somewhere else."""
     process = subprocess.Popen(
         [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(tmp_path / "data")],
-        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ | {"ART_API_KEY": "the key"},
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=os.environ | {"ART_API_KEY": "the-key"},
     )  # fmt: skip
     assert process.stdout is not None
     found = re.search(r"http://\S+", process.stdout.readline())
@@ -182,7 +182,7 @@ async def test_a_server_started_by_hand_trains_for_a_client_in_another_directory
     server: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_model.parent)
-    async with art.Backend(server, "the key") as backend:
+    async with art.Backend(server, "the-key") as backend:
         model = art.TrainableModel(
             name="agent", project="hand", base_model=f"./{tiny_model.name}", base_path=str(tmp_path / "log")
         )

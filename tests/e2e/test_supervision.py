@@ -81,7 +81,7 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An `art-server` started by hand."""
     process = subprocess.Popen(
         [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"ART_API_KEY": "the key"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"ART_API_KEY": "the-key"},
     )  # fmt: skip
     assert process.stdout is not None
     assert "listens on" in process.stdout.readline()
