@@ -122,9 +122,11 @@ def figures(args: argparse.Namespace, engine_s: float = 0.0) -> list[dict[str, A
 
 def make_model(directory: str) -> None:
     """The tiny model's tokenizer and template; in a process of its own, since this loads transformers."""
-    from art.testing.tiny.tokenizer import train_tokenizer
+    from art.task import Conversation
+    from art.testing.tiny.tokenizer import make_tokenizer, render
 
-    train_tokenizer([BOARD, ANSWER] * 50, vocab_size=400, max_length=4096).save_pretrained(directory)
+    talk = Conversation(messages=[{"role": "user", "content": BOARD}, {"role": "assistant", "content": ANSWER}])
+    make_tokenizer([talk], [render(talk)], vocab_size=400, max_length=4096).save_pretrained(directory)
     (Path(directory) / "config.json").write_text('{"model_type": "qwen3"}')
 
 

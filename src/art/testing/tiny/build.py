@@ -11,12 +11,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from art.errors import ConfigError
 from art.task import Conversation, Task, TaskDefaults, draw_conversations, get_task
 from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
-from art.testing.tiny.tokenizer import train_tokenizer
+from art.testing.tiny.tokenizer import make_tokenizer, render
 from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
 
 NUM_CONVERSATIONS = 3000
@@ -60,13 +59,12 @@ def build_tiny_model(
             source.defaults,
         )
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
-    tokenizer = train_tokenizer(
-        _texts(conversations), vocab_size=defaults.tiny_vocab_size, max_length=defaults.tiny_context
+    texts = [render(conversation) for conversation in conversations]
+    tokenizer = make_tokenizer(
+        conversations, texts, vocab_size=defaults.tiny_vocab_size, max_length=defaults.tiny_context
     )
     model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=defaults.tiny_context)
-    warm_start(
-        model, tokenizer, conversations, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress
-    )
+    warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_model(model, partial)
     tokenizer.save_pretrained(partial)
@@ -81,15 +79,3 @@ def _check_replaceable(path: Path) -> None:
     """Only an empty folder or an earlier tiny model is written over."""
     if path.exists() and not (path / _MANIFEST).exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{str(path)!r} exists and is no tiny model; give another path")
-
-
-def _texts(conversations: Sequence[Conversation]) -> list[str]:
-    """What the tokenizer learns its words from: contents, tool calls and tool descriptions."""
-    texts = []
-    for conversation in conversations:
-        texts += [json.dumps(tool) for tool in conversation.tools or ()]
-        for message in conversation.messages:
-            said: dict[str, Any] = dict(message)
-            texts.append(str(said.get("content") or ""))
-            texts += [json.dumps(call) for call in said.get("tool_calls") or ()]
-    return texts

@@ -1,8 +1,8 @@
 """The warm start: supervised fine-tuning of all weights on synthetic conversations, in this process.
 
-It teaches the format and the legal answers, and stops there; skill is for reinforcement learning to find. Batches are
-drawn at random and the loss is the mean over their target tokens: bucketing by length with a mean per batch would give
-the tokens of short conversations too much weight.
+It teaches the format, and to look at what is shown; skill is for reinforcement learning to find. A batch is one prefix
+tree, as in the trainer: system prompts, tools and openings that conversations share are computed once. The loss is the
+mean over the tokens of all answers.
 """
 
 from __future__ import annotations
@@ -14,73 +14,105 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from art.errors import ContextLengthError
-from art.task import Conversation
+from art.testing.tiny.muon import Muon
 from art.testing.tiny.tokenizer import END_OF_TURN
+from art.trainer.attention import ATTENTION_NAME, make_layout, register_attention
+from art.trainer.tree import SamplePath, build_tree, check_sample
+from art.trainer.types import TrainingSample
 
 Progress = Callable[[int, int, float], None]
 """Called with steps done, steps in all, and the loss."""
 
-_IGNORED = -100
 _ASSISTANT_HEAD = "<|im_start|>assistant\n"
 _EMPTY_REASONING = "<think>\n\n</think>\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartConfig:
-    num_steps: int = 500
-    batch_size: int = 4
+    """Settings of a warm start. They were chosen on small games: two where the answer must follow from an observation
+    (nim, a hidden word) and their tool-call forms; fewer conversations teach the format but not to look."""
+
+    num_steps: int = 400
+    batch_size: int = 32
+    """Conversations of a step."""
     learning_rate: float = 2.5e-3
+    """AdamW's, for embeddings and norms."""
+    matrix_learning_rate: float = 0.02
+    """Muon's, for the matrices of the layers."""
     warm_up: float = 0.03
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps in which the learning rates rise."""
     cool_down: float = 0.5
-    """Share of the steps in which it falls again."""
+    """Share of the steps in which they fall again."""
     max_grad_norm: float = 1.0
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """All conversations as one padded table; row i has `lengths[i]` tokens, here N rows of at most T tokens."""
-
-    token_ids: torch.Tensor  # [N, T]
-    targets: torch.Tensor  # [N, T] the token itself where an assistant says it, else -100
-    lengths: torch.Tensor  # [N]
-
-
 def warm_start(
-    model: Any,
-    tokenizer: Any,
-    conversations: Sequence[Conversation],
-    config: WarmStartConfig,
-    *,
-    on_progress: Progress | None = None,
+    model: Any, tokenizer: Any, texts: Sequence[str], config: WarmStartConfig, *, on_progress: Progress | None = None
 ) -> None:
-    """Train `model` in place, in one thread. The same model, conversations and config give the same weights.
+    """Train `model` in place, in one thread. The same model, texts and config give the same weights.
 
     Matrices this small gain nothing from a second thread, and lose much where another process is busy on its core.
+
+    Args:
+        texts: Conversations as the chat template writes them.
 
     Raises:
         ContextLengthError: a conversation is longer than the model's context.
     """
-    rows = _tokenize(tokenizer, conversations, max_length=model.config.max_position_embeddings)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    paths = tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings)
+    optimizers = _make_optimizers(model, config)
     generator = torch.Generator().manual_seed(config.seed)
     model.train()
-    with _one_thread():
+    with _one_thread(), _tree_attention(model):
         for step in range(config.num_steps):
-            chosen = torch.randint(len(rows.lengths), (config.batch_size,), generator=generator)
-            loss = _loss(model, rows, chosen)
+            chosen = torch.randint(len(paths), (config.batch_size,), generator=generator).tolist()
+            loss = -answer_logprobs(model, [paths[i] for i in chosen])[0].mean()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * _schedule(step, config)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            for optimizer, learning_rate in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate * _schedule(step, config)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             if on_progress is not None:
                 on_progress(step + 1, config.num_steps, loss.item())
     model.eval()
+
+
+def answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> tuple[Tensor, Tensor]:
+    """Log-probs [N] of all answer tokens of `paths`, and to which path each belongs [N]."""
+    tree = build_tree(paths)
+    layout = make_layout(tree, device=torch.device("cpu"), kernel="chains")
+    hidden = model.model(
+        input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, tree_layout=layout
+    ).last_hidden_state[0]
+    logits = model.lm_head(hidden[torch.from_numpy(tree.targets.queries)])
+    logprobs = -torch.nn.functional.cross_entropy(logits, torch.from_numpy(tree.targets.token_ids), reduction="none")
+    return logprobs, torch.from_numpy(tree.targets.samples)
+
+
+def _make_optimizers(model: Any, config: WarmStartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Optimisers with their largest learning rates."""
+    matrices = [param for param in model.model.layers.parameters() if param.ndim == 2]
+    known = set(map(id, matrices))
+    others = [param for param in model.parameters() if id(param) not in known]
+    adam = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    return [(Muon(matrices, lr=0.0), config.matrix_learning_rate), (adam, config.learning_rate)]
+
+
+@contextlib.contextmanager
+def _tree_attention(model: Any) -> Iterator[None]:
+    register_attention()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @contextlib.contextmanager
@@ -93,15 +125,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _loss(model: Any, rows: _Rows, chosen: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the batch's target tokens; the head runs on their positions only."""
-    length = int(rows.lengths[chosen].max())
-    hidden = model.model(input_ids=rows.token_ids[chosen, :length], use_cache=False).last_hidden_state
-    targets = rows.targets[chosen, 1:length]
-    wanted = targets != _IGNORED
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), targets[wanted])
-
-
 def _schedule(step: int, config: WarmStartConfig) -> float:
     """Warm-up, a plateau, and a fall to nearly 0, as a factor of the learning rate."""
     rise = (step + 1) / max(1, math.ceil(config.warm_up * config.num_steps))
@@ -109,32 +132,45 @@ def _schedule(step: int, config: WarmStartConfig) -> float:
     return min(1.0, rise, fall)
 
 
-def _tokenize(tokenizer: Any, conversations: Sequence[Conversation], *, max_length: int) -> _Rows:
-    texts = [_render(tokenizer, conversation) for conversation in conversations]
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
+    """Conversations as token paths whose answers are to be learnt, each with its end-of-turn token.
+
+    Args:
+        last_only: Only the last answer of each.
+
+    Raises:
+        ContextLengthError: a conversation is longer than `max_length` tokens.
+    """
+    encoded = tokenizer([_as_sampled(text) for text in texts], add_special_tokens=False)["input_ids"]
     longest = max(map(len, encoded))
     if longest > max_length:
         raise ContextLengthError(
             f"a warm-start conversation has {longest} tokens, but the tiny model's context is {max_length}; "
-            "make the task's messages shorter"
+            "make the task's messages shorter, or raise `tiny_context` in its defaults"
         )
-    token_ids = torch.full((len(encoded), longest), tokenizer.pad_token_id)
-    targets = torch.full((len(encoded), longest), _IGNORED)
     head = tokenizer.encode(_ASSISTANT_HEAD, add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
-    for row, tokens in enumerate(encoded):
-        token_ids[row, : len(tokens)] = torch.tensor(tokens)
-        for start, stop in _assistant_spans(tokens, head, end):
-            targets[row, start:stop] = token_ids[row, start:stop]
-    return _Rows(token_ids, targets, torch.tensor([len(tokens) for tokens in encoded]))
+    paths = []
+    for number, tokens in enumerate(encoded):
+        mask = [False] * len(tokens)
+        for start, stop in _assistant_spans(tokens, head, end)[-1 if last_only else 0 :]:
+            mask[start:stop] = [True] * (stop - start)
+        zeros = [0.0] * len(tokens)
+        sample = TrainingSample(
+            sample_id=str(number), rollout_id=str(number), token_ids=tokens, loss_mask=mask, sampling_logprobs=zeros,
+            advantages=zeros, component="sft",
+        )  # fmt: skip
+        path = check_sample(sample, vocab_size=len(tokenizer))
+        if path is not None:
+            paths.append(path)
+    return paths
 
 
-def _render(tokenizer: Any, conversation: Conversation) -> str:
-    """The conversation as text, its last turn as the model would say it.
+def _as_sampled(text: str) -> str:
+    """The conversation with its last turn as the model would say it.
 
     The template puts an empty thinking block into the last turn, which the generation prompt does not ask for.
     """
-    text: str = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)
     context, head, answer = text.rpartition(_ASSISTANT_HEAD)
     return (context + head + answer.removeprefix(_EMPTY_REASONING)).removesuffix("\n")
 
