@@ -79,11 +79,8 @@ class Desk(DatasetTask):
     name: ClassVar[str] = "desk"
     description: ClassVar[str] = DESCRIPTION
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=5e-3,
-        schedule="linear",
-        num_steps=30,
-        groups_per_step=16,
-        warm_start_steps=500,
+        num_minibatches=1,
+        warm_start_steps=200,
         tiny_vocab_size=512,
     )
 

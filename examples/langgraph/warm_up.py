@@ -24,7 +24,7 @@ class Support(Task):
     name = "support_tickets"
     description = "send support tickets to the right team, as a LangGraph agent"
     headline_metric = "right"
-    defaults = TaskDefaults(learning_rate=5e-3, num_steps=30, groups_per_step=12, warm_start_steps=300)
+    defaults = TaskDefaults(groups_per_step=12, warm_start_steps=150)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         tickets = draw_tickets(split, seed=seed, count=count)

@@ -56,7 +56,9 @@ class Practice(McpTask):
         num_steps=20,
         groups_per_step=8,
         rollouts_per_group=6,
-        warm_start_steps=1200,
+        num_minibatches=1,
+        schedule="constant",
+        warm_start_steps=400,
         tiny_vocab_size=512,
         tiny_context=2048,
     )

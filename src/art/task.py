@@ -23,7 +23,8 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
     from art.model import Model
 
 Split = Literal["train", "val", "test"]
+
+LEARNING_RATE = 1e-5
+"""Of a LoRA on a pretrained model."""
+TINY_LEARNING_RATE = 3e-3
+"""Of a LoRA on a tiny model."""
+TINY_MODEL_FILE = "tiny_model.json"
+"""What the folder of a tiny model has beside a model's usual files."""
 
 _BUILT_IN = {
     "search_emails": "art.tasks.search_emails:SearchEmails",
@@ -72,27 +80,38 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDefaults:
-    """Settings that are known to train the task's tiny model; a larger model wants a smaller learning rate."""
+    """How a task is trained where nobody says otherwise. A task of one's own can leave all of it as it is."""
 
-    learning_rate: float
-    num_steps: int
+    learning_rate: float | None = None
+    """`None`: 3e-3 for a tiny model, 1e-5 for a pretrained one. At 5e-3 tiny models forget longer formats, such as that
+    of tool calls."""
+    num_steps: int = 30
     groups_per_step: int = 16
     rollouts_per_group: int = 8
-    num_minibatches: int = 1
-    schedule: Literal["constant", "linear"] = "constant"
+    num_minibatches: int = 4
+    schedule: Literal["constant", "linear"] = "linear"
     """`linear` falls from `learning_rate` to nearly 0 over the run."""
-    warm_start_steps: int = 500
-    """Optimiser steps of supervised play that give a tiny model the format."""
+    play_skill: float = 0.5
+    """Mean skill, from 0 to 1, of the play that warms a tiny model up; see `Task.play`."""
+    warm_start_steps: int = 600
+    """Optimiser steps of 32 conversations of play that give a tiny model the format. With half as many it may not learn
+    to look at what it is shown, and reinforcement learning then finds nothing to amplify."""
     tiny_vocab_size: int = 384
-    """Of a tiny model: 265 for bytes and tags, the others for the task's own words."""
+    """Largest vocabulary of a tiny model: 265 tokens for bytes and tags, the others for the task's own words."""
     tiny_context: int = 1024
     """Tokens that a tiny model can read: the descriptions of many tools need more."""
 
+    def for_base_model(self, base_model: str) -> TaskDefaults:
+        """The same with the learning rate of a kind of base model; one that is set stays."""
+        if self.learning_rate is not None:
+            return self
+        is_tiny = (Path(base_model).expanduser() / TINY_MODEL_FILE).is_file()
+        return replace(self, learning_rate=TINY_LEARNING_RATE if is_tiny else LEARNING_RATE)
+
     def learning_rate_at(self, index: int, num_steps: int) -> float:
         """The rate of step `index`, counted from 0, in a run of `num_steps`."""
-        if self.schedule == "constant":
-            return self.learning_rate
-        return self.learning_rate * (num_steps - index) / num_steps
+        learning_rate = LEARNING_RATE if self.learning_rate is None else self.learning_rate
+        return learning_rate if self.schedule == "constant" else learning_rate * (num_steps - index) / num_steps
 
 
 class Task(ABC):
@@ -102,7 +121,7 @@ class Task(ABC):
     description: ClassVar[str]
     headline_metric: ClassVar[str] = "reward"
     """The trajectory metric, of 0 or 1 where possible, that tells people how good a policy is; or `reward`."""
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=1e-5, num_steps=100)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults()
 
     @abstractmethod
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
@@ -128,16 +147,28 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name!r} takes no prompt; leave it out, or implement `prompt_scenario`")
 
-    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        """Synthetic play that shows the format but no skill, for the warm start of a tiny model.
+    def play(self, rng: random.Random, skill: float) -> Conversation:
+        """One conversation of scripted play in the format of a rollout, for the warm start of a tiny model.
+
+        Args:
+            skill: Chance, from 0 to 1, that a move is a good one; else it is any legal one. It must depend on what the
+                player has been shown, or the model learns the format without looking. Perfect play throughout would
+                show neither mistakes nor long conversations, and leave nothing to learn.
 
         Raises:
             ConfigError: the task has none.
         """
         raise ConfigError(
-            f"task {self.name!r} has no synthetic play to warm-start a tiny model with; implement "
-            "`warm_start_conversations`, or train a pretrained base model instead"
+            f"task {self.name!r} has no synthetic play to warm-start a tiny model with; implement `play`, or train a "
+            "pretrained base model instead"
         )
+
+    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+        """`count` conversations of `play`, by players of different skill around `defaults.play_skill`.
+
+        A task may write its own in place of `play`, e.g. to add exercises that are no whole rollouts.
+        """
+        return _play(self, rng, count, mean_skill=self.defaults.play_skill)
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float | tuple[float, str]:
         """How well a rollout did, from 0 to 1, by its messages alone; with an explanation if there is one.
@@ -252,13 +283,37 @@ def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[S
     return scenarios
 
 
-def draw_conversations(task: Task, *, seed: int, count: int) -> list[Conversation]:
+def _play(task: Task, rng: random.Random, count: int, *, mean_skill: float) -> list[Conversation]:
+    """Conversations of `task.play`, each with a skill that is drawn evenly around the mean, as widely as 0 and 1 allow.
+
+    A model that has seen weak and strong players is one that reinforcement learning can move towards the strong ones.
+    """
+    spread = min(mean_skill, 1 - mean_skill)
+    return [task.play(rng, rng.uniform(mean_skill - spread, mean_skill + spread)) for _ in range(count)]
+
+
+def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None = None) -> list[Conversation]:
     """`task.warm_start_conversations(...)`, checked.
 
+    Args:
+        skill: Mean skill of the play, from 0 to 1, in place of the task's own.
+
     Raises:
-        ConfigError: the task has none, or gave something else than conversations that end with an answer.
+        ConfigError: the task has none, gave something else than conversations that end with an answer, or decides
+            itself how skilful its play is.
     """
-    given = task.warm_start_conversations(random.Random(seed), count)
+    if skill is not None and not 0 <= skill <= 1:
+        raise ConfigError(f"the skill of play must be from 0 to 1, got {skill}")
+    if skill is not None and type(task).warm_start_conversations is not Task.warm_start_conversations:
+        raise ConfigError(
+            f"task {task.name!r} has a `warm_start_conversations` of its own, whose skill cannot be set from outside; "
+            "implement `play(rng, skill)` in its place"
+        )
+    rng = random.Random(seed)
+    if skill is None:
+        given = task.warm_start_conversations(rng, count)
+    else:
+        given = _play(task, rng, count, mean_skill=skill)
     play = list(given) if isinstance(given, Iterable) else []
     call = f"task {task.name!r}: warm_start_conversations(rng, {count})"
     if len(play) != count:

@@ -145,6 +145,7 @@ async def train_task(
         FaultRateError: too many rollouts, or groups without scores.
         TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
     """
+    defaults = defaults.for_base_model(model.base_model)
     reports: list[StepReport] = []
     barren = 0
     first = await model.get_step()
@@ -161,12 +162,17 @@ async def train_task(
         # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
         barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:
+            if report.reward >= max(earlier.reward for earlier in reports):
+                logger.warning(
+                    "training ends at step %d of %d: in %d steps in a row every rollout earned the same, and never "
+                    "more than now (%.3f): the task is solved as far as its reward tells",
+                    await model.get_step(), num_steps, barren, report.reward,
+                )  # fmt: skip
+                break
             raise TrainingError(
-                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If "
-                "the reward is "
-                f"low the policy has collapsed: go back to an earlier checkpoint (newest: {await model.get_step()}) "
-                "and lower "
-                "the learning rate. If it is high the task is solved"
+                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}, less "
+                "than before): the policy has collapsed. Go back to an earlier checkpoint (newest: "
+                f"{await model.get_step()}) and lower the learning rate"
             )
     return reports
 

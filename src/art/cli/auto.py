@@ -55,8 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     defaults = DatasetTask.defaults
     add_loop_options(
         parser,
-        whose=f"steps {defaults.num_steps}, learning rate {defaults.learning_rate}, groups {defaults.groups_per_step}, "
-        f"rollouts {defaults.rollouts_per_group}",
+        whose=f"steps {defaults.num_steps}, groups {defaults.groups_per_step}, rollouts {defaults.rollouts_per_group}",
     )
     add_model_options(parser)
     group = parser.add_argument_group("scenarios", "written once, into files that may be edited")

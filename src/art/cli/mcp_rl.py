@@ -72,8 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _loop_defaults() -> list[tuple[str, object]]:
     defaults = McpTask.defaults
     return [
-        ("steps", defaults.num_steps), ("learning rate", defaults.learning_rate),
-        ("groups", defaults.groups_per_step), ("rollouts", defaults.rollouts_per_group),
+        ("steps", defaults.num_steps), ("groups", defaults.groups_per_step), ("rollouts", defaults.rollouts_per_group),
     ]  # fmt: skip
 
 

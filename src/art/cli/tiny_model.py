@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from art.task import Task, draw_conversations, get_task
 
@@ -23,6 +24,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
     parser.add_argument(
+        "--play-skill", type=float, metavar="S", help="mean skill of the play, 0 to 1 (default: the task's own)"
+    )
+    parser.add_argument(
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
     )
     parser.add_argument(
@@ -36,22 +40,32 @@ def run(args: argparse.Namespace) -> int:
 
     console, task = Screen(), get_task(args.task)
     path, seconds = build_with_progress(
-        console, args.path, task=task, seed=args.seed, warm_start_steps=args.warm_start_steps,
-        head_dim=args.head_dim,
+        console, args.path, task=task, seed=args.seed, play_skill=args.play_skill,
+        warm_start_steps=args.warm_start_steps, head_dim=args.head_dim,
     )  # fmt: skip
     console.print(f"tiny model in {path} ({seconds:.1f} s)", highlight=False, soft_wrap=True)
     return 0
 
 
+def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> Path:
+    """Where the tiny model of a task and seed is kept. Other play or other settings make another model."""
+    play = draw_conversations(task, seed=seed, count=20)
+    digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
+    return data_dir / "tiny-models" / f"{task.name}-seed{seed}-{digest}"
+
+
 def build_with_progress(
-    console: Console, path: Path, *, task: Task, seed: int, warm_start_steps: int | None = None, head_dim: int = 16
+    console: Console, path: Path, *, task: Task, seed: int, head_dim: int = 16, **options: Any
 ) -> tuple[Path, float]:
-    """Build a tiny model behind a progress bar; the path and the seconds that it took, imports included.
+    """Build a tiny model with a progress bar; the path and the seconds that it took, imports included.
+
+    Args:
+        options: Further ones of `build_tiny_model`.
 
     Raises:
         ConfigError: the task has no play to learn from. This is found before anything heavy is imported.
     """
-    draw_conversations(task, seed=seed, count=1)
+    draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     started = time.perf_counter()
@@ -70,7 +84,5 @@ def build_with_progress(
         def on_progress(done: int, total: int, loss: float) -> None:
             progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
 
-        build_tiny_model(
-            path, task=task, seed=seed, warm_start_steps=warm_start_steps, head_dim=head_dim, on_progress=on_progress
-        )
+        build_tiny_model(path, task=task, seed=seed, head_dim=head_dim, on_progress=on_progress, **options)
     return path, time.perf_counter() - started

@@ -13,7 +13,7 @@ from art.backends.local import LocalBackend
 from art.cli.cost_options import EXIT_BUDGET, add_cost_options, book_last, prices_of, show_costs
 from art.cli.event_loop import run_coroutine
 from art.cli.screen import Screen
-from art.cli.tiny_model import build_with_progress
+from art.cli.tiny_model import build_with_progress, default_folder
 from art.cli.train_options import (
     add_judge_options,
     add_loop_options,
@@ -22,13 +22,13 @@ from art.cli.train_options import (
     make_judge,
     model_settings,
 )
-from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, reach_verdict, show_verdict
+from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.errors import BudgetError
 from art.interrupt import EXIT_INTERRUPTED, stopped
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Task, get_task
-from art.training_loop import StepReport, evaluate, train_task
+from art.training_loop import Evaluation, StepReport, evaluate, train_task
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_cost_options(parser)
     parser.add_argument(
-        "--evaluate", type=int, default=0, metavar="N", help="held-out rollouts at the end (default: none)"
+        "--evaluate",
+        type=int,
+        default=0,
+        metavar="N",
+        help="held-out rollouts before the first step and at the end (default: none)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
     parser.set_defaults(run=run)
@@ -59,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     data_dir: Path = args.data_dir.resolve()
     if args.base_model is None:
         # vLLM on CPU has no attention for the small heads of the usual one.
-        head_dim, suffix = (32, "-vllm") if args.engine == "vllm" else (16, "")
-        path = data_dir / "tiny-models" / f"{task.name}-seed{args.seed}{suffix}"
+        head_dim = 32 if args.engine == "vllm" else 16
+        path = default_folder(data_dir, task, seed=args.seed, head_dim=head_dim)
         if not (path / "model.safetensors").exists():
             build_with_progress(console, path, task=task, seed=args.seed, head_dim=head_dim)
         args.base_model = str(path)
@@ -85,12 +89,14 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
         prices=prices,
         budget_usd=args.budget,
     )
+    change = None
     scorer = None if args.judge is None else GroupScorer(make_judge(args, data_dir, model.costs))
     async with LocalBackend(path=data_dir) as backend:
         await model.register(backend)
         first = await model.get_step()
         console.print(f"{model.get_inference_name()} stands at step {first} of {defaults.num_steps}")
         reports: list[StepReport] = []
+        before = await _evaluate(console, "before", model, task, args) if args.evaluate and first == 0 else None
 
         def on_step(report: StepReport) -> None:
             reports.append(report)
@@ -104,14 +110,21 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
                 score=scorer, rollout_timeout_s=args.rollout_timeout,
             )  # fmt: skip
             if args.evaluate:
-                summary |= await _evaluate(console, model, task, args)
+                after = await _evaluate(console, "after", model, task, args)
+                summary |= {"evaluation": after.mean, "interval": list(after.interval)}
+                if before is not None:
+                    change = change_of(before, after)
+                    summary |= {"evaluation_before": before.mean, "interval_before": list(before.interval)}
         except BudgetError as error:
             summary["stopped"] = "budget"
             console.print(f"Stopped at step {await model.get_step()}: {error}. Every finished step is kept",
                           highlight=False, soft_wrap=True)  # fmt: skip
         finally:
             step = first + sum(report.trained for report in reports)
-            course = Course(step=step, num_steps=defaults.num_steps, reports=reports)
+            measure = f"{task.headline_metric} on held-out rollouts"
+            course = Course(
+                step=step, num_steps=defaults.num_steps, reports=reports, measure=measure, change=change
+            )  # fmt: skip
             if reports:
                 show_verdict(console, reach_verdict(course, Remedies()))
             await book_last(model)
@@ -126,14 +139,16 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
     return EXIT_UNTRAINED if course.is_untrained else 0
 
 
-async def _evaluate(console: Console, model: TrainableModel, task: Task, args: argparse.Namespace) -> dict[str, object]:
+async def _evaluate(
+    console: Console, when: str, model: TrainableModel, task: Task, args: argparse.Namespace
+) -> Evaluation:
     evaluation = await evaluate(
         model, task, count=args.evaluate, seed=args.seed, rollout_timeout_s=args.rollout_timeout
     )  # fmt: skip
     await model.log(evaluation.trajectories, split="test")
     low, high = evaluation.interval
     console.print(
-        f"{task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts: {evaluation.mean:.3f} ({low:.3f} "
-        f"to {high:.3f})"
-    )
-    return {"evaluation": evaluation.mean, "interval": list(evaluation.interval)}
+        f"{task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts {when} training: "
+        f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    return evaluation

@@ -12,7 +12,7 @@ from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
-from art.task import TaskDefaults
+from art.task import LEARNING_RATE, TINY_LEARNING_RATE, TaskDefaults
 
 
 def add_loop_options(parser: argparse.ArgumentParser, *, whose: str = "the task's own") -> None:
@@ -23,7 +23,7 @@ def add_loop_options(parser: argparse.ArgumentParser, *, whose: str = "the task'
     """
     parser.add_argument("--steps", type=int, help=f"train up to this step (default: {whose})")
     parser.add_argument("--seed", type=int, default=0, help="of scenarios and sampling (default: 0)")
-    parser.add_argument("--learning-rate", type=float, help=f"peak learning rate (default: {whose})")
+    parser.add_argument("--learning-rate", type=float, help=_learning_rate_help())
     parser.add_argument("--groups", type=int, help=f"scenarios per step (default: {whose})")
     parser.add_argument("--rollouts", type=int, help=f"rollouts per scenario (default: {whose})")
     parser.add_argument(
@@ -67,12 +67,18 @@ def add_judge_options(parser: argparse.ArgumentParser, what_for: str, *, default
 
 
 def loop_defaults(defaults: TaskDefaults, args: argparse.Namespace) -> TaskDefaults:
-    """`defaults` with what the options say instead."""
+    """`defaults` with what the options say instead, and the learning rate of the kind of base model."""
     changes = {
         "learning_rate": args.learning_rate, "groups_per_step": args.groups, "rollouts_per_group": args.rollouts,
         "num_steps": args.steps,
     }  # fmt: skip
-    return replace(defaults, **{key: value for key, value in changes.items() if value is not None})
+    chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
+    return chosen if args.base_model is None else chosen.for_base_model(args.base_model)
+
+
+def _learning_rate_help() -> str:
+    by_kind = f"{LEARNING_RATE:g}, or {TINY_LEARNING_RATE:g} for a tiny model"
+    return f"peak learning rate (default: {by_kind}, unless the task has its own)"
 
 
 def model_settings(args: argparse.Namespace) -> ModelSettings:

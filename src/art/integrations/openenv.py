@@ -48,7 +48,7 @@ class OpenEnvTask(Task):
 
     name: ClassVar[str] = "openenv"
     description: ClassVar[str] = "an environment of OpenEnv"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=1e-5, num_steps=100)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=100, num_minibatches=1, schedule="constant")
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class VerifiersTask(Task):
 
     name: ClassVar[str] = "verifiers"
     description: ClassVar[str] = "an environment of verifiers"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=1e-5, num_steps=100)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=100, num_minibatches=1, schedule="constant")
 
     def __init__(self, env: str | Mapping[str, Any] | Any, *, sampling: Mapping[str, Any] | None = None) -> None:
         """

@@ -35,7 +35,7 @@ class McpTask(Task):
     description: ClassVar[str] = "use the tools of an MCP server"
     headline_metric: ClassVar[str] = "completed"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=1e-5, num_steps=20, groups_per_step=8, rollouts_per_group=6
+        num_steps=20, groups_per_step=8, rollouts_per_group=6, num_minibatches=1, schedule="constant"
     )
 
     def __init__(

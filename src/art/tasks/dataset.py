@@ -22,7 +22,7 @@ class DatasetTask(Task):
     name: ClassVar[str] = "dataset"
     description: ClassVar[str] = "answer the inputs of a data set"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=1e-5, num_steps=50, groups_per_step=8, rollouts_per_group=8
+        num_steps=50, groups_per_step=8, num_minibatches=1, schedule="constant"
     )
 
     def __init__(self, dataset: Dataset) -> None:

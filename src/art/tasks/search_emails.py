@@ -134,11 +134,11 @@ class SearchEmails(Task):
     description: ClassVar[str] = "answer questions about a mailbox with tools that search and read it"
     headline_metric: ClassVar[str] = "correct"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=3e-3,
         num_steps=40,
         groups_per_step=8,
-        rollouts_per_group=8,
-        warm_start_steps=900,
+        num_minibatches=1,
+        schedule="constant",
+        warm_start_steps=400,
         tiny_vocab_size=512,
     )
 

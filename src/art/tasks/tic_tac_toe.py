@@ -59,9 +59,7 @@ class TicTacToe(Task):
     name: ClassVar[str] = "tic_tac_toe"
     description: ClassVar[str] = "tic-tac-toe against an opponent that plays at random"
     headline_metric: ClassVar[str] = "win"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        learning_rate=5e-3, schedule="linear", num_steps=40, num_minibatches=4, warm_start_steps=700
-    )
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, play_skill=0.3)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         """Every game starts from the empty board; what differs is how the opponent will play."""
@@ -94,8 +92,16 @@ class TicTacToe(Task):
         trajectory.metrics |= {name: float(name == outcome) for name in REWARDS} | {"num_moves": num_moves}
         return trajectory
 
-    def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        return [_random_game(rng) for _ in range(count)]
+    def play(self, rng: random.Random, skill: float) -> Conversation:
+        """A game between two players, seen by the one who begins; the other plays at random."""
+        messages: list[Any] = [{"role": "system", "content": _SYSTEM}]
+        board = Board()
+        while board.outcome() is None:
+            cell = _good_cell(board) if rng.random() < skill else None
+            cell = rng.choice(board.free_cells()) if cell is None else cell
+            messages += [{"role": "user", "content": str(board)}, {"role": "assistant", "content": str(cell + 1)}]
+            play_round(board, cell, rng)
+        return Conversation(messages=messages)
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float:
         """What a game is worth, by its last board and move: a win 0.9, a draw 0.6, a loss 0.35, an illegal move 0.1."""
@@ -138,12 +144,11 @@ def play_round(board: Board, cell: int, opponent: random.Random) -> str | None:
     return board.outcome()
 
 
-def _random_game(rng: random.Random) -> Conversation:
-    """A game between two random players, seen by the one who begins."""
-    messages: list[Any] = [{"role": "system", "content": _SYSTEM}]
-    board = Board()
-    while board.outcome() is None:
-        cell = rng.choice(board.free_cells())
-        messages += [{"role": "user", "content": str(board)}, {"role": "assistant", "content": str(cell + 1)}]
-        play_round(board, cell, rng)
-    return Conversation(messages=messages)
+def _good_cell(board: Board) -> int | None:
+    """A cell that completes a line, or else one that stops the opponent's."""
+    for mark in (POLICY, OPPONENT):
+        for line in _LINES:
+            marks = [board.cells[i] for i in line]
+            if marks.count(mark) == 2 and FREE in marks:
+                return line[marks.index(FREE)]
+    return None

@@ -26,7 +26,7 @@ class YesNoMaybe(Task):
     name: ClassVar[str] = "yes_no_maybe"
     description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
     headline_metric: ClassVar[str] = "maybe"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(learning_rate=5e-3, num_steps=15, warm_start_steps=100)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=15, warm_start_steps=60)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         rng = random.Random(derive_seed(self.name, split, seed))

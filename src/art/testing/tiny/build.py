@@ -7,19 +7,26 @@ AutoModelForCausalLM.from_pretrained("models/tiny")
 from __future__ import annotations
 
 import json
+import logging
 import os
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from art.errors import ConfigError
-from art.task import Conversation, Task, TaskDefaults, draw_conversations, get_task
+from art.observations import MIN_READS, split_at_answers, swap_observations
+from art.task import TINY_MODEL_FILE, Conversation, Task, TaskDefaults, draw_conversations, get_task
 from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import make_tokenizer, render
-from art.testing.tiny.warm_start import Progress, WarmStartConfig, warm_start
+from art.testing.tiny.warm_start import Progress, WarmStartConfig, mean_answer_logprob, warm_start
+
+logger = logging.getLogger(__name__)
 
 NUM_CONVERSATIONS = 3000
-_MANIFEST = "tiny_model.json"
+NUM_PROBED = 32
+"""Answers on which `reads` is measured."""
 
 
 def build_tiny_model(
@@ -28,6 +35,7 @@ def build_tiny_model(
     task: str | Task | None = None,
     conversations: Sequence[Conversation] | None = None,
     seed: int = 0,
+    play_skill: float | None = None,
     warm_start_steps: int | None = None,
     head_dim: int = HEAD_DIM,
     on_progress: Progress | None = None,
@@ -37,13 +45,14 @@ def build_tiny_model(
     Args:
         task: Whose synthetic play to learn the format from; by default `tic_tac_toe`.
         conversations: The play itself, instead of a task.
+        play_skill: Mean skill of the task's play, see `Task.play`; `None` takes the task's own.
         warm_start_steps: `None` takes the task's own number; 0 leaves the weights random.
         head_dim: Of the attention; 16, or 32 for a model that vLLM can serve.
         on_progress: Called after each warm-start step with (done, total, loss).
 
     Raises:
         ConfigError: both a task and conversations are given, or `path` holds something else than a tiny model, or
-            an unknown `head_dim`.
+            an unknown `head_dim`, or a `play_skill` that the task cannot follow.
     """
     path = Path(path)
     _check_replaceable(path)
@@ -51,13 +60,13 @@ def build_tiny_model(
         raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes a `task` or `conversations`, got both")
-    defaults = TaskDefaults(learning_rate=1e-5, num_steps=1)
+    defaults = TaskDefaults()
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
-        conversations, defaults = (
-            draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS),
-            source.defaults,
-        )
+        conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
+        defaults = source.defaults
+    elif play_skill is not None:
+        raise ConfigError("`play_skill` is for the play of a task; `conversations` are trained on as they are")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
     texts = [render(conversation) for conversation in conversations]
     tokenizer = make_tokenizer(
@@ -65,17 +74,53 @@ def build_tiny_model(
     )
     model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=defaults.tiny_context)
     warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress)
+    reads = _measure_reads(model, tokenizer, conversations, seed) if num_steps else None
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_model(model, partial)
     tokenizer.save_pretrained(partial)
-    (partial / _MANIFEST).write_text(json.dumps({"seed": seed, "warm_start_steps": num_steps}) + "\n", encoding="utf-8")
+    manifest = {"seed": seed, "warm_start_steps": num_steps, "reads": reads}
+    (partial / TINY_MODEL_FILE).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
     if path.exists():
         shutil.rmtree(path)
     partial.rename(path)
     return path
 
 
+def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], seed: int) -> float | None:
+    """How far the model's answers depend on what it was shown, in nats per answer (see `art.observations`).
+
+    `None` where the play never shows two different things at the same place. A value near 0 is logged: either right
+    answers do not depend on what is shown, or the model has not learnt to look.
+    """
+    rng = random.Random(seed)
+    probed = [
+        (turns, conversation.tools)
+        for conversation in rng.sample(list(conversations), min(len(conversations), 4 * NUM_PROBED))
+        for turns in split_at_answers(conversation.messages)
+    ]
+    swaps = swap_observations([turns for turns, _ in probed], rng)
+    swaps = rng.sample(swaps, min(len(swaps), NUM_PROBED))
+    if not swaps:
+        return None
+    means = []
+    for messages in ([swap.messages for swap in swaps], [swap.swapped for swap in swaps]):
+        texts = [
+            render(Conversation(messages=turns, tools=probed[swap.index][1]))
+            for swap, turns in zip(swaps, messages, strict=True)
+        ]
+        means.append(mean_answer_logprob(model, tokenizer, texts))
+    reads = means[0] - means[1]
+    if reads < MIN_READS:
+        logger.warning(
+            "the tiny model's answers hardly depend on what it was shown (%.2f nats per answer, below %g). That is "
+            "right where the best answer is always the same. Else training will find little to improve: use a higher "
+            "`play_skill` or more `warm_start_steps`, shorter messages, or one sign for each thing that matters",
+            reads, MIN_READS,
+        )  # fmt: skip
+    return reads
+
+
 def _check_replaceable(path: Path) -> None:
     """Only an empty folder or an earlier tiny model is written over."""
-    if path.exists() and not (path / _MANIFEST).exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not (path / TINY_MODEL_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{str(path)!r} exists and is no tiny model; give another path")

@@ -1,8 +1,8 @@
 """Muon (Jordan et al., https://kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal.
 
-A model of two layers learns with it in a third of AdamW's steps to look back at what it was shown, which is what a
-warm start is for. `torch.optim.Muon` computes the same update, matrix by matrix and in bfloat16, which on a CPU takes as
-long as a third of the training step; here matrices of one shape are one batch, in float32.
+With it a model of two layers needs a third of AdamW's steps to learn to look back at what it was shown, which is what a
+warm start is for. `torch.optim.Muon` computes the same update matrix by matrix and in bfloat16, which takes a CPU a
+third of the training step; here matrices of one shape are one batch, in float32.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not followe
         """
         Args:
             params: matrices of hidden layers; embeddings, heads and vectors are for another optimiser.
-            lr: about the root mean square, times the root of the longer side, of what a step changes in a matrix.
+            lr: spectral norm of a step's change to a matrix that is wider than tall; a taller one changes more, by
+                the root of its height over its width.
         """
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
-    @torch.no_grad()  # type: ignore[misc]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> None:
         """One update of every matrix that has a gradient."""
         for group in self.param_groups:

@@ -35,7 +35,7 @@ class WarmStartConfig:
     """Settings of a warm start. They were chosen on small games: two where the answer must follow from an observation
     (nim, a hidden word) and their tool-call forms; fewer conversations teach the format but not to look."""
 
-    num_steps: int = 400
+    num_steps: int = 600
     batch_size: int = 32
     """Conversations of a step."""
     learning_rate: float = 2.5e-3
@@ -63,14 +63,14 @@ def warm_start(
     Raises:
         ContextLengthError: a conversation is longer than the model's context.
     """
-    paths = tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings)
+    paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings)
     optimizers = _make_optimizers(model, config)
     generator = torch.Generator().manual_seed(config.seed)
     model.train()
     with _one_thread(), _tree_attention(model):
         for step in range(config.num_steps):
             chosen = torch.randint(len(paths), (config.batch_size,), generator=generator).tolist()
-            loss = -answer_logprobs(model, [paths[i] for i in chosen])[0].mean()
+            loss = -_answer_logprobs(model, [paths[i] for i in chosen]).mean()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             for optimizer, learning_rate in optimizers:
@@ -83,16 +83,22 @@ def warm_start(
     model.eval()
 
 
-def answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of all answer tokens of `paths`, and to which path each belongs [N]."""
+def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
+    """Mean over the conversations of the log-prob of the last answer, in nats per answer."""
+    paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
+    with torch.no_grad(), _one_thread(), _tree_attention(model):
+        return float(_answer_logprobs(model, paths).sum() / len(paths))
+
+
+def _answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> Tensor:
+    """Log-probs [N] of all answer tokens of `paths`."""
     tree = build_tree(paths)
     layout = make_layout(tree, device=torch.device("cpu"), kernel="chains")
     hidden = model.model(
         input_ids=layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, tree_layout=layout
     ).last_hidden_state[0]
     logits = model.lm_head(hidden[torch.from_numpy(tree.targets.queries)])
-    logprobs = -torch.nn.functional.cross_entropy(logits, torch.from_numpy(tree.targets.token_ids), reduction="none")
-    return logprobs, torch.from_numpy(tree.targets.samples)
+    return -torch.nn.functional.cross_entropy(logits, torch.from_numpy(tree.targets.token_ids), reduction="none")
 
 
 def _make_optimizers(model: Any, config: WarmStartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
@@ -132,7 +138,7 @@ def _schedule(step: int, config: WarmStartConfig) -> float:
     return min(1.0, rise, fall)
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
+def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
     """Conversations as token paths whose answers are to be learnt, each with its end-of-turn token.
 
     Args:
