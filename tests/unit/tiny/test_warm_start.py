@@ -1,0 +1,160 @@
+"""The warm start of a tiny model: its loss, its optimiser, and whether the model looks at what it is shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from art.errors import ConfigError, ContextLengthError
+from art.task import LEARNING_RATE, TINY_LEARNING_RATE, Conversation, Task, TaskDefaults, draw_conversations
+from art.testing.tiny.build import build_tiny_model
+from art.testing.tiny.model import create_model
+from art.testing.tiny.muon import Muon, orthogonalize
+from art.testing.tiny.tokenizer import make_tokenizer, render
+from art.testing.tiny.warm_start import WarmStartConfig, mean_answer_logprob, warm_start
+
+
+class Echo(Task):
+    """Say the digit that was shown; a player without skill says any."""
+
+    name = "echo"
+    description = "say the digit again"
+    defaults = TaskDefaults(warm_start_steps=60)
+
+    def scenarios(self, split: Any, *, seed: int, count: int) -> list[Any]:
+        return [self.scenario(split, seed, i, {}) for i in range(count)]
+
+    async def rollout(self, model: Any, scenario: Any, *, rollout_index: int = 0, step: int | None = None) -> Any:
+        raise NotImplementedError
+
+    def play(self, rng: random.Random, skill: float) -> Conversation:
+        shown = rng.randrange(10)
+        answer = shown if rng.random() < skill else rng.randrange(10)
+        return Conversation(
+            messages=[{"role": "user", "content": str(shown)}, {"role": "assistant", "content": str(answer)}]
+        )
+
+
+def play_texts(count: int = 40) -> tuple[list[Conversation], list[str]]:
+    play = draw_conversations(Echo(), seed=0, count=count, skill=1.0)
+    return play, [render(conversation) for conversation in play]
+
+
+def test_the_loss_is_that_of_the_answers_alone() -> None:
+    """The prefix tree gives what the model's own forward pass gives over each conversation."""
+    play, texts = play_texts()
+    tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=64)
+    model = create_model(tokenizer, seed=0, max_context=64)
+    total = 0.0
+    for conversation in play:
+        prompt = tokenizer.apply_chat_template(conversation.messages[:-1], tokenize=False, add_generation_prompt=True)
+        answer = str(dict(conversation.messages[-1])["content"]) + "<|im_end|>"
+        ids = torch.tensor([tokenizer.encode(prompt + answer, add_special_tokens=False)])
+        with torch.no_grad():
+            logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        total += float(logprobs.gather(1, ids[0, 1:, None])[-2:].sum())
+    assert mean_answer_logprob(model, tokenizer, texts) == pytest.approx(total / len(play), abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    play, texts = play_texts()
+    tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=64)
+    models = [create_model(tokenizer, seed=0, max_context=64) for _ in range(2)]
+    for model in models:
+        warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=3))
+    first, second = (model.state_dict() for model in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(
+        first["model.norm.weight"], create_model(tokenizer, seed=0).state_dict()["model.norm.weight"]
+    )
+
+
+def test_a_conversation_that_does_not_fit_is_refused() -> None:
+    play, texts = play_texts(2)
+    tokenizer = make_tokenizer(play, texts, vocab_size=300, max_length=8)
+    model = create_model(tokenizer, seed=0, max_context=8)
+    with pytest.raises(ContextLengthError, match="tiny_context"):
+        warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=1))
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
+def test_updates_are_nearly_orthogonal(shape: tuple[int, int]) -> None:
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    made = orthogonalize(matrices)
+    assert made.shape == matrices.shape
+    singular = torch.linalg.svdvals(made)
+    assert float(singular.min()) > 0.6
+    assert float(singular.max()) < 1.3
+    u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+    cosine = (made * (u @ v)).sum((1, 2)) / (made.norm(dim=(1, 2)) * (u @ v).norm(dim=(1, 2)))
+    assert float(cosine.min()) > 0.97
+
+
+def test_muon_is_that_of_torch() -> None:
+    """The update is `torch.optim.Muon`'s, which rounds to bfloat16 on its way."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(12, 6, generator=generator)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    optimizers = [Muon([ours], lr=0.1), torch.optim.Muon([theirs], lr=0.1, weight_decay=0.0, adjust_lr_fn="original")]
+    for _ in range(3):
+        grad = torch.randn(12, 6, generator=generator)
+        for param, optimizer in zip((ours, theirs), optimizers, strict=True):
+            param.grad = grad.clone()
+            optimizer.step()
+    moved = (ours - start).norm()
+    assert float((ours - theirs).norm() / moved) < 0.03
+
+
+def test_a_model_that_looks_is_told_from_one_that_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build_tiny_model(tmp_path / "good", task=Echo(), play_skill=1.0)
+    assert not caplog.records
+    assert json.loads((tmp_path / "good/tiny_model.json").read_text())["reads"] > 1
+    with caplog.at_level(logging.WARNING):
+        build_tiny_model(tmp_path / "random", task=Echo(), play_skill=0.0, warm_start_steps=20)
+    assert "hardly depend on what it was shown" in caplog.text
+    assert abs(json.loads((tmp_path / "random/tiny_model.json").read_text())["reads"]) < 0.1
+
+
+def test_players_differ_in_skill_around_the_mean() -> None:
+    drawn: list[float] = []
+
+    class Watched(Echo):
+        def play(self, rng: random.Random, skill: float) -> Conversation:
+            drawn.append(skill)
+            return super().play(rng, skill)
+
+    draw_conversations(Watched(), seed=0, count=400)
+    assert min(drawn) < 0.05
+    assert max(drawn) > 0.95
+    drawn.clear()
+    draw_conversations(Watched(), seed=0, count=400, skill=0.8)
+    assert 0.6 <= min(drawn) < 0.65
+    assert 0.95 < max(drawn) <= 1.0
+
+
+def test_a_skill_that_cannot_be_followed_is_refused() -> None:
+    class Own(Echo):
+        def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
+            return [self.play(rng, 1.0) for _ in range(count)]
+
+    with pytest.raises(ConfigError, match=r"from 0 to 1, got 1\.5"):
+        draw_conversations(Echo(), seed=0, count=1, skill=1.5)
+    with pytest.raises(ConfigError, match=r"implement `play\(rng, skill\)`"):
+        draw_conversations(Own(), seed=0, count=1, skill=0.5)
+    assert len(draw_conversations(Own(), seed=0, count=3)) == 3
+
+
+def test_a_tiny_model_has_a_learning_rate_of_its_own(tmp_path: Path) -> None:
+    build_tiny_model(tmp_path / "tiny", task=Echo(), warm_start_steps=0)
+    defaults = TaskDefaults()
+    assert defaults.for_base_model(str(tmp_path / "tiny")).learning_rate == TINY_LEARNING_RATE
+    assert defaults.for_base_model("Qwen/Qwen3-0.6B").learning_rate == LEARNING_RATE
+    chosen = TaskDefaults(learning_rate=1e-4)
+    assert chosen.for_base_model(str(tmp_path / "tiny")).learning_rate == 1e-4
