@@ -42,12 +42,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    args = build_parser(arguments).parse_args(arguments)
-    args.argv = arguments
-    if argv is None:
-        sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
     try:
+        args = build_parser(arguments).parse_args(arguments)
+        args.argv = arguments
+        if argv is None:
+            sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
+        logging.basicConfig(
+            level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()]
+        )
         status: int = args.run(args)
     except ArtError as error:
         print(f"art: {error}", file=sys.stderr)
