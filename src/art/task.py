@@ -185,13 +185,22 @@ class Task(ABC):
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
         """One rollout for people to read."""
-        lines = [f"{message['role']}: {message.get('content', '')}" for message in trajectory.messages()]
-        return "\n".join([*lines, f"reward: {trajectory.reward:g}"])
+        return "\n".join([*describe_messages(trajectory.messages()), f"reward: {trajectory.reward:g}"])
 
     def scenario(self, split: Split, seed: int, index: int, inputs: dict[str, Any]) -> Scenario:
         """Scenario `index` of a seed, with an id and a seed of its own."""
         scenario_id = f"{self.name}/{split}/{seed}/{index}"
         return Scenario(id=scenario_id, seed=derive_seed(scenario_id), inputs=inputs)
+
+
+def describe_messages(messages: Iterable[Any]) -> list[str]:
+    """Lines for people: who said what, and below it the tools that were called."""
+    lines = []
+    for said in messages:
+        lines.append(f"{said['role']}: {said.get('content') or ''}".rstrip())
+        calls = [call["function"] for call in said.get("tool_calls") or ()]
+        lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+    return lines
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -1,7 +1,8 @@
 """The blocks of the documentation run, page by page and in their order, on a real server with a tiny model.
 
 Python gets what a reader of the page has by then: `backend`, a registered `model`, `groups` of its rollouts. Shell
-runs in bash, in a folder of the page's own; `art-server` goes to the background, and `pip install` does nothing.
+runs in bash, in a folder of the page's own, and stays where it has gone to by `cd`; `art-server` goes to the
+background, and `pip install` does nothing.
 `docs_blocks` tells how a block says that it cannot run.
 """
 
@@ -34,6 +35,8 @@ RUNNABLE = {
 }
 SHELL_TIMEOUT_S = 120
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CHECKPOINT = ".art/my_agent/models/my_agent-seed0/checkpoints/0030"
+"""Of a training that takes minutes; the reader gets another one in its place."""
 QUESTION = "say yes, no or maybe"
 
 SERVER = """\
@@ -69,7 +72,8 @@ class Reader:
             (self._bin / name).chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ART_")}
         self.environ = kept | {
-            "PATH": f"{self._bin}:{kept['PATH']}", "DOCS_PORT": str(self._port), "DOCS_PIDS": str(self._pids)
+            "PATH": f"{self._bin}:{kept['PATH']}", "DOCS_PORT": str(self._port), "DOCS_PIDS": str(self._pids),
+            "PWD": str(folder),
         }  # fmt: skip
 
     def text(self, block: Block) -> str:
@@ -77,23 +81,23 @@ class Reader:
         text, folder = block.text, ".art" if block.page == "docs/guide.md" else "srv"
         for address in ("gpu-machine:5000", "127.0.0.1:5000"):
             text = text.replace(address, f"127.0.0.1:{self._port}")
-        return text.replace("/srv/art", folder)
+        return text.replace("/srv/art", folder).replace(CHECKPOINT, str(self._stage["checkpoint"]))
 
     async def run(self, block: Block) -> None:
         await (self._shell if block.language == "shell" else self._python)(block)
 
     async def _shell(self, block: Block) -> None:
-        script = f"set -eo pipefail\n{self.text(block)}\nenv -0 > variables\n"
+        script = f"set -eo pipefail\n{self.text(block)}\nenv -0 > '{self.folder}/variables'\n"
         done = await asyncio.to_thread(
-            subprocess.run, ["bash", "-c", script], cwd=self.folder, env=self.environ, capture_output=True, text=True,
-            timeout=SHELL_TIMEOUT_S,
+            subprocess.run, ["bash", "-c", script], cwd=self.environ["PWD"], env=self.environ, capture_output=True,
+            text=True, timeout=SHELL_TIMEOUT_S,
         )  # fmt: skip
         assert done.returncode == 0, f"{block.id}:\n{block.text}\n{done.stdout}\n{done.stderr}"
         lines = (self.folder / "variables").read_text().split("\0")
         self.environ = dict(line.split("=", 1) for line in lines if "=" in line)
 
     async def _python(self, block: Block) -> None:
-        self._environ.chdir(self.folder)
+        self._environ.chdir(self.environ["PWD"])
         for name, value in self.environ.items():
             self._environ.setenv(name, value)
         self.names |= self._stage | await fresh_names(self._stage["model"], block)
@@ -226,7 +230,7 @@ async def stage(backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[di
     await teacher.register(backend)
     await model.register(backend)
     groups = await art.gather_trajectory_groups([rollouts_of(model, i) for i in range(3)], pbar_desc=None)
-    await backend.train(model, groups)
+    result = await backend.train(model, groups)
 
     async def run_tool(name: str, arguments: object) -> str:
         return "nothing"
@@ -234,6 +238,7 @@ async def stage(backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[di
     yield {
         "art": art, "asyncio": asyncio, "backend": backend, "model": model, "TOOLS": [TOOL], "run_tool": run_tool,
         "scorer": GroupScorer(combine({"own": lambda trajectory: trajectory.reward})),
+        "checkpoint": result.checkpoint_path,
     }  # fmt: skip
     await model.close()
     await teacher.close()

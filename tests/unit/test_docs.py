@@ -63,7 +63,7 @@ def test_the_page_of_metrics_is_up_to_date() -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "doctor", "keys", "tiny-model"])
+@pytest.mark.parametrize("command", ["demo", "train", "doctor", "keys", "new", "tiny-model"])
 def test_commands_of_the_readme_have_help(command: str) -> None:
     assert f"art {command}" in (ROOT / "README.md").read_text()
     done = subprocess.run([sys.executable, "-m", "art.cli.main", command, "--help"], capture_output=True, text=True)

@@ -209,3 +209,14 @@ def test_a_headline_metric_that_no_rollout_sets(folder: Path) -> None:
     trajectory = Trajectory(messages_and_choices=[], reward=0.0, metrics={"num_moves": 3})
     with pytest.raises(ConfigError, match=r"`headline_metric` is 'win', but a rollout set only num_moves"):
         headline_value(task, trajectory)
+
+
+def test_a_rollout_is_shown_with_its_tool_calls(folder: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 3}'}}
+    messages: Any = [
+        {"role": "user", "content": "begin"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "nothing"},
+    ]
+    shown = get_task("echo_task:Echo").render_trajectory(Trajectory(messages_and_choices=messages, reward=0.5))
+    assert shown == 'user: begin\nassistant:\n  look {"at": 3}\ntool: nothing\nreward: 0.5'

@@ -16,6 +16,7 @@ from art.errors import ArtError
 from art.interrupt import EXIT_INTERRUPTED, stopped
 
 COMMANDS = {
+    "new": "write an agent of your own to start from",
     "demo": "train a tiny agent on this machine and show that it got better",
     "train": "train a task's agent",
     "auto": "train an agent from one sentence",

@@ -12,7 +12,7 @@ from art.errors import ConfigError
 from art.mcp.client import MCPClient, is_address
 from art.mcp.rollout import mcp_rollout
 from art.mcp.types import GeneratedScenario, MCPTool
-from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed, describe_messages
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -101,10 +101,5 @@ class McpTask(Task):
         return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
-        lines = []
-        for message in trajectory.messages()[1:]:
-            said: Any = message
-            lines.append(f"{said['role']}: {said.get('content') or ''}".rstrip())
-            calls = [call["function"] for call in said.get("tool_calls") or ()]
-            lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+        lines = describe_messages(trajectory.messages()[1:])
         return "\n".join([*lines, f"{trajectory.metadata.get('ending')}, reward {trajectory.reward:g}"])

@@ -22,7 +22,16 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, take_turn
+from art.task import (
+    Conversation,
+    Scenario,
+    Split,
+    Task,
+    TaskDefaults,
+    derive_seed,
+    describe_messages,
+    take_turn,
+)
 from art.tasks.search_emails_mailbox import TODAY, Email, Filter, Mailbox, open_mailbox
 from art.tasks.search_emails_questions import NO_IDEA, Question, question_about, read_question
 from art.trajectory import Trajectory
@@ -188,12 +197,7 @@ class SearchEmails(Task):
         return [_play(rng) if i % 2 else _drill(rng) for i in range(count)]
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
-        lines = []
-        for message in trajectory.messages()[1:]:
-            said: Any = message
-            lines.append(f"{said['role']}: {said.get('content') or ''}".rstrip())
-            calls = [call["function"] for call in said.get("tool_calls") or ()]
-            lines += [f"  {function['name']} {function['arguments']}" for function in calls]
+        lines = describe_messages(trajectory.messages()[1:])
         outcome = next((name for name in OUTCOMES if trajectory.metrics.get(name)), "unfinished")
         return "\n".join([*lines, f"{outcome.replace('_', ' ')}, reward {trajectory.reward:g}"])
 

@@ -132,12 +132,13 @@ class _QuietServer(ThreadingHTTPServer):
 
 def completion(body: dict[str, Any], message: dict[str, Any]) -> Reply:
     """The answer in which the assistant says `message`. Tokens are counted as four characters each."""
-    prompt_tokens = sum(len(said["content"]) for said in body["messages"]) // 4
+    prompt_tokens = sum(len(said.get("content") or "") for said in body["messages"]) // 4
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(message.get("content") or "") // 4}
+    reason = "tool_calls" if message.get("tool_calls") else "stop"
     return 200, {
         "id": f"scripted-{time.monotonic_ns()}", "object": "chat.completion", "created": int(time.time()),
         "model": body["model"], "usage": usage | {"total_tokens": sum(usage.values())},
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant"} | message}],
+        "choices": [{"index": 0, "finish_reason": reason, "message": {"role": "assistant"} | message}],
     }  # fmt: skip
 
 

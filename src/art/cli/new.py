@@ -1,0 +1,95 @@
+"""`art new FOLDER`: write an agent that runs and learns as it is, to change into one of your own.
+
+It plays a small game, guessing a hidden word. The folder gets a task (scenarios, rollout, reward, and the play that
+warms a tiny model up), tests of it and a README with the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from importlib.machinery import PathFinder
+from importlib.resources import files
+from pathlib import Path
+
+from art.errors import ConfigError
+from art.task import list_tasks
+
+_MODULE, _CLASS = "my_agent", "MyAgent"
+"""Names in the templates, in whose place those of the new agent are written."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "new", help="write an agent of your own to start from", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a new or empty folder; its name is that of the agent"
+    )
+    parser.add_argument("--tool", action="store_true", help="the agent acts by tool calls instead of plain text")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    name = args.folder.resolve().name
+    class_name = write_agent(args.folder, kind="tool" if args.tool else "text")
+    print(
+        f"{args.folder} has an agent that guesses a hidden word. Try it:\n\n"
+        f"    cd {args.folder}\n"
+        "    python -m pytest                          # its rules; needs pytest\n"
+        f"    art demo --task {name}:{class_name}\n\n"
+        "Then make the game your own. README.md has the other commands."
+    )
+    return 0
+
+
+def write_agent(folder: Path, *, kind: str) -> str:
+    """Write the files, and return the name of the task's class.
+
+    Args:
+        kind: `text` or `tool`, by what the agent acts.
+
+    Raises:
+        ConfigError: the folder holds something, or its name cannot be that of a module and a task.
+    """
+    templates = files("art.cli") / "new_agent"
+    agent = (templates / kind / "agent.py.txt").read_text(encoding="utf-8")
+    name = folder.resolve().name
+    class_name = _check_name(name, agent)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{str(folder)!r} is there already and is no empty folder; give another name")
+    texts = {
+        f"{name}.py": agent,
+        f"test_{name}.py": (templates / kind / "test_agent.py.txt").read_text(encoding="utf-8"),
+        "README.md": (templates / "README.md").read_text(encoding="utf-8"),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        (folder / file).write_text(text.replace(_MODULE, name).replace(_CLASS, class_name), encoding="utf-8")
+    return class_name
+
+
+def _check_name(name: str, agent: str) -> str:
+    """The name of the class for a module's name; `nim_player` gives `NimPlayer`.
+
+    Raises:
+        ConfigError: the name is no module's, or would hide or be hidden by another module, class or task.
+    """
+    class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    what = f"the folder's name becomes that of a module, a class and a task; {name!r}"
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not class_name.isidentifier() or keyword.iskeyword(name):
+        likely = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+        example = likely if likely.isidentifier() and not keyword.iskeyword(likely) else _MODULE
+        raise ConfigError(f"{what} cannot be one: use letters, digits and `_`, and begin with a letter, as {example!r}")
+    if name in list_tasks():
+        raise ConfigError(f"{what} is the name of a task that comes with ART; give another")
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(name, elsewhere)
+    if name in sys.stdlib_module_names or (found is not None and found.origin is not None):
+        raise ConfigError(f"{what} is the name of a module that is installed here; give another")
+    if class_name != _CLASS and re.search(rf"\b({name}|{class_name})\b", agent):
+        raise ConfigError(f"{what} is a name that the agent's code uses itself; give another")
+    return class_name
