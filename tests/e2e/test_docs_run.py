@@ -81,7 +81,7 @@ class Reader:
         text, folder = block.text, ".art" if block.page == "docs/guide.md" else "srv"
         for address in ("gpu-machine:5000", "127.0.0.1:5000"):
             text = text.replace(address, f"127.0.0.1:{self._port}")
-        return text.replace("/srv/art", folder).replace(CHECKPOINT, str(self._stage["checkpoint"]))
+        return text.replace("/srv/art", folder).replace(CHECKPOINT, str(max(self._stage["checkpoints"].iterdir())))
 
     async def run(self, block: Block) -> None:
         await (self._shell if block.language == "shell" else self._python)(block)
@@ -238,7 +238,7 @@ async def stage(backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[di
     yield {
         "art": art, "asyncio": asyncio, "backend": backend, "model": model, "TOOLS": [TOOL], "run_tool": run_tool,
         "scorer": GroupScorer(combine({"own": lambda trajectory: trajectory.reward})),
-        "checkpoint": result.checkpoint_path,
+        "checkpoints": Path(result.checkpoint_path).parent,
     }  # fmt: skip
     await model.close()
     await teacher.close()
