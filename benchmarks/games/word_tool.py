@@ -24,7 +24,7 @@ class WordTool(Task):
     name = "word_tool"
     description = "guess a hidden word by tool calls"
     headline_metric = "win"
-    defaults = TaskDefaults(play_skill=0.6)
+    defaults = TaskDefaults(play_skill=0.7)
 
     def scenarios(self, split, *, seed, count):
         rng = random.Random(derive_seed(self.name, split, seed))
