@@ -162,7 +162,8 @@ async def train_task(
         # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
         barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:
-            if report.reward >= max(earlier.reward for earlier in reports):
+            has_learnt = any(earlier.trained for earlier in reports)
+            if has_learnt and report.reward >= max(earlier.reward for earlier in reports):
                 logger.warning(
                     "training ends at step %d of %d: in %d steps in a row every rollout earned the same, and never "
                     "more than now (%.3f): the task is solved as far as its reward tells",
@@ -170,9 +171,9 @@ async def train_task(
                 )  # fmt: skip
                 break
             raise TrainingError(
-                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}, less "
-                "than before): the policy has collapsed. Go back to an earlier checkpoint (newest: "
-                f"{await model.get_step()}) and lower the learning rate"
+                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If "
+                "that is low the policy has collapsed: go back to an earlier checkpoint (newest: "
+                f"{await model.get_step()}) and lower the learning rate. If it is high the task is solved"
             )
     return reports
 

@@ -144,7 +144,9 @@ class AsyncArtClient:
             "groups_per_step": groups,
             "rollouts_per_group": rollouts,
         }
-        defaults = replace(chosen.defaults, **{key: value for key, value in changes.items() if value is not None})
+        changes = {key: value for key, value in changes.items() if value is not None}
+        # Nobody knows how many calls will follow, so the rate does not fall towards the end of this one.
+        defaults = replace(chosen.defaults, schedule="constant", **changes)
         model = await self._ready()
         await asyncio.to_thread(wait_for_scores)
         return await train_task(

@@ -115,7 +115,7 @@ def prober(backend: art.LocalBackend, model: art.TrainableModel, tiny_model: Pat
     url, key = model.inference_base_url, model.inference_api_key
     assert url is not None
     assert key is not None
-    prober = Prober(url.removesuffix("/v1"), key, [str(backend.data_dir), str(tiny_model)])
+    prober = Prober(url.partition("/projects/")[0], key, [str(backend.data_dir), str(tiny_model)])
     yield prober
     prober.close()
 

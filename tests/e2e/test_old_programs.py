@@ -87,7 +87,7 @@ def load(name: str) -> ModuleType:
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conversations = play(load, random.Random(0))
     path = tmp_path_factory.mktemp("old") / "model"
-    return build_tiny_model(path, conversations=conversations, warm_start_steps=160)
+    return build_tiny_model(path, conversations=conversations, warm_start_steps=40)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

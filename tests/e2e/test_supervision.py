@@ -151,7 +151,7 @@ def test_status_of_a_server_whose_event_loop_is_blocked(
 
 def test_status_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert art_command.main(["status", "--data-dir", str(tmp_path)]) == 1
-    assert f"no art-server runs on {tmp_path}" in capsys.readouterr().err
+    assert f"no art-server has ever run on {tmp_path}" in capsys.readouterr().err
 
 
 async def pids_of(backend: art.LocalBackend) -> dict[str, int]:

@@ -121,7 +121,7 @@ async def _train(console: Console, task: Task, args: argparse.Namespace, data_di
                           highlight=False, soft_wrap=True)  # fmt: skip
         finally:
             step = first + sum(report.trained for report in reports)
-            measure = f"{task.headline_metric} on held-out rollouts"
+            measure = "" if change is None else f"{task.headline_metric} on held-out rollouts"
             course = Course(
                 step=step, num_steps=defaults.num_steps, reports=reports, measure=measure, change=change
             )  # fmt: skip
