@@ -45,7 +45,7 @@ class Program:
 
 
 PROGRAMS = [
-    Program("game_2048", "2048-multi-turn/agent-001", {"STEPS": 1, "ROLLOUTS": 8, "WINNING_VALUE": 8}),
+    Program("game_2048", "2048-multi-turn/agent-001", {"STEPS": 1, "ROLLOUTS": 16, "WINNING_VALUE": 8}),
     Program(
         "tic_tac_toe", "tic-tac-toe/llama-8b-007", {"STEPS": 1, "SIMULTANEOUS_GAMES": 12, "VAL_GAMES": 3},
         splits=frozenset({"train", "val"}),
@@ -87,7 +87,7 @@ def load(name: str) -> ModuleType:
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conversations = play(load, random.Random(0))
     path = tmp_path_factory.mktemp("old") / "model"
-    return build_tiny_model(path, conversations=conversations, warm_start_steps=40)
+    return build_tiny_model(path, conversations=conversations, warm_start_steps=60)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -152,11 +152,15 @@ async def test_it_runs_unchanged(
             value = module.PUZZLES[:value] if name == "PUZZLES" else value
             monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "LocalBackend", on(server))
-    await module.main()
-    while [task for task in asyncio.all_tasks() if task.get_name() == "local-backend-close"]:
-        await asyncio.sleep(0.01)
     project, _, name = program.model.partition("/")
-    assert (await (await server._connection()).model_status(project, name)).step == program.steps
+    for _ in range(3):  # rewards that happen to be equal leave a step out; the same program run again goes on
+        await module.main()
+        while [task for task in asyncio.all_tasks() if task.get_name() == "local-backend-close"]:
+            await asyncio.sleep(0.01)
+        step = (await (await server._connection()).model_status(project, name)).step
+        if step == program.steps:
+            break
+    assert step == program.steps
     log = server.path / project / "models" / name / "history.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert {key.partition("/")[0] for row in rows for key in row if key.endswith("/reward")} >= program.splits
