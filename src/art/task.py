@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 
 LEARNING_RATE = 1e-5
-"""Of a LoRA on a pretrained model."""
+"""The learning rate of a LoRA on a pretrained model."""
 TINY_LEARNING_RATE = 3e-3
-"""Of a LoRA on a tiny model."""
+"""The learning rate of a LoRA on a tiny model."""
 TINY_MODEL_FILE = "tiny_model.json"
 """What the folder of a tiny model has beside a model's usual files."""
 

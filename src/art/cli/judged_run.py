@@ -85,7 +85,7 @@ class JudgedRun:
     stopped: str = ""
     """Why it ended before its end."""
     reports: list[StepReport] = field(default_factory=list)
-    """Of the steps that this call has tried."""
+    """The steps that this call has tried."""
 
     @property
     def serves_one_step(self) -> bool:

@@ -26,7 +26,7 @@ class Remedies:
     """What the user of a command can change, in the words of its options."""
 
     endings: Mapping[str, str] = field(default_factory=dict)
-    """By the metric that counts rollouts which ended so, and were the policy's own fault."""
+    """Words for each kind of fault of the policy, by the metric that counts it."""
     no_spread: str = (
         "Give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
         "values between the best and the worst"
@@ -48,7 +48,7 @@ class Course:
     num_steps: int
     """How far it was to go."""
     reports: Sequence[StepReport]
-    """Of the steps that this call tried."""
+    """The steps that this call tried."""
     stopped: str = ""
     """Why it ended before its end."""
     measure: str = ""
@@ -72,7 +72,7 @@ class Course:
 
     @property
     def fault_share(self) -> float:
-        """Of rollouts, those that the policy itself has spoilt."""
+        """Share of rollouts that the policy itself has spoilt."""
         rates = [report.metrics.get("data/policy_fault_rate", 0.0) for report in self.reports]
         return statistics.fmean(rates) if rates else 0.0
 

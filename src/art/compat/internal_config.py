@@ -147,7 +147,7 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
 
 
 _Names = dict[tuple[str, str], str]
-"""By part and setting: what the user calls it."""
+"""What the user calls a setting, by part and setting."""
 
 
 def _set(found: dict[str, dict[str, Any]], names: _Names, target: _Target, value: Any, name: str) -> None:

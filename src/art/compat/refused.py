@@ -55,7 +55,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",
     },
 }  # fmt: skip
-"""By module and name."""
+"""What to use instead, by module and name."""
 
 
 def refuse(module: str, name: str) -> NoReturn:

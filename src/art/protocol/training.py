@@ -103,9 +103,9 @@ class JobStatus(Wire):
     name: str
     state: JobState
     step: int | None = None
-    """Of the checkpoint that the job made; of the one that it began at if `trained` is false."""
+    """The step of the checkpoint that the job made, or of the one that it began at if `trained` is false."""
     trained: bool | None = None
-    """Of a training that has succeeded: false if there was nothing to learn, which the first of `findings` explains."""
+    """False if a training succeeded with nothing to learn, which the first of `findings` explains."""
     metrics: dict[str, float] = {}
     findings: list[str] = []
     """What a person should know of the step, in plain words."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from art.runtime.samples import ResolvedTrajectory
 
 _MAX_NAMES = 12
-"""As many groups or trajectories a finding names."""
+"""Largest number of groups or trajectories that a finding names."""
 _NO_STEP = "so no step was trained and the model is where it was"
 
 
