@@ -120,7 +120,9 @@ def test_kill_changes_nothing(
         tiny_model, tmp_path, sabotage if phase == "rollouts" else None, sabotage if phase == "training" else None
     )
     numbers = asyncio.run(run)
-    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=1e-7)
+    # The loss of a step on its own policy is a sum of float32 terms near 1 that cancel: what is left is some units in
+    # their last place (1.2e-7), which change with the sequences that happen to share a batch of the engine.
+    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=1e-6)
 
 
 async def kill_second_trainer_process(backend: art.LocalBackend) -> None:
