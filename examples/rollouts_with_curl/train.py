@@ -13,7 +13,7 @@ async def train(backend: art.Backend, base_model: str, *, num_steps: int, num_gr
     print(f"{model.get_inference_name()} is ready at step {await model.get_step()}", flush=True)
     for _ in range(num_steps):
         groups = await model.collect_trajectory_groups(num_groups, rollouts)
-        result = await model.train(groups, config=art.TrainConfig(learning_rate=5e-3))
+        result = await model.train(groups, config=art.TrainConfig(learning_rate=3e-3))
         rewards = [trajectory.reward for group in groups for trajectory in group]
         done = "trained on" if result.trained else "nothing to learn from"
         print(f"step {result.step}: {done} mean reward {sum(rewards) / len(rewards):.3f}", flush=True)

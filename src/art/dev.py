@@ -177,7 +177,7 @@ def check_config(config: C | Mapping[str, Any], kind: type[C]) -> C:
     if not isinstance(config, Mapping):
         raise ConfigError(f"`config` takes an art.{kind.__name__}(...), got {config!r}", param="config")
     try:
-        return kind(**config)
+        return kind.model_validate(dict(config))
     except ValidationError as error:
         raise ConfigError(f"wrong training settings: {describe_invalid(error)}") from error
 
@@ -223,7 +223,7 @@ def _train_config(config: TrainingConfig | None, given: Mapping[str, Any]) -> Tr
     values = of_config | values
     if "truncated_importance_sampling" in given:
         values.setdefault("anchor", "step_start")
-    found = _with_loss(values, given) if tuned else TrainingConfig(**values)
+    found = _with_loss(values, given) if tuned else TrainingConfig.model_validate(values)
     penalties = kl_penalties(**{key: given[key] for key in _KL_OPTIONS if key in given})
     return _changed(found, loss=(*found.terms, *kept, *penalties)) if kept or penalties else found
 
@@ -243,7 +243,7 @@ def _own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _changed(config: TrainingConfig, **changes: Any) -> TrainingConfig:
     """A copy that is validated."""
-    return TrainingConfig(**dict(config) | changes)
+    return TrainingConfig.model_validate(dict(config) | changes)
 
 
 def _with_loss(values: dict[str, Any], given: Mapping[str, Any]) -> TrainingConfig:
@@ -262,7 +262,7 @@ def _with_loss(values: dict[str, Any], given: Mapping[str, Any]) -> TrainingConf
     clips, options = _clips(term, given), given.get("loss_fn_config", {})
     if again := clips.keys() & options.keys():
         raise ConfigError(f"{', '.join(again)}: given by loss_fn_config and by epsilon; keep one")
-    return _changed(config, loss=type(term)(**settings | clips | options))
+    return _changed(config, loss=type(term).model_validate(settings | clips | options))
 
 
 def _clips(term: LossConfig, given: Mapping[str, Any]) -> dict[str, float]:

@@ -100,7 +100,7 @@ def test_the_desk_is_learnt_from_a_sentence(
     with desk.scripted_generator() as generator, desk.scripted_judge(seed=seed) as judge:
         assert main(
             ["auto", desk.DESCRIPTION, "--model", "tiny", "--out", "desk", "--num-scenarios", "100", "--steps", "15",
-             "--groups", "16", "--learning-rate", "5e-3", "--seed", str(seed), "--evaluate", "4",
+             "--groups", "16", "--learning-rate", "3e-3", "--seed", str(seed), "--evaluate", "4",
              "--generator", "openai/g", "--generator-url", generator.base_url,
              "--judge", "openai/j", "--judge-url", judge.base_url]
         ) == 0  # fmt: skip

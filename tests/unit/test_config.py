@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from art.config import (
     DistillConfig,
@@ -70,12 +69,12 @@ REWARD_KL = KlConfig(where="reward")
     ],
 )
 def test_combinations_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         TrainConfig(**settings)
 
 
 def test_the_buffer_of_overlong_answers_is_part_of_them() -> None:
-    with pytest.raises(ValidationError, match="got 9 of 8"):
+    with pytest.raises(ConfigError, match="got 9 of 8"):
         OverlongConfig(max_tokens=8, buffer=9)
 
 
@@ -110,7 +109,7 @@ def test_presets(preset: TrainConfig, settings: dict[str, Any]) -> None:
 def test_presets_take_further_settings_and_other_values() -> None:
     config = TrainConfig.dapo(overlong=OVERLONG, learning_rate=1e-4, scale_rewards="none")
     assert (config.overlong, config.learning_rate, config.scale_rewards) == (OVERLONG, 1e-4, "none")
-    with pytest.raises(ValidationError, match="epsilon"):
+    with pytest.raises(ConfigError, match="epsilon"):
         TrainConfig.grpo(epsilon=0.2)
 
 
@@ -128,7 +127,7 @@ def test_presets_take_further_settings_and_other_values() -> None:
 )
 def test_full_finetuning_needs_weights_that_both_sides_have_alike(settings: dict[str, Any], message: str) -> None:
     ModelSettings(**settings)
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ModelSettings(lora=None, **settings)
     same = {"device": "cpu", "dtype": "float32"}
     ModelSettings(lora=None, engine=EngineConfig(**same), trainer=TrainerConfig(**same | {"device": "cuda"}))
@@ -159,5 +158,12 @@ def test_numbers_may_be_whole_and_words_that_are_allowed_stay() -> None:
     assert train_config(None, {"learning_rate": 1}).learning_rate == 1.0
     assert TrainSFTConfig(batch_size="auto", learning_rate=[1, 0.5]).batch_size == "auto"
     for wrong in ({"batch_size": "4"}, {"learning_rate": [1e-3, "1e-4"]}):
-        with pytest.raises(ValidationError, match="takes a number, without quotes"):
+        with pytest.raises(ConfigError, match="takes a number, without quotes"):
             TrainSFTConfig(**wrong)
+
+
+def test_a_constructor_says_in_plain_words_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"^TrainConfig: `learning_rate` must be greater than 0, got -1$"):
+        TrainConfig(learning_rate=-1)
+    with pytest.raises(ConfigError, match=r"^TrainSFTConfig: `rate` is no setting of TrainSFTConfig$"):
+        TrainSFTConfig(rate=1)  # type: ignore[call-arg]

@@ -152,6 +152,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if judge_model == "meets another":
             await asyncio.to_thread(meeting.wait, 5)
         if judge_model == "broken":
+            await asyncio.sleep(0.1)  # so that the failure comes after the call returned, whatever thread runs first
             raise JudgeError("no usable scores")
         scored = [t.model_copy(update={"reward": 1.0 - t.reward, "logs": ["why"]}) for t in group]
         return art.TrajectoryGroup(scored)

@@ -169,7 +169,7 @@ def test_kl_penalties_of_an_older_train_config() -> None:
     assert TrainConfig.grpo(beta=0.1).loss == (PpoConfig(clip_high=0.2), KlConfig(weight=0.1))
     shaped = KlConfig(weight=0.1, estimator="k1", where="reward")
     assert TrainConfig(kl_penalty_coef=0.1, loss=PpoConfig()).loss == (PpoConfig(), shaped)
-    with pytest.raises(ValueError, match="beta must be a number from 0 up, got -1"):
+    with pytest.raises(ConfigError, match="beta must be a number from 0 up, got -1"):
         TrainConfig(beta=-1)
     with pytest.raises(ConfigError, match="loss_fn: given twice"):
         train_config(TrainConfig(loss=DppoConfig(), beta=0.1), {"loss_fn": "ppo"})

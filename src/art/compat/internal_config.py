@@ -178,7 +178,7 @@ def _build(found: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSe
     parts: dict[str, Any] = {}
     for part, values in found.items():
         try:
-            parts[part] = None if values is None else models[part](**values)
+            parts[part] = None if values is None else models[part].model_validate(values)
         except ValidationError as error:
             own = {setting: name for (each, setting), name in names.items() if each == part}
             raise ConfigError(f"wrong values in _internal_config: {describe_invalid(error, own)}") from error
@@ -225,6 +225,6 @@ def optimizer_from_internal_config(config: Mapping[str, Any] | None) -> Optimize
         settings["betas"] = given.get("adam_beta1", first), given.get("adam_beta2", second)
     names = {setting: f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in given}
     try:
-        return OptimizerConfig(**settings)
+        return OptimizerConfig.model_validate(settings)
     except ValidationError as error:
         raise ConfigError(f"wrong values in _internal_config: {describe_invalid(error, names)}") from error

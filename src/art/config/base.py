@@ -5,9 +5,16 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from art.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)  # pydantic exports no name for it
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -15,8 +22,25 @@ Quantization = Literal["none", "nf4"]
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
-class Config(BaseModel):
-    """Base of all settings: frozen, strict about names, and about text and truth values in the place of numbers."""
+class _PlainErrors(ModelMetaclass):
+    """A class whose constructor reports invalid settings as a `ConfigError` in plain words.
+
+    `model_validate` still raises pydantic's error, for callers that add the place of a setting in a file.
+    """
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*args, **settings)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.__name__}: {describe_invalid(error)}") from None
+
+
+class Config(BaseModel, metaclass=_PlainErrors):
+    """Base of all settings: frozen, strict about names, and about text and truth values in the place of numbers.
+
+    Raises:
+        ConfigError: a setting is unknown or has a value that it cannot have.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -40,7 +40,7 @@ class Vitals:
         self._limits = limits
         self._pid = pid
         self._memory = MemoryWatch(limits.memory)
-        self._last_heartbeat = self._last_tick = time.monotonic()
+        self._last_heartbeat = self._last_tick = self._heard_at = time.monotonic()
         self.is_ready = False
         """Whether it has loaded its model. Until then its supervisor's `start_timeout_s` counts."""
         self.heartbeat: dict[str, Any] = {}
@@ -48,7 +48,8 @@ class Vitals:
 
     def on_heartbeat(self, heartbeat: dict[str, Any]) -> None:
         now = time.monotonic()
-        self._last_heartbeat, self._last_tick = now, now - heartbeat.get("since_s", 0.0)
+        self._last_heartbeat = self._heard_at = now
+        self._last_tick = now - heartbeat.get("since_s", 0.0)
         self.heartbeat = heartbeat
         if self.is_ready and (rss_bytes := heartbeat.get("rss_bytes")):
             self._memory.add(rss_bytes, idle=self.doing == "idle", now=now)
@@ -69,8 +70,9 @@ class Vitals:
             return f"it was silent for {silent_s:.0f} s{self._state()}"
         if self.is_ready and self.doing != "idle" and same_s > self._limits.stall_timeout_s:
             return f"it made no progress for {same_s:.0f} s ({self.doing})"
-        # Whatever an idle child was sent it has read and answered: an answer that is still missing will never come.
-        owed = [call for call in pending if now - call.last_frame > self._limits.heartbeat_timeout_s]
+        # An idle child has read and answered all that it was sent: if it still sends heartbeats this long after a call,
+        # the missing answer will never come. A child that is silent may not have read the call.
+        owed = [call for call in pending if self._heard_at - call.last_frame > self._limits.heartbeat_timeout_s]
         if owed and self.heartbeat and self.doing == "idle" and same_s > self._limits.heartbeat_timeout_s:
             return f"it owes an answer to `{owed[0].method}` for {now - owed[0].last_frame:.0f} s, and is idle"
         return None

@@ -5,10 +5,9 @@ import math
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from art.config import MismatchConfig
-from art.errors import TrainingError
+from art.errors import ConfigError, TrainingError
 from art.trainer.mismatch import find_mismatched, judge_mismatch
 
 
@@ -60,7 +59,7 @@ def test_bounds_are_the_configured_ones() -> None:
     ],
 )
 def test_bounds_that_would_do_nothing_are_refused(config: dict[str, float], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         MismatchConfig(**config)
 
 

@@ -292,10 +292,10 @@ def test_the_kind_of_engine_is_part_of_the_settings() -> None:
     assert ModelSettings.model_validate({"engine": {"max_context": 64}}).engine == EngineConfig(max_context=64)
     with pytest.raises(ValidationError, match="'torch', 'vllm'"):
         ModelSettings.model_validate({"engine": {"kind": "other"}})
-    with pytest.raises(ValidationError, match="vLLM engine cannot round alike"):
+    with pytest.raises(ConfigError, match="vLLM engine cannot round alike"):
         ModelSettings(engine=VllmConfig(), trainer=TrainerConfig(quantization="nf4"))
-    with pytest.raises(ValidationError, match="vLLM engine serves LoRA adapters"):
+    with pytest.raises(ConfigError, match="vLLM engine serves LoRA adapters"):
         ModelSettings(engine=VllmConfig(), lora=None)
     ModelSettings(engine=VllmConfig(weights="merged"), lora=None)
-    with pytest.raises(ValidationError, match="each model has an engine of its own"):
+    with pytest.raises(ConfigError, match="each model has an engine of its own"):
         ServerConfig(models=("base",), settings=ModelSettings(engine=VllmConfig(weights="merged")))
