@@ -370,5 +370,5 @@ def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) 
 
 @pytest.mark.parametrize("bad", [{"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": [1e-3, -1.0]}])
 def test_sft_settings_out_of_range(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="greater than"):
+    with pytest.raises(ConfigError, match="greater than"):
         TrainSFTConfig(**bad)
