@@ -32,7 +32,7 @@ import transformers
 
 from art.config import EngineConfig, VllmConfig
 from art.engine import GenerateRequest
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 from art.engines.vllm.command import installed_vllm_python
 from benchmarks.in_process import drain
 from benchmarks.models import LORA, QUICK_MODELS, ModelFiles, choose_dtype, load_peft_model, model_files

@@ -24,11 +24,11 @@ from transformers.utils import logging as hf_logging
 
 from art.config import EngineConfig, PpoConfig, TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
-from art.engines.torch.engine import TorchEngine
-from art.runtime.publish import publish
+from art.engines.torch.embedded import TorchEngine
+from art.runtime.publish.publish import publish
 from art.storage import checkpoints
+from art.trainer.contract import TrainingSample
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 from benchmarks.in_process import InProcessEngine, drain
 from benchmarks.models import LORA
 from benchmarks.timing import Stopwatch, Timing

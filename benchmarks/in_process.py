@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
-from art.engines.torch.engine import Output, TorchEngine
+from art.engines.torch.embedded import Output, TorchEngine
 
 
 def drain(engine: TorchEngine) -> Iterator[Output]:

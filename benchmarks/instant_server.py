@@ -60,9 +60,9 @@ def serve(
 
     from art.config import LimitsConfig, ServerConfig
     from art.gateway.chat import Gateway
+    from art.gateway.format.load import load_renderer
     from art.gateway.policies import PolicyRef
-    from art.gateway.recorder import Recorder
-    from art.gateway.render import load_renderer
+    from art.gateway.record.recorder import Recorder
     from art.server.app import create_app
     from art.server.connections import connections
     from art.storage.database import Database

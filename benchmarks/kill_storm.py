@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 VICTIMS = {"server": 3, "engine": 3, "trainer": 3, "script": 1}
 """How often each is chosen, relative to each other."""
-_WORDS = {"server": "art.cli.server", "engine": "art.runtime.engine_child", "trainer": "art.runtime.trainer_child"}
+_WORDS = {
+    "server": "art.cli.server",
+    "engine": "art.runtime.children.engine_child",
+    "trainer": "art.runtime.children.trainer_child",
+}
 """What their command lines hold."""
 AT_ONCE_SHARE = 0.5
 """Of kills that do not wait for a step to finish."""

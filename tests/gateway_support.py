@@ -16,10 +16,10 @@ from art.config import RenderConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.conversations import Conversations
+from art.gateway.format.load import Renderer, load_renderer
 from art.gateway.policies import PolicyRef
-from art.gateway.recorder import Recorder
-from art.gateway.render import Renderer, load_renderer
+from art.gateway.record.conversations import Conversations
+from art.gateway.record.recorder import Recorder
 from art.protocol.chat import parse_chat_request
 from art.storage.database import Database
 

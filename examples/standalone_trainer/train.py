@@ -14,9 +14,9 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from art.config import LoraConfig, TrainerConfig, TrainSFTConfig
-from art.trainer.distributed import Team
+from art.trainer.contract import TrainingSample
+from art.trainer.machine.distributed import Team
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 
 
 def to_sample(number: int, token_ids: list[int]) -> TrainingSample:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from art import dev, errors, utils
 from art.backend import Backend, LocalTrainResult, TrainResult
-from art.batches import trajectory_group_batches
 from art.capture.context import (
     auto_trajectory,
     capture,
@@ -19,8 +18,9 @@ from art.capture.context import (
 from art.compat.refused import refuse
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.errors import ArtError
-from art.faults import FaultWatch
 from art.gather import gather_trajectories, gather_trajectory_groups
+from art.gather.batches import trajectory_group_batches
+from art.gather.faults import FaultWatch
 from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 from art.model import Model, TrainableModel
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup

@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar, cast, get_args
 
-from art.arguments import check_trajectories
-from art.backend_checkpoints import CheckpointMethods, NamedModel
 from art.client import ArtClient
+from art.client.arguments import check_trajectories
+from art.client.backend_checkpoints import CheckpointMethods, NamedModel
+from art.client.collector import RolloutCollector, load_trajectory
+from art.client.interrupt import forget_steps, note_step
+from art.client.submission import check_recorded, wire_groups, wire_trajectory
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.config.base_models import find_folder
 from art.dev import LossName, check_config, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError
-from art.interrupt import forget_steps, note_step
-from art.protocol.checkpoints import BEST_METRIC, MetricsRow
+from art.protocol.checkpoint_calls import BEST_METRIC, MetricsRow
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -34,8 +36,6 @@ from art.protocol.training import (
     TrainRequest,
     TrainSFTRequest,
 )
-from art.rollouts import RolloutCollector, load_trajectory
-from art.submission import check_recorded, wire_groups, wire_trajectory
 from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,18 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from typing_extensions import TypeVar
 
-from art.arguments import check_groups, check_logged
 from art.backend import Backend, OnNothing, Registration, TrainResult
 from art.capture.clients import async_hooks, remember, sync_hooks
+from art.client.arguments import check_groups, check_logged
+from art.client.collector import RolloutCollector
+from art.client.loops import PerLoop
+from art.client.openai_client import (
+    BlockingClients,
+    check_address,
+    load_openai,
+    make_blocking_openai_client,
+    make_openai_client,
+)
 from art.compat.metrics import MetricsBuilder
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
 from art.costs import Ledger, Prices
@@ -34,13 +43,7 @@ from art.dev import (
     settings_from_internal_config,
 )
 from art.errors import ArtError, ConfigError
-from art.protocol.keys import check_api_key
-from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
-from art.rollouts import RolloutCollector
-from art.storage import state as state_file
-from art.storage.history import append_row, means_by_step
-from art.storage.layout import DataDir, ModelPaths, validate_name
-from art.storage.metrics import (
+from art.metrics.groups import (
     as_groups,
     check_metrics,
     check_split,
@@ -49,17 +52,14 @@ from art.storage.metrics import (
     summarize_groups,
     take_costs,
 )
+from art.protocol.keys import check_api_key
+from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
+from art.storage import state as state_file
+from art.storage.history import append_row, means_by_step
+from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.storage.totals import Totals
 from art.storage.trajectories import append_groups
 from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
-from art.utils.loops import PerLoop
-from art.utils.openai_client import (
-    BlockingClients,
-    check_address,
-    load_openai,
-    make_blocking_openai_client,
-    make_openai_client,
-)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -14,10 +14,10 @@ import art
 from art.backend import BackendModel, Registration
 from art.errors import ConfigError
 from art.protocol.training import ModelStatus
+from art.recipes.training_loop import StepReport, evaluate, mean_with_interval, train_task
 from art.rewards import GroupScorer, Judge, Ruler
 from art.rewards.judge import RewardFunction
 from art.task import Split, Task, get_task
-from art.training_loop import StepReport, evaluate, mean_with_interval, train_task
 from openpipe_art.blocking import run_blocking
 from openpipe_art.judging import wait_for_scores
 

@@ -13,8 +13,8 @@ import pytest
 
 from app_support import KEY, AppBench
 from art.errors import NotFoundError, ProcessError
-from art.protocol.anthropic import MessagesAnswer
-from art.protocol.responses import ResponsesAnswer
+from art.protocol.dialects.anthropic import MessagesAnswer
+from art.protocol.dialects.responses import ResponsesAnswer
 from gateway_support import LOOK_UP, user
 
 MODEL = "games/agent"

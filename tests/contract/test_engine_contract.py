@@ -72,7 +72,7 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"art.runtime.{module}", "--fd", str(theirs.fileno())),
+        *(sys.executable, "-m", f"art.runtime.children.{module}", "--fd", str(theirs.fileno())),
         pass_fds=[theirs.fileno()],
         env=environment,
     )

@@ -17,7 +17,7 @@ import uvicorn
 from art import errors
 from art.config import ServerConfig
 from art.engine import TokenChunk
-from art.protocol.checkpoints import CheckpointInfo
+from art.protocol.checkpoint_calls import CheckpointInfo
 from art.protocol.training import (
     DeleteCheckpointsRequest,
     JobStatus,

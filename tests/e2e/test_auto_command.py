@@ -14,7 +14,7 @@ import pytest
 
 from art.cli.main import main
 from art.report import Estimate
-from art.rewards import completion
+from art.rewards.asking import completion
 from art.scenarios import Dataset
 from art.tasks.yes_no_maybe import REWARDS, parse_answer
 from art.testing.generator import ScriptedGenerator

@@ -24,14 +24,14 @@ from art.config import (
     TrainSFTConfig,
 )
 from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
+from art.metrics import catalogue
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.runtime import jobs
 from art.runtime.host import BaseModelHost
+from art.runtime.jobs import runner as jobs
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
-from art.trainer import catalogue
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}

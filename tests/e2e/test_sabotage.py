@@ -21,12 +21,12 @@ from safetensors.numpy import load_file, save_file
 
 from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
 from art.engine import AdapterInfo
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
-from art.runtime.publish import publish
+from art.runtime.publish.publish import publish
 from art.storage import checkpoints
+from art.trainer.contract import TrainingSample
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 
 NUM_TRIES = 20
 LENGTH = 32

@@ -16,13 +16,13 @@ import pytest_asyncio
 from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import GenerateRequest
 from art.engines.vllm.command import MODEL_NAME
-from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.replica import Replica
+from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import HandshakeError
 from art.protocol.training import RegisterRequest
-from art.runtime.publish import publish
+from art.runtime.children.vllm_child import WATCH_S
+from art.runtime.publish.publish import publish
 from art.runtime.runtime import Runtime
-from art.runtime.vllm_child import WATCH_S
 from art.testing.tiny.build import build_tiny_model
 from process_support import children_of, wait_until_gone
 from vllm_support import NEEDS_VLLM, complete, train

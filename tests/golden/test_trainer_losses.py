@@ -28,8 +28,8 @@ from art.config import (
     TrainConfig,
     TrainerConfig,
 )
+from art.trainer.contract import TrainingSample
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 
 GOLDEN = Path(__file__).with_name("trainer_losses.txt")
 METRICS = ("loss/train", "loss/grad_norm", "loss/entropy", "loss/masked_share", "loss/adapter_norm")

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
-from art.engines.torch.engine import Output, TorchEngine
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.tree import check_sample
-from art.trainer.types import TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.engines.torch.embedded import Output, TorchEngine
+from art.trainer.contract import TrainingSample
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 VOCAB = 256
 LORA = LoraConfig(rank=8, alpha=16)

@@ -34,13 +34,13 @@ from cuda_helpers import (
 from art.config import TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.errors import HandshakeError
-from art.runtime.handshake import TOLERANCE_NATS
-from art.runtime.publish import publish
-from art.trainer import micro_batch
-from art.trainer.attention import KernelName
-from art.trainer.kernel_choice import HeadShape, time_kernel
+from art.runtime.publish.handshake import TOLERANCE_NATS
+from art.runtime.publish.publish import publish
+from art.trainer.attention.kernel_choice import HeadShape, time_kernel
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.contract import TrainingSample
+from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 
 NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]

@@ -17,10 +17,11 @@ from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
 from art.cli.run_report import faults_of, validation_curve
 from art.cli.verdict import Course
-from art.comparison import CheckpointComparison, ComparedScenario
 from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, JudgeError, TrainingError
+from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.report import Report
-from art.rewards import Ruler, completion
+from art.rewards import Ruler
+from art.rewards.asking import completion
 from art.scenarios import Dataset, TaskText, WrittenScenario
 from art.tasks.dataset import DatasetTask
 from art.testing.generator import ScriptedGenerator

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from art.cli import train, train_options
+from art.cli import train
 from art.cli.main import StderrHandler
+from art.cli.options import train_options
 from art.config import VllmConfig
 
 

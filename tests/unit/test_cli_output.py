@@ -17,11 +17,11 @@ from rich.text import Text
 import art.cli
 from art.cli import judge, mcp_rl, server, status, train
 from art.cli.main import main
-from art.cli.pipes import EXIT_PIPE
-from art.cli.screen import Screen
+from art.cli.terminal.pipes import EXIT_PIPE
+from art.cli.terminal.screen import Screen
 from art.client import ArtClient
 from art.protocol.training import JobStatus
-from art.rewards import completion
+from art.rewards.asking import completion
 from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup

@@ -25,6 +25,8 @@ import art.client.http
 import art.client.jobs
 from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult
 from art.client import ArtClient
+from art.client.submission import wire_groups
+from art.client.waiting import announce_wait
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, VllmConfig
 from art.dev import optimizer_from_internal_config, settings_from_internal_config
 from art.errors import (
@@ -44,9 +46,7 @@ from art.errors import (
 )
 from art.model import TrainableModel
 from art.protocol.training import RegisterRequest, TrainRequest, WireError
-from art.submission import wire_groups
 from art.trajectory import History, Trajectory, TrajectoryGroup
-from art.utils.waiting import announce_wait
 
 REGISTER = RegisterRequest(project="p", name="m", base_model="base")
 
@@ -610,7 +610,7 @@ async def test_an_item_that_is_no_message_is_named_with_its_trajectory(backend: 
 
 async def test_an_empty_group_is_said(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
     await backend.train(Named(), [a_group(0, 1), TrajectoryGroup([]), TrajectoryGroup([KeyError("tool")])])
-    assert [record.message for record in caplog.records if record.name == "art.submission"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.submission"] == [
         "group 1 of 3 has no trajectory and 0 failed rollouts",
         "group 2 of 3 has no trajectory and 1 failed rollouts; the last of them: KeyError: 'tool'",
     ]

@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from art.client import ArtClient
+from art.client.submission import wire_groups
 from art.config import ModelSettings, ServerConfig, TrainConfig
 from art.errors import (
     AuthenticationError,
@@ -20,7 +21,7 @@ from art.errors import (
     PayloadTooLargeError,
     ProcessError,
 )
-from art.protocol.checkpoints import CheckpointInfo
+from art.protocol.checkpoint_calls import CheckpointInfo
 from art.protocol.jobs import JobEvent
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
 from art.protocol.training import (
@@ -34,7 +35,6 @@ from art.protocol.training import (
     WireError,
 )
 from art.server.app import create_app
-from art.submission import wire_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 
 ROLLOUT = RolloutStatus(

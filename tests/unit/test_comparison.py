@@ -7,11 +7,11 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from art.comparison import CHECKPOINT, compare_checkpoints
 from art.errors import FaultRateError, JudgeError, ToolServerError
 from art.model import TrainableModel
+from art.recipes.comparison import CHECKPOINT, compare_checkpoints
 from art.rewards import GroupScorer, Judgement, Verdict
-from art.rewards.evidence import evidence_of
+from art.rewards.asking.evidence import evidence_of
 from art.task import Scenario, Split, Task
 from art.trajectory import Trajectory, TrajectoryGroup
 

@@ -12,13 +12,14 @@ import pytest
 from fake_art_server import FakeArtServer, refusal
 
 import art
-from art.cli.cost_options import add_cost_options, judge_settings, prices_of
 from art.cli.main import main
+from art.cli.options.cost_options import add_cost_options, judge_settings, prices_of
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
-from art.rewards import JudgeSettings, completion
-from art.rewards.completion import JudgeClient
+from art.rewards import JudgeSettings
+from art.rewards.asking import completion
+from art.rewards.asking.completion import JudgeClient
 from art.storage.jsonl import read_lines
 from art.trajectory import Trajectory, TrajectoryGroup
 

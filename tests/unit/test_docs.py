@@ -16,9 +16,9 @@ from openai.types.chat.chat_completion import Choice
 
 import art
 from art.backend import LossName
+from art.client.submission import wire_trajectory
 from art.config import TrainConfig
-from art.submission import wire_trajectory
-from art.trainer.metrics_page import render_page
+from art.metrics.page import render_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -58,9 +58,7 @@ def test_the_scripts_of_the_readme_are_the_examples(name: str) -> None:
 
 
 def test_the_page_of_metrics_is_up_to_date() -> None:
-    assert (ROOT / "docs/metrics.md").read_text() == render_page(), (
-        "python -m art.trainer.metrics_page > docs/metrics.md"
-    )
+    assert (ROOT / "docs/metrics.md").read_text() == render_page(), "python -m art.metrics.page > docs/metrics.md"
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "doctor", "keys", "new", "tiny-model"])

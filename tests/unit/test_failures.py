@@ -24,11 +24,12 @@ from art.errors import (
     ToolServerError,
     TrainingError,
 )
-from art.rewards import GroupScorer, Judgement, JudgeSettings, Ruler, Verdict, completion
+from art.recipes.training_loop import StepReport, evaluate, train_task
+from art.rewards import GroupScorer, Judgement, JudgeSettings, Ruler, Verdict
+from art.rewards.asking import completion
 from art.storage.jsonl import read_lines
 from art.task import Scenario, Split, Task, TaskDefaults
 from art.testing.judge import ScriptedJudge
-from art.training_loop import StepReport, evaluate, train_task
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 
 HELLO = {"role": "user", "content": "hello"}

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from art.config import EngineConfig, LoraConfig, TrainerConfig
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 from art.errors import ConfigError
 from art.testing.families import support
 from art.testing.families.build import FAMILIES, Family, build_family
 from art.testing.families.page import render_page, row_of
 from art.testing.families.support import STAGES, Outcome, check_model
-from art.trainer.lora import LoraPolicy
-from art.trainer.model import load_base_model
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
 
 PAGE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 BY_NAME = {family.name: family for family in FAMILIES}

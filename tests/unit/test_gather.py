@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-import art.gather as gather_module
-from art.batches import trajectory_group_batches
+import art.gather.gather as gather_module
 from art.errors import RolloutError, TrajectoryError
-from art.faults import FaultWatch
 from art.gather import (
     GatherContext,
     gather_trajectories,
@@ -27,6 +25,8 @@ from art.gather import (
     set_gather_context,
     wrap_group_awaitable,
 )
+from art.gather.batches import trajectory_group_batches
+from art.gather.faults import FaultWatch
 from art.trajectory import Trajectory, TrajectoryGroup
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from art import interrupt
 from art.cli import server, tiny_model
 from art.cli.main import main
+from art.client import interrupt
 
 PROGRAM = """
 import asyncio, os, signal, sys
-from art.interrupt import forget_steps, note_step
+from art.client.interrupt import forget_steps, note_step
 
 async def main():
     note_step("shop/agent-1", None)

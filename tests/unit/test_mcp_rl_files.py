@@ -15,9 +15,9 @@ from art.cli.judged_run import Clock, load_comparison, save_comparison
 from art.cli.mcp_rl import command_of, name_after, read_env, read_headers
 from art.cli.mcp_rl_files import load_plan, save_plan
 from art.cli.mcp_rl_report import Run, describe_run
-from art.comparison import CheckpointComparison, ComparedScenario
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario, McpTask, MCPTool
+from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.report import render_report
 from art.storage.history import append_row
 from art.storage.layout import DataDir

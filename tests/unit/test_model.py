@@ -30,9 +30,9 @@ from art.errors import (
     StorageError,
     TrajectoryError,
 )
+from art.metrics.groups import count_groups, metric_name, summarize_groups
 from art.storage import jsonl
 from art.storage.history import append_row, means_by_step
-from art.storage.metrics import count_groups, metric_name, summarize_groups
 from art.storage.trajectories import read_groups
 
 

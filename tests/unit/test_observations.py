@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from art.observations import split_at_answers, swap_observations
+from art.metrics.observations import split_at_answers, swap_observations
 
 
 def game(*boards: str) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from rich.console import Console
 from art.cli import demo, tiny_model, train
 from art.cli.main import main
 from art.errors import ConfigError
+from art.recipes.training_loop import headline_value
 from art.task import Task, draw_conversations, draw_scenarios, get_task
-from art.training_loop import headline_value
 from art.trajectory import Trajectory
 
 ECHO = """

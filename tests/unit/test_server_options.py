@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from art.cli.options.server_options import build_parser, read_options
 from art.cli.server import main
-from art.cli.server_options import build_parser, read_options
 from art.config import EngineConfig, LimitsConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.config.base_models import SHORT_NAMES, is_local, resolve_base_model
 from art.errors import ConfigError, PermissionDeniedError
 from art.protocol.training import RegisterRequest
-from art.runtime.devices import Devices
+from art.runtime.placement.devices import Devices
 from art.runtime.runtime import Runtime
 from art.server.auth import SERVER, Caller
 from art.server.machine import HARMLESS, check_registration
-from art.server.metrics import FAMILIES
+from art.server.prometheus import FAMILIES
 
 
 def read(*arguments: str) -> tuple[ServerConfig, Path]:

@@ -19,9 +19,9 @@ from openai.types.chat.chat_completion import ChatCompletion, Choice
 from openai.types.chat.chat_completion_message import ChatCompletionMessage
 from pydantic import BaseModel, ValidationError
 
+from art.client.submission import wire_trajectory
 from art.errors import TrajectoryError
 from art.messages import is_choice, parse_item, to_message
-from art.submission import wire_trajectory
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup, is_policy_fault
 
 USER = {"role": "user", "content": "hi"}

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 import art
+from art.client.loops import PerLoop
+from art.client.openai_client import make_openai_client
 from art.utils import DatasetBatch, format_message, get_model_step, iterate_dataset, limit_concurrency
 from art.utils.litellm import convert_litellm_choice_to_openai
-from art.utils.loops import PerLoop
-from art.utils.openai_client import make_openai_client
 
 # --- retry ---
 

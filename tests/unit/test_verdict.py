@@ -14,15 +14,15 @@ import art.cli.main
 from art.cli import auto, judged_run, mcp_rl, train
 from art.cli.judged_run import Clock, JudgedRun
 from art.cli.mcp_rl_report import REMEDIES
-from art.cli.screen import Screen
+from art.cli.terminal.screen import Screen
 from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.errors import ConfigError
+from art.recipes.training_loop import Evaluation, StepReport, Timing
 from art.report import Estimate, Report, render_report
 from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.tasks.dataset import DatasetTask
-from art.training_loop import Evaluation, StepReport, Timing
 
 
 def step(number: int, *, trained: bool, num_groups: int = 4, faults: float = 0.0) -> StepReport:

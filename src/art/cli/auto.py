@@ -19,12 +19,18 @@ from rich.console import Console
 from art.backends.local import LocalBackend
 from art.cli.auto_files import RunOptions, folder_of, inside
 from art.cli.auto_report import describe_run
-from art.cli.cost_options import add_cost_options, judge_settings, prices_of
-from art.cli.event_loop import run_coroutine
-from art.cli.judged_options import add_evaluation_options, add_generator_options, add_place_options
 from art.cli.judged_run import Clock, JudgedRun, train_and_compare
-from art.cli.screen import Screen
-from art.cli.train_options import add_judge_options, add_loop_options, add_model_options, make_judge, model_settings
+from art.cli.options.cost_options import add_cost_options, judge_settings, prices_of
+from art.cli.options.judged_options import add_evaluation_options, add_generator_options, add_place_options
+from art.cli.options.train_options import (
+    add_judge_options,
+    add_loop_options,
+    add_model_options,
+    make_judge,
+    model_settings,
+)
+from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.screen import Screen
 from art.costs import Ledger
 from art.errors import ConfigError
 from art.model import TrainableModel

@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 from art.backends.remote import RemoteBackend
 from art.errors import ConfigError
-from art.protocol.checkpoints import BEST_METRIC, CheckpointInfo, ExportFormat
+from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 
 FORMATS = get_args(ExportFormat)
 

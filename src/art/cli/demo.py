@@ -18,17 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
-from art.cli.event_loop import run_coroutine
-from art.cli.picture import draw_learning_curve
-from art.cli.screen import Screen
+from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.picture import draw_learning_curve
+from art.cli.terminal.screen import Screen
 from art.cli.tiny_model import build_with_progress
 from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
+from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
-from art.interrupt import EXIT_INTERRUPTED, stopped
 from art.model import TrainableModel
+from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 from art.task import Task, get_task
-from art.training_loop import Evaluation, StepReport, evaluate, train_task
 
 EVALUATION_SEED = 20_000
 """Held-out scenarios are the same for every training seed, so that seeds can be compared."""

@@ -24,14 +24,14 @@ from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
-from art.cli.event_loop import run_coroutine
-from art.cli.screen import Screen
+from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.screen import Screen
+from art.client.submission import wire_groups
 from art.config import ModelSettings, TrainConfig
 from art.errors import ArtError, ConfigError
 from art.gather import gather_trajectory_groups
 from art.model import TrainableModel
 from art.protocol.preflight import CheckResult, CheckStatus, PreflightRequest
-from art.submission import wire_groups
 from art.task import Task, draw_scenarios, get_task
 from art.trajectory import TrajectoryGroup
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from art.cli.screen import Screen
+from art.cli.terminal.screen import Screen
 from art.errors import ConfigError
 from art.task import Task, get_task
 from art.testing.generator import ScriptedGenerator

@@ -22,17 +22,17 @@ from typing import Any
 
 from rich.console import Console
 
-from art.cli.cost_options import EXIT_BUDGET, book_last, show_costs
-from art.cli.train_options import loop_defaults
+from art.cli.options.cost_options import EXIT_BUDGET, book_last, show_costs
+from art.cli.options.train_options import loop_defaults
 from art.cli.verdict import EXIT_UNTRAINED, show_verdict
-from art.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
 from art.errors import BudgetError, FaultRateError, TrainingError
 from art.model import TrainableModel
+from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.recipes.training_loop import StepReport, train_task
 from art.report import Report, write_report
 from art.rewards import GroupScorer, Ruler
 from art.storage.atomic import write_file
 from art.task import Scenario, Task
-from art.training_loop import StepReport, train_task
 from art.trajectory import Trajectory
 
 VALIDATIONS = 4

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 import art
-from art.cli.pipes import until_unread
+from art.cli.terminal.pipes import until_unread
+from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import ArtError
-from art.interrupt import EXIT_INTERRUPTED, stopped
 
 COMMANDS = {
     "new": "write an agent of your own to start from",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from art.cli.judged_run import JudgedRun
 from art.cli.mcp_rl_files import Plan
+from art.cli.options.train_options import judge_rubric
 from art.cli.run_report import (
     REWARD_NOTE,
     cost_table,
@@ -22,7 +23,6 @@ from art.cli.run_report import (
     trained_part,
     validation_curve,
 )
-from art.cli.train_options import judge_rubric
 from art.cli.verdict import Remedies, reach_verdict
 from art.mcp import GeneratedScenario, McpTask, MCPTool
 from art.report import Curve, Report, Section, Table

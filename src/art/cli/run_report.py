@@ -10,9 +10,9 @@ from typing import Any
 
 import art
 from art.cli.judged_run import JUDGED_CHANGE, ONE_STEP, JudgedRun
-from art.cli.train_options import loop_defaults
+from art.cli.options.train_options import loop_defaults
 from art.cli.verdict import Course, describe_faults, describe_untrained
-from art.comparison import CheckpointComparison, ComparedScenario
+from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.report import (
     Comparison,
     Curve,

@@ -15,14 +15,14 @@ import threading
 from collections.abc import Generator
 from pathlib import Path
 
-from art.cli.event_loop import run_coroutine
-from art.cli.pipes import until_unread
-from art.cli.server_options import build_parser, read_options
-from art.cli.server_watch import ServerWatch, end_within
+from art.cli.options.server_options import build_parser, read_options
+from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.pipes import until_unread
+from art.client.interrupt import EXIT_INTERRUPTED
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
-from art.interrupt import EXIT_INTERRUPTED
 from art.protocol.keys import check_api_key
+from art.runtime.supervision.self_watch import ServerWatch, end_within
 from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir

@@ -17,13 +17,13 @@ import os
 import time
 from pathlib import Path
 
-from art.cli.server_watch import REPORT_SIGNAL, STACKS_SIGNAL
 from art.client import ArtClient
 from art.costs import Ledger
 from art.errors import ConfigError, NotFoundError, ProcessError
 from art.protocol.training import JobStatus
-from art.runtime.report import STACKS_HEADING
-from art.runtime.vitals import process_state
+from art.runtime.supervision.self_watch import REPORT_SIGNAL, STACKS_SIGNAL
+from art.runtime.supervision.status_report import STACKS_HEADING
+from art.runtime.supervision.vitals import process_state
 from art.storage.layout import DataDir
 from art.storage.local_key import find_local_key
 from art.storage.lock import lock_holder

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from art.cli.screen import Screen
+    from art.cli.terminal.screen import Screen
 
     console, task = Screen(), get_task(args.task)
     path, seconds = build_with_progress(

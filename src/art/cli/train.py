@@ -10,11 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from art.backends.local import LocalBackend
-from art.cli.cost_options import EXIT_BUDGET, add_cost_options, book_last, prices_of, show_costs
-from art.cli.event_loop import run_coroutine
-from art.cli.screen import Screen
-from art.cli.tiny_model import build_with_progress, default_folder
-from art.cli.train_options import (
+from art.cli.options.cost_options import EXIT_BUDGET, add_cost_options, book_last, prices_of, show_costs
+from art.cli.options.train_options import (
     add_judge_options,
     add_loop_options,
     add_model_options,
@@ -22,13 +19,16 @@ from art.cli.train_options import (
     make_judge,
     model_settings,
 )
+from art.cli.terminal.event_loop import run_coroutine
+from art.cli.terminal.screen import Screen
+from art.cli.tiny_model import build_with_progress, default_folder
 from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
+from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import BudgetError
-from art.interrupt import EXIT_INTERRUPTED, stopped
 from art.model import TrainableModel
+from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
 from art.rewards import GroupScorer
 from art.task import Task, get_task
-from art.training_loop import Evaluation, StepReport, evaluate, train_task
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
+from art.recipes.training_loop import Evaluation, StepReport
 from art.report import Estimate, Verdict, VerdictKind
-from art.training_loop import Evaluation, StepReport
 
 EXIT_UNTRAINED = 1
 """Steps were tried, and none of them could be trained."""

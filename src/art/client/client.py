@@ -15,10 +15,10 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from art.client.files import OnBytes, download
-from art.client.http import READ_TIMEOUT_S, HttpClient
-from art.client.jobs import finish_job, stream_events
+from art.client.http import HttpClient
+from art.client.jobs import finish_job, job_status, stream_events
 from art.protocol.answers import ModelCard, ModelList
-from art.protocol.checkpoints import (
+from art.protocol.checkpoint_calls import (
     BEST_METRIC,
     CheckpointList,
     ExportFormat,
@@ -128,9 +128,8 @@ class ArtClient(HttpClient):
         return await self.typed(JobStatus, "POST", _model_path(project, name, "train_sft"), body=request)
 
     async def job_status(self, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
-        """The state of a job; with `wait_s` the answer comes when it changes, or after so long."""
-        path, params = f"/api/jobs/{quote(job_id, safe='')}", {"wait_s": f"{wait_s:g}"}
-        return await self.typed(JobStatus, "GET", path, params=params, read_timeout_s=wait_s + READ_TIMEOUT_S)
+        """The state of a job: at once, or with `wait_s` when it changes or that many seconds have passed."""
+        return await job_status(self, job_id, wait_s=wait_s)
 
     async def list_jobs(
         self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100

@@ -12,14 +12,11 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from art.client.http import LostAnswerError
+from art.client.http import HttpClient, LostAnswerError
 from art.errors import ArtError, ConfigError, CorruptCheckpointError
-from art.protocol.checkpoints import FileInfo, FileList
-
-if TYPE_CHECKING:
-    from art.client.client import ArtClient
+from art.protocol.checkpoint_calls import FileInfo, FileList
 
 OnBytes = Callable[[int, int], None]
 """Called with (bytes here, of how many)."""
@@ -28,7 +25,7 @@ MAX_CORRUPT = 2
 PARTIAL_CONTENT = 206
 
 
-async def download(client: ArtClient, place: str, target: Path, on_bytes: OnBytes | None = None) -> FileList:
+async def download(client: HttpClient, place: str, target: Path, on_bytes: OnBytes | None = None) -> FileList:
     """Make the folder `target` of the files at `place`, a path of the API; one that is there and equal stays.
 
     Raises:
@@ -71,7 +68,7 @@ def _prepare(target: Path, files: list[FileInfo]) -> Path | None:
     return partial
 
 
-async def _fetch(client: ArtClient, path: str, file: Path, info: FileInfo, on_here: Callable[[int], None]) -> None:
+async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo, on_here: Callable[[int], None]) -> None:
     attempt, num_corrupt, lost_since = 0, 0, None
     while True:
         if (here := _size(file)) >= info.size:
@@ -92,7 +89,7 @@ async def _fetch(client: ArtClient, path: str, file: Path, info: FileInfo, on_he
 
 
 async def _receive(
-    client: ArtClient, path: str, file: Path, here: int, info: FileInfo, on_here: Callable[[int], None]
+    client: HttpClient, path: str, file: Path, here: int, info: FileInfo, on_here: Callable[[int], None]
 ) -> None:
     headers = {"Range": f"bytes={here}-", "If-Range": f'"{info.sha256}"'} if here > 0 else {}
     async with client.stream(path, headers=headers) as response:

@@ -15,6 +15,8 @@ from typing import Any, Self, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from art.client.loops import PerLoop
+from art.client.waiting import announce_wait
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -27,8 +29,6 @@ from art.errors import (
     error_from_code,
 )
 from art.protocol.keys import check_api_key
-from art.utils.loops import PerLoop
-from art.utils.waiting import announce_wait
 
 logger = logging.getLogger(__name__)
 

@@ -7,20 +7,17 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from art.client.http import LostAnswerError
+from art.client.http import READ_TIMEOUT_S, HttpClient, LostAnswerError
+from art.client.waiting import announce_wait
 from art.errors import ArtError, JobCancelledError, NotFoundError, ProcessError, error_from_code
 from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
-from art.utils.waiting import announce_wait
-
-if TYPE_CHECKING:
-    from art.client.client import ArtClient
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ MAX_SILENT_STREAMS = 2
 
 
 async def finish_job(
-    client: ArtClient, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool
+    client: HttpClient, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool
 ) -> JobStatus:
     """Submit a job, again if the server has lost it, and follow it to its end.
 
@@ -61,7 +58,7 @@ async def finish_job(
     return status
 
 
-async def _follow(client: ArtClient, job_id: str, view: JobView, deadline: float) -> JobStatus:
+async def _follow(client: HttpClient, job_id: str, view: JobView, deadline: float) -> JobStatus:
     """The status of a job once it has ended.
 
     Raises:
@@ -88,7 +85,7 @@ async def _follow(client: ArtClient, job_id: str, view: JobView, deadline: float
             except TimeoutError:
                 pass
         # This also waits for a server that is being restarted.
-        status = await client.job_status(job_id, wait_s=POLL_S if num_silent == MAX_SILENT_STREAMS else 0.0)
+        status = await job_status(client, job_id, wait_s=POLL_S if num_silent == MAX_SILENT_STREAMS else 0.0)
         view.show_status(status)
         if status.state in ENDED:
             return status
@@ -96,7 +93,13 @@ async def _follow(client: ArtClient, job_id: str, view: JobView, deadline: float
             raise ProcessError(f"gave up on {view.what}: job {job_id} is still {status.state}")
 
 
-async def stream_events(client: ArtClient, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
+async def job_status(client: HttpClient, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
+    """The state of a job: at once, or with `wait_s` when it changes or that many seconds have passed."""
+    path, params = f"/api/jobs/{quote(job_id, safe='')}", {"wait_s": f"{wait_s:g}"}
+    return await client.typed(JobStatus, "GET", path, params=params, read_timeout_s=wait_s + READ_TIMEOUT_S)
+
+
+async def stream_events(client: HttpClient, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
     """Events of a job with a number above `after`, as they come; the last one has the job's status.
 
     Raises:

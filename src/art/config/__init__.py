@@ -6,7 +6,7 @@ fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO m
 """
 
 from art.config.base import Config, Device, Dtype, LearningRate, Quantization
-from art.config.engine import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
+from art.config.engines import AnyEngineConfig, EngineConfig, EngineSettings, VllmConfig
 from art.config.losses import (
     CispoConfig,
     DistillConfig,

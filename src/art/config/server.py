@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from art.config.base import Config
-from art.config.engine import AnyEngineConfig, EngineConfig, VllmConfig
+from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from art.costs.amount import Amount
-from art.costs.report import describe_source, name_row
+from art.costs.lines import describe_source, name_row
 from art.errors import BudgetError, ConfigError
 from art.storage.jsonl import append_lines, read_rows_from
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from art.errors import StorageError
-from art.protocol.checkpoints import HubTarget
+from art.protocol.checkpoint_calls import HubTarget
 
 
 def push_to_hub(folder: Path, target: HubTarget, message: str) -> str:

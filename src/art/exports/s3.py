@@ -13,7 +13,7 @@ from typing import Any
 
 from art.errors import ConfigError, NotFoundError, StorageError
 from art.exports.folder import OnBytes, new_folder
-from art.protocol.checkpoints import S3Target
+from art.protocol.checkpoint_calls import S3Target
 from art.storage import checkpoints
 
 _HASH = "sha256"

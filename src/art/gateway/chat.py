@@ -22,13 +22,13 @@ from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
-from art.gateway.bridge import Branch, BranchReason
 from art.gateway.completion import Completion, Finished
-from art.gateway.conversations import Conversations, conversation_hashes, extend_hash
+from art.gateway.format.bridge import Branch, BranchReason
+from art.gateway.format.renderer import RecordedTurn, Renderer
 from art.gateway.policies import ModelResolver, PolicyRef
-from art.gateway.recorder import Exchange, Recorder, new_exchange_id
-from art.gateway.renderer import RecordedTurn, Renderer
-from art.gateway.rollout_store import RolloutStore
+from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
+from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
+from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChoiceWriter
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
 from art.storage.layout import validate_name

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.engine import TokenChunk
-from art.gateway.parse import Delta, MessageParser
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.parse import Delta, MessageParser
 from art.gateway.stop import StopScanner
-from art.gateway.tokenizer import Tokenizer
 from art.protocol.chat import FinishReason, Message
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from art.engine import Engine
 from art.errors import NotFoundError
-from art.gateway.renderer import Renderer
+from art.gateway.format.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

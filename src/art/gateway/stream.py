@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from art.gateway.parse import Delta, call_to_dict
+from art.gateway.parsing.parse import Delta, call_to_dict
 from art.protocol.chat import FinishReason
 
 

@@ -8,7 +8,7 @@ script, and every text in it is data, whoever wrote it.
 
 from art.report.estimates import Estimate, estimate, estimate_change
 from art.report.page import render_report, write_report
-from art.report.types import (
+from art.report.parts import (
     Comparison,
     Curve,
     Headline,

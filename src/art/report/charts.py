@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from art.report.estimates import Estimate
-from art.report.types import Curve
+from art.report.parts import Curve
 
 _WIDTH, _HEIGHT = 440, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 34

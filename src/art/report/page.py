@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from art.report.charts import draw_curve, draw_intervals, draw_pair
-from art.report.types import Comparison, Headline, Report, ScenarioResult, Table, Transcript, Verdict
+from art.report.parts import Comparison, Headline, Report, ScenarioResult, Table, Transcript, Verdict
 from art.storage.atomic import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

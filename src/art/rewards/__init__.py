@@ -1,8 +1,8 @@
 """Rewards: judges that compare or grade trajectories, plain functions, and sums of them."""
 
 from art.rewards.absolute import AbsoluteJudge
+from art.rewards.asking.grader import Criterion
 from art.rewards.combine import as_judge, combine
-from art.rewards.grader import Criterion
 from art.rewards.judge import Judge, Judgement, Verdict
 from art.rewards.outcomes import GroupScorer, score_group
 from art.rewards.ruler import DEFAULT_RUBRIC, Ruler, TrajectoryScore, ruler, ruler_score_group

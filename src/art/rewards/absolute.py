@@ -12,11 +12,11 @@ from typing import Any
 
 from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.model import Model
-from art.rewards.evidence import Evidence, evidence_of
-from art.rewards.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.evidence import Evidence, evidence_of
+from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.together import run_together
 from art.rewards.judge import Judgement
 from art.rewards.settings import JudgeSettings
-from art.rewards.together import run_together
 from art.trajectory import Trajectory, TrajectoryGroup
 
 ABSOLUTE_RUBRIC = """\

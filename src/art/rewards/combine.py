@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Mapping
 
 from art.errors import ArtError, ConfigError, JudgeError
+from art.rewards.asking.together import run_together
 from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
-from art.rewards.together import run_together
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 

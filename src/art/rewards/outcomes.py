@@ -11,7 +11,7 @@ import math
 from typing import Literal
 
 from art.errors import ConfigError, JudgeError
-from art.faults import FaultWatch
+from art.gather.faults import FaultWatch
 from art.rewards.combine import as_judge
 from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup

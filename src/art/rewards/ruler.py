@@ -20,14 +20,14 @@ from pydantic import BaseModel
 from art.errors import JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
-from art.rewards.evidence import Evidence, evidence_of, evidence_of_messages
-from art.rewards.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.evidence import Evidence, evidence_of, evidence_of_messages
+from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.passes import compare_passes, shrink
+from art.rewards.asking.rounds import grade_in_rounds
+from art.rewards.asking.together import run_together
 from art.rewards.judge import Judgement, Verdict
 from art.rewards.outcomes import score_group
-from art.rewards.passes import compare_passes, shrink
-from art.rewards.rounds import grade_in_rounds
 from art.rewards.settings import JudgeSettings
-from art.rewards.together import run_together
 from art.trajectory import TrajectoryGroup
 
 logger = logging.getLogger(__name__)

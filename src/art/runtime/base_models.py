@@ -23,8 +23,8 @@ from art.config.base_models import (
 )
 from art.errors import ConfigError
 from art.protocol.training import JobProgress
-from art.runtime.file_jobs import run_file_call
-from art.runtime.jobs import JobControl
+from art.runtime.jobs.file_jobs import run_file_call
+from art.runtime.jobs.runner import JobControl
 from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.process import ProcessEngine
-from art.runtime.waits import waiting
+from art.runtime.supervision.waits import waiting
 
 
 class Gate:

@@ -16,18 +16,18 @@ from art.config import LoraConfig, ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.engines.process import ProcessEngine
 from art.errors import ArtError, JobCancelledError, ProcessError, TrainingError
-from art.gateway.render import load_renderer
-from art.gateway.renderer import Renderer
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
 from art.protocol.rpc import RpcClient
-from art.runtime.devices import find_devices
 from art.runtime.gate import Gate, GatedEngine
-from art.runtime.placement import Place, choose_placement
-from art.runtime.process import ChildProcess, ChildSpec, split_threads
-from art.runtime.publish import publish
-from art.runtime.waits import acquired
+from art.runtime.placement.devices import find_devices
+from art.runtime.placement.placement import Place, choose_placement
+from art.runtime.publish.publish import publish
+from art.runtime.supervision.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.supervision.waits import acquired
 from art.storage import checkpoints
 from art.storage.layout import DataDir
-from art.trainer.types import TrainingSample
+from art.trainer.contract import TrainingSample
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class BaseModelHost:
         def spec(kind: str, num_threads: int, place: Place, module: str) -> ChildSpec:
             return ChildSpec(
                 name=f"{kind} of {self.name}",
-                module=f"art.runtime.{module}",
+                module=f"art.runtime.children.{module}",
                 log_path=data_dir.logs / f"{kind}-{self.name}.log",
                 num_threads=num_threads,
                 start_timeout_s=config.child_start_timeout_s,

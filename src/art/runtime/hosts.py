@@ -8,8 +8,8 @@ from typing import Any
 
 from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.runtime.host import BaseModelHost, short_name
-from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
+from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
 
 

@@ -8,7 +8,7 @@ import math
 import sqlite3
 from collections import defaultdict
 
-from art.protocol.checkpoints import MetricsRow
+from art.protocol.checkpoint_calls import MetricsRow
 from art.storage.database import Database
 
 _SCHEMA = """

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art.errors import NotFoundError
-from art.protocol.checkpoints import (
+from art.protocol.checkpoint_calls import (
     CheckpointInfo,
     ExportRequest,
     FileInfo,
@@ -25,10 +25,10 @@ from art.protocol.checkpoints import (
 )
 from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
-from art.runtime.file_requests import FileJob, plan_export, plan_fork, plan_pull, plan_push
 from art.runtime.host import BaseModelHost
-from art.runtime.job_store import JobStore
-from art.runtime.jobs import JobRunner
+from art.runtime.jobs.file_requests import FileJob, plan_export, plan_fork, plan_pull, plan_push
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.jobs.store import JobStore
 from art.runtime.metric_store import MetricStore
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints

@@ -19,11 +19,16 @@ from typing import Any
 
 from art.config import ServerConfig
 from art.config.base_models import resolve_base_model
+from art.credit.plan import StepPlan, plan_step
+from art.credit.plan_findings import describe_repeated
+from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
+from art.credit.resolve import exchange_ids, resolve
+from art.credit.sft import sft_samples
 from art.errors import ConfigError, NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.recorder import Recorder
-from art.gateway.retention import forget_regularly
-from art.gateway.rollout_store import RolloutStore
+from art.gateway.record.recorder import Recorder
+from art.gateway.record.retention import forget_regularly
+from art.gateway.record.rollout_store import RolloutStore
 from art.protocol.jobs import JobEvent
 from art.protocol.measurements import Measurement
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -36,12 +41,16 @@ from art.protocol.training import (
     TrainSFTRequest,
 )
 from art.runtime.base_models import prepare_base_model
-from art.runtime.devices import find_devices
-from art.runtime.file_jobs import AdoptWork, FileWork
+from art.runtime.checks.observation_check import check_observations
+from art.runtime.checks.preflight import Preflight, quick_checks
+from art.runtime.checks.readiness import find_obstacles
+from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
-from art.runtime.job_store import JobStore
-from art.runtime.jobs import JobRunner
+from art.runtime.jobs.file_jobs import AdoptWork, FileWork
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.jobs.store import JobStore
+from art.runtime.jobs.training_work import TrainingWork
 from art.runtime.measurements import (
     measure_disk,
     measure_engines,
@@ -51,22 +60,13 @@ from art.runtime.measurements import (
 )
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
-from art.runtime.observation_check import check_observations
-from art.runtime.placement import check_placement, choose_placement
-from art.runtime.plan import StepPlan, plan_step
-from art.runtime.plan_findings import describe_repeated
-from art.runtime.preflight import Preflight, quick_checks
-from art.runtime.readiness import find_obstacles
-from art.runtime.references import ask_teacher, reference_checkpoints, teacher_name
+from art.runtime.placement.devices import find_devices
+from art.runtime.placement.parameter_count import count_weights
+from art.runtime.placement.placement import check_placement, choose_placement
 from art.runtime.registry import RegisteredModel, Registry
-from art.runtime.report import write_report
 from art.runtime.resolver import PolicyResolver
-from art.runtime.samples import exchange_ids, resolve
-from art.runtime.sft import sft_samples
-from art.runtime.training_jobs import TrainingWork
-from art.runtime.trial import check_trial, random_sample, rollout_samples
-from art.runtime.watchdog import Watchdog
-from art.runtime.weights import count_weights
+from art.runtime.supervision.status_report import write_report
+from art.runtime.supervision.watchdog import Watchdog
 from art.storage import checkpoints
 from art.storage.database import Database
 from art.storage.layout import DataDir, validate_name

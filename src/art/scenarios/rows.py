@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.errors import GenerationError
-from art.rewards.answers import objects_in
+from art.rewards.asking.answers import objects_in
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 MAX_SHOWN = 200

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from art.errors import BudgetError, ContextLengthError, GenerationError, JudgeError
 from art.model import Model
-from art.rewards.completion import JudgeClient
+from art.rewards.asking.completion import JudgeClient
 from art.rewards.settings import JudgeSettings
 from art.scenarios.words import without_twins
 

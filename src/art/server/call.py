@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from art.errors import NotFoundError
 from art.gateway.chat import ChatStream
 from art.protocol.chat import ChatRequest, Message
-from art.protocol.checkpoints import (
+from art.protocol.checkpoint_calls import (
     CheckpointInfo,
     ExportRequest,
     FileInfo,

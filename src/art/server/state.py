@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from art.config import ServerConfig
 from art.protocol.measurements import Measurement
 from art.server.limits import Limiter
-from art.server.metrics import Metrics
+from art.server.prometheus import Metrics
 
 READY_EVERY_S = 1.0
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from art.rewards import Ruler
-from art.rewards.evidence import digest, evidence_of
+from art.rewards.asking.evidence import digest, evidence_of
 from art.rewards.judge import Judgement
 from art.trajectory import Trajectory, TrajectoryGroup
 

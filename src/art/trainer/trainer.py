@@ -27,27 +27,28 @@ from art.config import KlConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSF
 from art.errors import ConfigError, ConflictError, NothingTrainableError, TrajectoryError
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
-from art.trainer import usage
-from art.trainer.attention import KernelName
-from art.trainer.base_kl import with_sampled_base
-from art.trainer.compilation import compile_layers
-from art.trainer.distributed import ALONE, Team
-from art.trainer.full import FullPolicy
-from art.trainer.headroom import headroom_bytes
-from art.trainer.kernel_check import check_kernel
-from art.trainer.lora import LoraPolicy
-from art.trainer.measure import add_stream
-from art.trainer.metrics import StepRecord, summarise
-from art.trainer.micro_batch import MicroBatch, split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.optimizer import Optimizer
-from art.trainer.pack import split_batches, split_minibatches
-from art.trainer.policy import Policy
-from art.trainer.prepare import Measure, prepare_paths
-from art.trainer.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
-from art.trainer.tree import SamplePath, check_sample
-from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.attention.kernel_check import check_kernel
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.contract import StepResult, TrainingSample
+from art.trainer.machine import usage
+from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.machine.headroom import headroom_bytes
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.full import FullPolicy
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.policy.policy import Policy
+from art.trainer.step.base_kl import with_sampled_base
+from art.trainer.step.measure import add_stream
+from art.trainer.step.micro_batch import MicroBatch, split_micro_batches
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.prepare import prepare_paths
+from art.trainer.step.probe import PROBE_TOKENS, fresh_probe_tokens, measure_probe
+from art.trainer.step.step_metrics import StepRecord, summarise
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.streams import Measure
+from art.trainer.tree.pack import split_batches, split_minibatches
+from art.trainer.tree.tree import SamplePath, check_sample
 
 _log = logging.getLogger(__name__)
 

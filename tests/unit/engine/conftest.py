@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import load, make_model, write_adapter
 
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from art.config import EngineConfig
 from art.engine import GenerateRequest, TokenChunk
-from art.engines.torch.engine import Output, TorchEngine
+from art.engines.torch.embedded import Output, TorchEngine
 from art.errors import ArtError
 
 VOCAB = 128

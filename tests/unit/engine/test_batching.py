@@ -8,7 +8,7 @@ import pytest
 from engine_helpers import drain, failed, generate, load, request, score, tokens, write_adapter
 from safetensors.torch import load_file, save_file
 
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 from art.errors import ConflictError, ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError
 
 NAMES = (None, "a@1", "b@1")
@@ -19,7 +19,7 @@ def test_a_mixed_batch_equals_separate_runs(
     qwen3: Path, adapters: tuple[Path, Path], general: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if general:
-        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
+        monkeypatch.setattr("art.engines.torch.weights.llama.MODEL_CLASSES", frozenset())
     engine = load(qwen3)
     for name, path in zip(NAMES[1:], adapters, strict=True):
         engine.load_adapter(name, path)

@@ -8,10 +8,10 @@ import pytest
 
 from art.config import EngineConfig
 from art.engine import TokenChunk
-from art.engines.torch.engine import Output
+from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
 from art.errors import ArtError, NotFoundError
-from art.runtime.engine_child import MAX_FAILED_STEPS, EngineChild
+from art.runtime.children.engine_child import MAX_FAILED_STEPS, EngineChild
 
 REQUEST = {
     "request_id": "x",

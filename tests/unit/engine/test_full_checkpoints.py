@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from art.config import EngineConfig, TrainerConfig, TrainSFTConfig
 from art.engine import AdapterInfo, EngineInfo, TokenChunk
-from art.engines.torch import full
-from art.engines.torch.engine import Output
+from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
+from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
-from art.runtime.publish import publish
+from art.runtime.publish.publish import publish
 from art.storage.checkpoints import read_probe
-from art.trainer.probe import as_sample
+from art.trainer.step.probe import as_sample
 from art.trainer.trainer import Trainer
 
 
@@ -94,7 +94,7 @@ def test_what_was_trained_is_served(
     dtype: Any, tolerance: float, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Log-probs of the probe, and the norm of the change after rounding."""
-    monkeypatch.setattr("art.trainer.usage.peak_flops", lambda device, dtype: 1e12)  # takes seconds in bfloat16
+    monkeypatch.setattr("art.trainer.machine.usage.peak_flops", lambda device, dtype: 1e12)  # takes seconds in bfloat16
     norms = train(qwen3, tmp_path, dtype)
     pool = EnginePool.load(str(qwen3), EngineConfig(device="cpu", dtype=dtype, num_threads=1))
     assert pool.load_adapter("m@0", tmp_path / "0").norm == 0
@@ -147,7 +147,7 @@ def test_log_probs_are_those_of_transformers(
     general: bool, pool: EnginePool, checkpoints: tuple[Path, Path], qwen3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if general:
-        monkeypatch.setattr("art.engines.torch.llama.MODEL_CLASSES", frozenset())
+        monkeypatch.setattr("art.engines.torch.weights.llama.MODEL_CLASSES", frozenset())
     sequence = tokens(3, 20)
     for name, path in zip("ab", checkpoints, strict=True):
         info = pool.load_adapter(name, path)

@@ -11,7 +11,7 @@ import torch
 from engine_helpers import generate, load, request, tokens, write_adapter
 from safetensors.torch import load_file, save_file
 
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 from art.errors import AdapterError
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"

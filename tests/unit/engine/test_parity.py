@@ -23,10 +23,10 @@ from engine_helpers import (
     write_adapter,
 )
 
-from art.engines.torch import llama
-from art.engines.torch.attention import Probe
-from art.engines.torch.llama import LlamaDecoder
-from art.engines.torch.model import HfDecoder
+from art.engines.torch.cache.cache_attention import Probe
+from art.engines.torch.weights import llama
+from art.engines.torch.weights.base_model import HfDecoder
+from art.engines.torch.weights.llama import LlamaDecoder
 from art.errors import ConfigError
 
 own_see = Probe.see
@@ -140,7 +140,9 @@ def test_sinks_windows_and_narrow_values(
 ) -> None:
     """Prompts shorter and longer than the window, in one pass and in parts, on top of each other's prefixes; sequences
     decoded together whose lengths differ by more than the window."""
-    monkeypatch.setattr("art.engines.torch.attention._MAX_MASK_ELEMENTS", 1 << 11)  # several blocks per prompt
+    monkeypatch.setattr(
+        "art.engines.torch.cache.cache_attention._MAX_MASK_ELEMENTS", 1 << 11
+    )  # several blocks per prompt
     folder = save_model(tmp_path, config)
     engine, reference = load(folder, prefill_tokens=50, max_context=300), hf_model(folder)
     long = tokens(1, 90)
@@ -167,7 +169,7 @@ def test_windows_of_the_fused_path(tmp_path: Path) -> None:
 
 def test_a_window_that_is_not_computed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path, "mistral", sliding_window=24)
-    monkeypatch.setattr("art.engines.torch.attention.Probe.see", see_no_window)
+    monkeypatch.setattr("art.engines.torch.cache.cache_attention.Probe.see", see_no_window)
     with pytest.raises(ConfigError, match="logits differ from transformers'"):
         load(folder)
 
@@ -204,7 +206,7 @@ def test_bfloat16_is_close(models: Path, qwen3: Path) -> None:
 
 def test_packed_weights_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path, "qwen3", hidden_size=256, intermediate_size=512)
-    monkeypatch.setattr("art.engines.torch.linear._MIN_PACKED_GAIN", 0.0)
+    monkeypatch.setattr("art.engines.torch.weights.linear._MIN_PACKED_GAIN", 0.0)
     engine = load(folder)
     if not engine._model.decoder.num_packed:
         pytest.skip("no oneDNN packed weights on this processor")

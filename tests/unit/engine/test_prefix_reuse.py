@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from engine_helpers import drain, generate, load, request, tokens
 
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 
 
 def assert_same(got: list, want: list) -> None:

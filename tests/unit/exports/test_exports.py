@@ -15,7 +15,7 @@ from art.errors import ConfigError, CorruptCheckpointError, NotFoundError, Proce
 from art.exports import formats, merge
 from art.exports.folder import copy_checkpoint, new_folder
 from art.exports.s3 import S3Store
-from art.protocol.checkpoints import S3Target
+from art.protocol.checkpoint_calls import S3Target
 from art.storage import checkpoints
 from object_store import BUCKET, open_store
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from art.gateway.tokenizer import Tokenizer
+from art.gateway.format.tokenizer import Tokenizer
 from gateway_support import Bench, open_bench
 
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import InvalidRequestError
-from art.gateway.bridge import Branch
-from art.gateway.calls import CALL_FORMATS, ToolCall, with_call_ids
-from art.gateway.fidelity import TOOL, examine, tool_conversations
-from art.gateway.parse import Delta
-from art.gateway.render import load_renderer
-from art.gateway.renderer import RecordedTurn, Renderer, parse, template_messages
-from art.gateway.template_renderer import TemplateRenderer
+from art.gateway.format.bridge import Branch
+from art.gateway.format.fidelity import TOOL, examine, tool_conversations
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
+from art.gateway.format.template_renderer import TemplateRenderer
+from art.gateway.parsing.parse import Delta
+from art.gateway.parsing.tool_calls import CALL_FORMATS, ToolCall, with_call_ids
 from art.protocol.chat import Message
-from art.runtime.format_checks import check_tools
+from art.runtime.checks.format_checks import check_tools
 from art.testing.families.build import FAMILIES, build_tokenizer
 
 READERS = {one.name: one.read for one in CALL_FORMATS}

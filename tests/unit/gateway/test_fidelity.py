@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from art.gateway.calls import ToolCall
-from art.gateway.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
-from art.gateway.parse import ParsedMessage
-from art.gateway.render import load_renderer
-from art.gateway.renderer import Renderer
-from art.runtime.format_checks import check_template, check_tools
+from art.gateway.format.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
+from art.gateway.parsing.parse import ParsedMessage
+from art.gateway.parsing.tool_calls import ToolCall
+from art.runtime.checks.format_checks import check_template, check_tools
 from gateway_support import CHATML, QWEN3, make_tokenizer
 
 TOOL_CALL = tool_conversations()[1]

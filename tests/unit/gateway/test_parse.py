@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.gateway.calls import parse_call
-from art.gateway.parse import Delta, ParsedMessage, TaggedParser, Tags
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
+from art.gateway.parsing.tool_calls import parse_call
 from art.gateway.stop import StopScanner
-from art.gateway.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 

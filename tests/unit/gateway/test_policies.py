@@ -72,7 +72,7 @@ def test_the_server_process_loads_no_torch(tokenizer_dir: Path) -> None:
         "import sys\n"
         "from art.server.app import create_app\n"
         "from art.gateway.chat import Gateway\n"
-        "from art.gateway.render import load_renderer\n"
+        "from art.gateway.format.load import load_renderer\n"
         f"load_renderer({str(tokenizer_dir)!r})\n"
         "import renderers\n"
         "print([name for name in ('torch', 'transformers', 'fastapi') if name in sys.modules])\n"

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.errors import DiskFullError, NotFoundError, StorageError
-from art.gateway.conversations import Conversations, canonical_message, conversation_hashes, extend_hash
-from art.gateway.recorder import Exchange, Recorder, new_exchange_id
+from art.gateway.record.conversations import Conversations, canonical_message, conversation_hashes, extend_hash
+from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
 from art.storage.database import Database
 from gateway_support import Bench, user
 
@@ -260,7 +260,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_recorder import exchange
-from art.gateway.recorder import Recorder
+from art.gateway.record.recorder import Recorder
 from art.storage.database import Database
 
 async def main():

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from art.errors import ConflictError, InvalidRequestError, NotFoundError
-from art.gateway.recorder import exchange_id_at, new_exchange_id
-from art.gateway.retention import forget_older
+from art.gateway.record.recorder import exchange_id_at, new_exchange_id
+from art.gateway.record.retention import forget_older
 from art.protocol.rollouts import RolloutQuery, RolloutUpdate
 from gateway_support import Bench, open_bench, user
 

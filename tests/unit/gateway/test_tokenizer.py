@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from art.errors import ConfigError, InvalidRequestError
-from art.gateway.renderer import template_messages
-from art.gateway.tokenizer import TextStream, Tokenizer
+from art.gateway.format.renderer import template_messages
+from art.gateway.format.tokenizer import TextStream, Tokenizer
 from gateway_support import CHATML, LOOK_UP, QWEN3, make_tokenizer, system, user
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"key": "x y", "n": 1.5}'}}

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.config import RenderConfig
-from art.gateway.bridge import Branch, extend_text
-from art.gateway.package_renderer import PackageRenderer
-from art.gateway.render import load_renderer
-from art.gateway.renderer import RecordedTurn
-from art.gateway.template_renderer import TemplateRenderer
+from art.gateway.format.bridge import Branch, extend_text
+from art.gateway.format.load import load_renderer
+from art.gateway.format.package_renderer import PackageRenderer
+from art.gateway.format.renderer import RecordedTurn
+from art.gateway.format.template_renderer import TemplateRenderer
 from gateway_support import LOOK_UP, QWEN3, Bench, make_tokenizer, open_bench, system, user
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'

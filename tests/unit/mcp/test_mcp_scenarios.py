@@ -11,7 +11,8 @@ import pytest
 
 from art.errors import BudgetError, GenerationError
 from art.mcp import GeneratedScenario, GeneratedScenarioCollection, MCPTool, generate_scenarios
-from art.rewards import Budget, JudgeSettings, completion
+from art.rewards import Budget, JudgeSettings
+from art.rewards.asking import completion
 
 TOOLS = [MCPTool("look", "Look at a thing"), {"name": "take", "description": "Take it", "parameters": {}}]
 NOUNS = ["desk", "lamp", "shelf", "chair", "paper", "clock", "stool", "mirror", "carpet", "window"]

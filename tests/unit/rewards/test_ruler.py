@@ -15,9 +15,10 @@ import pytest
 
 import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
-from art.rewards import Budget, Criterion, Ruler, completion, ruler, ruler_score_group, score_group
-from art.rewards.evidence import evidence_of_messages, write_document
-from art.rewards.passes import shrink
+from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
+from art.rewards.asking import completion
+from art.rewards.asking.evidence import evidence_of_messages, write_document
+from art.rewards.asking.passes import shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
 from art.trajectory import History, Trajectory, TrajectoryGroup
@@ -390,7 +391,7 @@ async def test_trajectories_too_long_for_any_round(start_judge, address, make_gr
 
 
 async def test_a_model_of_art_as_judge_needs_no_litellm(start_judge, make_group, settings, monkeypatch) -> None:
-    monkeypatch.setattr("art.rewards.completion._has_litellm", lambda: False)
+    monkeypatch.setattr("art.rewards.asking.completion._has_litellm", lambda: False)
     judge = start_judge(faults=["500"])
     model = art.Model(name="j", project="p", inference_base_url=judge.base_url, inference_api_key="k")
     scored = await score_group(make_group(*SCORES), Ruler(model, settings=settings))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from art.gateway.recorder import Exchange
+from art.credit.resolve import ResolvedGroup, resolve
+from art.gateway.record.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.samples import ResolvedGroup, resolve
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}

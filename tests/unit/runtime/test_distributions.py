@@ -18,10 +18,10 @@ from recorded_exchanges import (
 )
 
 from art.config import DistillConfig, DpoConfig, TrainConfig
+from art.credit.distributions import describe_rollouts
+from art.credit.plan import plan_step
+from art.metrics import catalogue
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.distributions import describe_rollouts
-from art.runtime.plan import plan_step
-from art.trainer import catalogue
 
 
 def metrics_of(*groups: WireGroup | list[WireTrajectory], **config: Any) -> dict[str, float]:

@@ -15,8 +15,8 @@ from art.engine import GenerateRequest
 from art.errors import HandshakeError, ProcessError, TrainingError
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
-from art.runtime.process import ChildProcess
 from art.runtime.registry import RegisteredModel
+from art.runtime.supervision.process import ChildProcess
 from art.storage import checkpoints
 from art.storage.layout import DataDir
 

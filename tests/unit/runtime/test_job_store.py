@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from art.errors import ConflictError, NotFoundError, OverloadedError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.training import JobProgress
-from art.runtime.job_store import Job, JobStore
+from art.runtime.jobs.store import Job, JobStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
 

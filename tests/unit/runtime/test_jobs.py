@@ -13,9 +13,9 @@ from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError
 from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
-from art.runtime import jobs
-from art.runtime.job_store import Entry, Job, JobStore
-from art.runtime.jobs import Done, JobControl, JobRunner
+from art.runtime.jobs import runner as jobs
+from art.runtime.jobs.runner import Done, JobControl, JobRunner
+from art.runtime.jobs.store import Entry, Job, JobStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from recorded_exchanges import FIRST
 
+from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory
+from art.credit.resolve import Path as TokenPath
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
-from art.gateway.recorder import Exchange
-from art.gateway.render import load_renderer
-from art.gateway.renderer import Renderer
-from art.runtime.observation_check import MAX_ANSWERS, check_observations
-from art.runtime.samples import Answer, ResolvedGroup, ResolvedTrajectory
-from art.runtime.samples import Path as TokenPath
+from art.gateway.record.recorder import Exchange
+from art.runtime.checks.observation_check import MAX_ANSWERS, check_observations
 from gateway_support import make_tokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

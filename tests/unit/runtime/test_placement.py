@@ -14,12 +14,12 @@ import art.runtime.runtime
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
 from art.errors import ConfigError
 from art.protocol.training import RegisterRequest
-from art.runtime import devices as devices_module
-from art.runtime.devices import Devices, Gpu, find_devices, parse_gpus
 from art.runtime.host import BaseModelHost
-from art.runtime.placement import Place, check_placement, choose_placement
+from art.runtime.placement import devices as devices_module
+from art.runtime.placement.devices import Devices, Gpu, find_devices, parse_gpus
+from art.runtime.placement.parameter_count import count_weights, weight_bytes
+from art.runtime.placement.placement import Place, check_placement, choose_placement
 from art.runtime.runtime import Runtime
-from art.runtime.weights import count_weights, weight_bytes
 from art.storage.layout import DataDir
 
 GIB = 2**30

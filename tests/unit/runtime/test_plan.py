@@ -25,10 +25,10 @@ from recorded_exchanges import (
 )
 
 from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
+from art.credit.plan import StepPlan, close_ledger, close_unused_ledger, plan_step
+from art.credit.resolve import ResolvedGroup
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.runtime.plan import StepPlan, close_ledger, close_unused_ledger, plan_step
-from art.runtime.samples import ResolvedGroup
 
 DISTILL = DistillConfig(teacher="p/teacher")
 

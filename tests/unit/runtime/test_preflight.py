@@ -15,9 +15,9 @@ from recorded_exchanges import BRANCHING, TWO_TURNS, resolved, trajectory
 from art.config import ModelSettings, ServerConfig, VllmConfig
 from art.engine import EngineInfo
 from art.errors import ConfigError, ProcessError, TrainingError
-from art.gateway.render import load_renderer
+from art.gateway.format.load import load_renderer
 from art.protocol.preflight import CheckResult
-from art.runtime.machine_checks import (
+from art.runtime.checks.machine_checks import (
     LIBRARIES,
     check_devices,
     check_disk,
@@ -25,12 +25,12 @@ from art.runtime.machine_checks import (
     check_vllm,
     declared_requirements,
 )
-from art.runtime.placement import Place, Placement
-from art.runtime.preflight import Preflight, quick_checks
+from art.runtime.checks.preflight import Preflight, quick_checks
+from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
+from art.runtime.placement.placement import Place, Placement
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
-from art.runtime.trial import check_trial, random_sample, rollout_samples
-from art.trainer.types import TrainingSample
+from art.trainer.contract import TrainingSample
 from gateway_support import make_tokenizer
 
 GIB = 2**30

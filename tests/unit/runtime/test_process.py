@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-import art.runtime.process
+import art.runtime.supervision.process
 from art.config import MemoryConfig
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.process import ChildProcess, ChildSpec, split_threads
-from art.runtime.report import write_report
-from art.runtime.waits import acquired, current_waits
-from art.runtime.watchdog import Watchdog
+from art.runtime.supervision.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.supervision.status_report import write_report
+from art.runtime.supervision.waits import acquired, current_waits
+from art.runtime.supervision.watchdog import Watchdog
 from art.storage.logs import log_tail
 
 CHILD = """
 import sys, time
-import art.runtime.child
-from art.runtime.child import child_from_argv
+import art.runtime.children.child
+from art.runtime.children.child import child_from_argv
 
-art.runtime.child.HEARTBEAT_S = 0.1
+art.runtime.children.child.HEARTBEAT_S = 0.1
 child = child_from_argv("echo")
 print("echo child started", file=sys.stderr, flush=True)
 hoard = []
@@ -62,7 +62,7 @@ while True:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "echo_child.py").write_text(textwrap.dedent(CHILD))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(art.runtime.process, "CHECK_S", 0.1)
+    monkeypatch.setattr(art.runtime.supervision.process, "CHECK_S", 0.1)
     return "echo_child"
 
 
@@ -231,7 +231,7 @@ async def test_a_child_that_leaks_is_started_anew_between_two_calls(module: str,
 async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(art.runtime.process, "INTERRUPT_AFTER_S", 0.5)
+    monkeypatch.setattr(art.runtime.supervision.process, "INTERRUPT_AFTER_S", 0.5)
     limit = MemoryConfig(limit_bytes=200 * 2**20)
     for interruptible in (False, True):
         process = ChildProcess(spec(module, tmp_path, memory=limit, interruptible=interruptible), start)

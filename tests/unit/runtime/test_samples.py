@@ -18,9 +18,9 @@ from recorded_exchanges import (
     trajectory,
 )
 
+from art.credit.resolve import exchange_ids
 from art.errors import TrajectoryError, TrajectoryMismatchError
 from art.protocol.training import WireGroup, WireHistory
-from art.runtime.samples import exchange_ids
 
 
 def test_turns_that_extend_one_another_become_one_path() -> None:

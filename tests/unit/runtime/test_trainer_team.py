@@ -16,11 +16,11 @@ import pytest_asyncio
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.process import ChildProcess, ChildSpec
-from art.runtime.stacks import dump_stacks
+from art.runtime.supervision.process import ChildProcess, ChildSpec
+from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
-from art.trainer.types import TrainingSample
+from art.trainer.contract import TrainingSample
 from process_support import children_of, wait_until_gone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,7 +42,7 @@ def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) ->
 
     spec = ChildSpec(
         name="trainer",
-        module="art.runtime.trainer_child",
+        module="art.runtime.children.trainer_child",
         log_path=log_path,
         num_threads=2,
         start_timeout_s=120.0,

@@ -13,9 +13,9 @@ import pytest
 
 from art.config import MemoryConfig
 from art.protocol.rpc import PendingCall
-from art.runtime.child import rss_bytes
-from art.runtime.memory_watch import MemoryWatch
-from art.runtime.vitals import Limits, Vitals
+from art.runtime.children.child import rss_bytes
+from art.runtime.supervision.memory_watch import MemoryWatch
+from art.runtime.supervision.vitals import Limits, Vitals
 
 LIMITS = Limits(heartbeat_timeout_s=10.0, stall_timeout_s=100.0)
 GIB = 2**30

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import art
+from art.client.openai_client import make_openai_client
 from art.errors import BudgetError, GenerationError
 from art.rewards import DEFAULT_RUBRIC, Budget, JudgeSettings
 from art.scenarios import Writer, generate_dataset, generate_inputs, write_task_text
 from art.testing.generator import Fault, ScriptedGenerator
-from art.utils.openai_client import make_openai_client
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing litellm waits for a download
 

@@ -13,11 +13,11 @@ import pytest
 from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
-from art.protocol.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.chat import ChatRequest
-from art.protocol.checkpoints import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
+from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
+from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.responses import ResponsesRequest
 from art.protocol.preflight import PreflightRequest
-from art.protocol.responses import ResponsesRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.app import ROUTES, create_app

@@ -18,11 +18,11 @@ from spies import TwoProjects
 
 from art.errors import InvalidRequestError
 from art.protocol.measurements import Measurement
+from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
-from art.runtime.readiness import find_obstacles
 from art.server.app import ROUTES, App, create_app
-from art.server.metrics import BUCKETS_S, FAMILIES, Metrics
 from art.server.openapi import build_openapi
+from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
 
 

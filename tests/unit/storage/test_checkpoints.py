@@ -200,7 +200,5 @@ checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys({F
 
 
 def test_no_torch() -> None:
-    code = (
-        "import sys, art.storage.checkpoints, art.trainer.types, art.trainer.advantages; print('torch' in sys.modules)"
-    )
+    code = "import sys, art.storage.checkpoints, art.trainer.contract, art.credit.advantages; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b"False"

@@ -25,16 +25,16 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.trainer.distributed import Team
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.optimizer import Optimizer
-from art.trainer.prepare import prepare_paths
+from art.trainer.contract import StepResult, TrainingSample
+from art.trainer.machine.distributed import Team
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.prepare import prepare_paths
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import check_sample
-from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 LORA = LoraConfig(rank=4, alpha=8)
 

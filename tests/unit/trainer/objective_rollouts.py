@@ -11,10 +11,10 @@ from torch import Tensor
 from trainer_samples import VOCAB_SIZE
 
 from art.config import DistillConfig, TrainConfig
-from art.gateway.recorder import Exchange
-from art.runtime.plan import plan_step
-from art.runtime.samples import Answer, Path, ResolvedGroup, ResolvedTrajectory
-from art.trainer.types import TrainingSample
+from art.credit.plan import plan_step
+from art.credit.resolve import Answer, Path, ResolvedGroup, ResolvedTrajectory
+from art.gateway.record.recorder import Exchange
+from art.trainer.contract import TrainingSample
 
 
 def random_rollouts(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art.config import LengthPenaltyConfig, OverlongConfig, TrainConfig
-from art.errors import TrajectoryError
-from art.trainer.advantages import (
+from art.credit.advantages import (
     GroupAdvantages,
     RolloutAdvantages,
     RolloutRewards,
@@ -19,6 +18,7 @@ from art.trainer.advantages import (
     overlong_punishment,
     preference_pairs,
 )
+from art.errors import TrajectoryError
 
 rewards_lists = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=16)
 spread_lists = st.lists(st.integers(-50, 50).map(lambda n: n / 8), min_size=2, max_size=12).filter(

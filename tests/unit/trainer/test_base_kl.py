@@ -17,11 +17,12 @@ from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 import art.trainer.trainer
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainConfig, TrainerConfig
 from art.storage import checkpoints
-from art.trainer.base_kl import BASE, choose_paths, with_sampled_base
-from art.trainer.lora import LoraPolicy
+from art.trainer.contract import TrainingSample
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.base_kl import choose_paths, with_sampled_base
+from art.trainer.streams import BASE
 from art.trainer.trainer import Trainer
-from art.trainer.tree import SamplePath, build_tree, check_sample
-from art.trainer.types import TrainingSample
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 BUDGET = 1 / 16
 LORA = LoraConfig(rank=8, alpha=16)

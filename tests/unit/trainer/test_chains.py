@@ -8,11 +8,11 @@ import pytest
 import torch
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art.trainer import chains
-from art.trainer.attention import Formula, TreeLayout, attend_dense, dense_mask
-from art.trainer.chain_attention import attend_chains
-from art.trainer.chains import Bundle, ChainKeys, LongChain, make_chain_keys, plan_chains
-from art.trainer.tree import PrefixTree, build_tree, check_sample
+from art.trainer.attention.chain_attention import attend_chains
+from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, dense_mask
+from art.trainer.tree import chains
+from art.trainer.tree.chains import Bundle, ChainKeys, LongChain, make_chain_keys, plan_chains
+from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
 
 
 def random_tree(seed: int, count: int = 24) -> PrefixTree:

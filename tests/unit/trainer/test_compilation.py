@@ -10,15 +10,15 @@ from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
 from art.errors import ConfigError
-from art.trainer.compilation import compile_layers
-from art.trainer.lora import LoraPolicy
-from art.trainer.measure import add_stream
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import BaseModel, load_base_model
+from art.trainer.policy.base_model import BaseModel, load_base_model
+from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.measure import add_stream
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import SamplePath, check_sample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.tree import SamplePath, check_sample
 
 
 def load(path: str) -> BaseModel:

@@ -46,9 +46,9 @@ from art.errors import (
     TrainingError,
 )
 from art.storage import checkpoints
-from art.trainer.distributed import ALONE, Team
+from art.trainer.contract import StepResult
+from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
-from art.trainer.types import StepResult
 
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
 SHARDED = {"shard_base": True}

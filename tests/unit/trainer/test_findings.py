@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from art.config import TrainConfig
-from art.trainer import catalogue
-from art.trainer.findings import BEFORE, RULES, Limit, Rule, find_findings
+from art.metrics import catalogue
+from art.metrics.findings import BEFORE, RULES, Limit, Rule, find_findings
 
 HEALTHY = {
     "loss/entropy": 0.4,

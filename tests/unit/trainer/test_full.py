@@ -26,17 +26,17 @@ from art.config import (
 )
 from art.errors import AdapterError, ConfigError, ConflictError, CorruptCheckpointError
 from art.storage import checkpoints
-from art.trainer import usage
-from art.trainer.full import FullPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.optimizer import Optimizer
-from art.trainer.probe import fresh_probe_tokens, measure_probe
+from art.trainer.contract import StepResult, TrainingSample
+from art.trainer.machine import usage
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.full import FullPolicy
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.probe import fresh_probe_tokens, measure_probe
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import check_sample
-from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 TOLERANCE = 1e-5
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]

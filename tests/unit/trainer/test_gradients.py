@@ -13,15 +13,18 @@ from trainer_reference import reference_gradient, reference_loss, with_own_logpr
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
-from art.trainer import attention, chain_attention, chains, micro_batch
-from art.trainer.attention import KernelName
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord, summarise
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.tree import check_sample
-from art.trainer.types import TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.attention import chain_attention
+from art.trainer.attention import tree_attention as attention
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.contract import TrainingSample
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import micro_batch
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord, summarise
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree import chains
+from art.trainer.tree.tree import check_sample
 
 TOLERANCE = 1e-5
 FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]

@@ -13,14 +13,21 @@ import torch
 from trainer_samples import VOCAB_SIZE
 
 from art.config import TrainerConfig
-from art.trainer import kernel_choice
-from art.trainer.attention import KernelName, attend_dense
-from art.trainer.kernel_check import check_kernel
-from art.trainer.kernel_choice import HeadShape, choose_kernel, example_layout, fastest_kernel, size_class, time_kernel
-from art.trainer.model import BaseModel, load_base_model
-from art.trainer.probe import as_sample
-from art.trainer.tree import build_tree, check_sample
-from art.trainer.types import TrainingSample
+from art.trainer.attention import kernel_choice
+from art.trainer.attention.kernel_check import check_kernel
+from art.trainer.attention.kernel_choice import (
+    HeadShape,
+    choose_kernel,
+    example_layout,
+    fastest_kernel,
+    size_class,
+    time_kernel,
+)
+from art.trainer.attention.tree_attention import KernelName, attend_dense
+from art.trainer.contract import TrainingSample
+from art.trainer.policy.base_model import BaseModel, load_base_model
+from art.trainer.step.probe import as_sample
+from art.trainer.tree.tree import build_tree, check_sample
 
 HEADS = HeadShape(num_heads=4, num_groups=2, size=8, value_size=8, dtype=torch.float32, device=torch.device("cpu"))
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -11,15 +11,15 @@ from trainer_reference import reference_gradient
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
-from art.trainer import linear
-from art.trainer.linear import AdaptedLinear, pack_where_faster
-from art.trainer.lora import LoraPolicy, dump_named
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.shard import idle_layout
-from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.machine.shard import idle_layout
+from art.trainer.policy import linear
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.linear import AdaptedLinear, pack_where_faster
+from art.trainer.policy.lora import LoraPolicy, dump_named
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 LORA = LoraConfig(rank=4, alpha=8)
 

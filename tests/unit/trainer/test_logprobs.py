@@ -6,9 +6,9 @@ import pytest
 import torch
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art.trainer import logprobs as module
-from art.trainer.logprobs import Head, TargetRows, group_by_row, target_logprobs
-from art.trainer.tree import build_tree, check_sample
+from art.trainer.step import logprobs as module
+from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
+from art.trainer.tree.tree import build_tree, check_sample
 
 HIDDEN_SIZE = 16
 CPU = torch.device("cpu")

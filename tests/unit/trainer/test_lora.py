@@ -15,10 +15,10 @@ from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import AdapterError, ConfigError, TrainingError
-from art.trainer.lora import LoraPolicy
-from art.trainer.model import BaseModel, load_base_model
-from art.trainer.optimizer import Optimizer
-from art.trainer.probe import fresh_probe_tokens, measure_probe
+from art.trainer.policy.base_model import BaseModel, load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.probe import fresh_probe_tokens, measure_probe
 
 CONFIG = LoraConfig(rank=8, alpha=16)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art.trainer import catalogue
-from art.trainer.base_kl import BASE, SAMPLED_BASE
-from art.trainer.metrics import MicroBatchRecord, StepRecord, summarise
-from art.trainer.tree import SamplePath, build_tree, check_sample
+from art.metrics import catalogue
+from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord, summarise
+from art.trainer.streams import BASE, SAMPLED_BASE
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 MAX_GRAD_NORM = 1.0
 

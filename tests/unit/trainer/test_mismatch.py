@@ -8,7 +8,7 @@ import torch
 
 from art.config import MismatchConfig
 from art.errors import ConfigError, TrainingError
-from art.trainer.mismatch import find_mismatched, judge_mismatch
+from art.trainer.step.mismatch import find_mismatched, judge_mismatch
 
 
 def mismatched(log_ratios: list[list[float]], **config: float) -> list[bool]:

@@ -13,19 +13,19 @@ from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import DppoConfig, KlConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
 from art.errors import TrainingError
-from art.trainer import update as module
-from art.trainer.attention import TreeLayout
-from art.trainer.distributed import Team
-from art.trainer.lora import LoraPolicy
-from art.trainer.measure import HiddenStates, add_stream
-from art.trainer.memory import is_out_of_memory
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.pack import pack
+from art.trainer.attention.tree_attention import TreeLayout
+from art.trainer.machine.distributed import Team
+from art.trainer.machine.memory import is_out_of_memory
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import update as module
+from art.trainer.step.measure import HiddenStates, add_stream
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import SamplePath, build_tree, check_sample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.pack import pack
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 LORA = LoraConfig(rank=8, alpha=16)
 ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

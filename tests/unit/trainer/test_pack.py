@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.trainer.pack import group_by_rollout, pack, split_batches, split_minibatches
-from art.trainer.probe import as_sample
-from art.trainer.tree import SamplePath, build_tree, check_sample
+from art.trainer.step.probe import as_sample
+from art.trainer.tree.pack import group_by_rollout, pack, split_batches, split_minibatches
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=12)
 

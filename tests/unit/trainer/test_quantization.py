@@ -11,17 +11,17 @@ import torch
 from trainer_reference import reference_gradient
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art import quantization
 from art.config import DppoConfig, EngineConfig, LoraConfig, ModelSettings, TrainerConfig
-from art.engines.torch.model import _load_hf
+from art.engines.torch.weights.base_model import _load_hf
 from art.errors import ConfigError
-from art.quantization import loading_options
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
-from art.trainer.tree import check_sample
-from art.trainer.update import Update, compute_gradient
+from art.kernels import quantization
+from art.kernels.quantization import loading_options
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 pytest.importorskip("bitsandbytes")
 

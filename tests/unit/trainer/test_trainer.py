@@ -26,11 +26,11 @@ from art.errors import (
     TrainingError,
     TrajectoryError,
 )
+from art.metrics import catalogue
 from art.storage import atomic, checkpoints
-from art.trainer import catalogue
-from art.trainer.probe import measure_probe
+from art.trainer.contract import StepResult, TrainingSample, samples_from_wire
+from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import Trainer
-from art.trainer.types import StepResult, TrainingSample, samples_from_wire
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)

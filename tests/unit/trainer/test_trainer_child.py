@@ -21,7 +21,7 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.storage import checkpoints
-from art.trainer.types import TrainingSample
+from art.trainer.contract import TrainingSample
 
 TRAINER = TrainerConfig(device="cpu", num_threads=1).model_dump(mode="json")
 LORA = LoraConfig(rank=8, alpha=16).model_dump(mode="json")
@@ -41,7 +41,7 @@ def sft_samples(seed: int, count: int = 8) -> list[TrainingSample]:
 
 def spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "art.runtime.trainer_child", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-m", "art.runtime.children.trainer_child", "--fd", str(theirs.fileno())]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
     theirs.close()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 from art.errors import TrajectoryError
-from art.trainer.attention import dense_mask, flex_rule
-from art.trainer.probe import as_sample
-from art.trainer.tree import PrefixTree, SamplePath, build_tree, check_sample
-from art.trainer.types import TrainingSample
+from art.trainer.attention.tree_attention import dense_mask, flex_rule
+from art.trainer.contract import TrainingSample
+from art.trainer.step.probe import as_sample
+from art.trainer.tree.tree import PrefixTree, SamplePath, build_tree, check_sample
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.
 paths_of_few_tokens = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=8)

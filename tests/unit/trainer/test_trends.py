@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from art.trainer import catalogue
-from art.trainer.findings import find_findings
-from art.trainer.trends import measure_trends
+from art.metrics import catalogue
+from art.metrics.findings import find_findings
+from art.metrics.trends import measure_trends
 
 STEP: dict[str, float] = {
     "offpolicy/ratio_mean": 1.0,

@@ -12,11 +12,11 @@ from trainer_samples import random_samples
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig
 from art.errors import ConfigError, NothingTrainableError, TrainingError
-from art.runtime.trial import random_sample
+from art.runtime.checks.trial import random_sample
 from art.storage import checkpoints
-from art.trainer import headroom
+from art.trainer.contract import TrainingSample
+from art.trainer.machine import headroom
 from art.trainer.trainer import Trainer
-from art.trainer.types import TrainingSample
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
@@ -82,7 +82,7 @@ def test_what_does_not_fit_into_memory_is_said(trainer: Trainer, monkeypatch: py
     def out_of_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr("art.trainer.update._backward", out_of_memory)
+    monkeypatch.setattr("art.trainer.step.update._backward", out_of_memory)
     with pytest.raises(TrainingError, match="of 199 tokens, does not fit into memory even alone"):
         trainer.trial([long_sample(trainer)], LORA)
 

@@ -11,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import LoraConfig, TrainerConfig
-from art.trainer import usage
-from art.trainer.logprobs import Head
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import BaseModel, load_base_model
-from art.trainer.tree import build_tree, check_sample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.machine import usage
+from art.trainer.policy.base_model import BaseModel, load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.logprobs import Head
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree.tree import build_tree, check_sample
 
 
 @pytest.fixture

@@ -22,14 +22,15 @@ from torch.distributed.tensor import DTensor
 
 from art.config import LoraConfig, TrainerConfig
 from art.storage import checkpoints
-from art.trainer import trainer, update
-from art.trainer.distributed import ALONE, Team
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
+from art.trainer import trainer
+from art.trainer.contract import StepResult, TrainingSample
+from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.step import update
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import check_sample
-from art.trainer.types import StepResult, TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 LORA = LoraConfig(rank=8, alpha=16)
 _MODULES = {"trainer": trainer, "update": update, "checkpoints": checkpoints}

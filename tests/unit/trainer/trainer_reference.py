@@ -9,10 +9,10 @@ from objective_reference import LOSSES, Clips, Token
 from torch import Tensor
 
 from art.config import LossConfig, TrainConfig
-from art.trainer.attention import ATTENTION_NAME
-from art.trainer.lora import LoraPolicy
-from art.trainer.policy import Policy
-from art.trainer.types import TrainingSample
+from art.trainer.attention.tree_attention import ATTENTION_NAME
+from art.trainer.contract import TrainingSample
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.policy.policy import Policy
 
 
 def _merged_weights(policy: Policy, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from art.trainer.types import TrainingSample
+from art.trainer.contract import TrainingSample
 
 VOCAB_SIZE = 61
 

@@ -22,7 +22,7 @@ from art.engines.vllm.command import MODEL_NAME, Installation, server_command
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Replica
 from art.errors import AdapterError, NotFoundError, ProcessError
-from art.runtime.merged_weights import MergedWeights
+from art.runtime.children.merged_weights import MergedWeights
 from art.storage import checkpoints
 
 CPU = Installation("python", "0.32.0", "2.13.0+cpu", "cpu")

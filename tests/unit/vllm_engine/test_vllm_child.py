@@ -22,7 +22,7 @@ from art.engine import GenerateRequest
 from art.engines.process import ProcessEngine
 from art.errors import ConfigError, InvalidRequestError, NotFoundError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.vllm_child import Progress
+from art.runtime.children.vllm_child import Progress
 
 
 @asynccontextmanager
@@ -30,7 +30,7 @@ async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
     """A connection to a new process, and its heartbeats so far."""
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "art.runtime.vllm_child", "--fd", str(theirs.fileno())),
+        *(sys.executable, "-m", "art.runtime.children.vllm_child", "--fd", str(theirs.fileno())),
         pass_fds=[theirs.fileno()], env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs.close()

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file, save_file
 
 from art.config import VllmConfig
 from art.engine import GenerateRequest, TokenChunk
-from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.replica import seed_of
 from art.engines.vllm.start import start_engine
+from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import (
     AdapterError,
     ArtError,

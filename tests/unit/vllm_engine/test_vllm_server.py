@@ -19,8 +19,8 @@ from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig,
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
 from art.engines.vllm.server import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
-from art.runtime.devices import Devices, Gpu
-from art.runtime.placement import Place, check_placement, choose_placement
+from art.runtime.placement.devices import Devices, Gpu
+from art.runtime.placement.placement import Place, check_placement, choose_placement
 
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
 SERVER = """

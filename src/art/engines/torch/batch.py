@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art.engines.torch.attention import (
+from art.engines.torch.cache.cache_attention import (
     AttentionPlan,
     PrefillSegment,
     Write,
@@ -17,9 +17,9 @@ from art.engines.torch.attention import (
     slice_or_index,
     to_device,
 )
-from art.engines.torch.kv_cache import Pool, Slot
-from art.engines.torch.linear import Run
+from art.engines.torch.cache.kv_cache import Pool, Slot
 from art.engines.torch.scheduler import Work
+from art.engines.torch.weights.linear import Run
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ import torch
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest
-from art.engines.torch.engine import TorchEngine
-from art.engines.torch.full import is_full, load_full
+from art.engines.torch.embedded import TorchEngine
+from art.engines.torch.weights.full import is_full, load_full
 
 _COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s", "preemptions")
 """Statistics that only grow: what an engine has counted stays when it goes."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from art.engine import GenerateRequest
-from art.engines.torch.kv_cache import KVCache, Slot
-from art.engines.torch.linear import Adapter
+from art.engines.torch.cache.kv_cache import KVCache, Slot
+from art.engines.torch.weights.linear import Adapter
 
 RECENT = 256
 EXPECTED_SHARE = 0.9

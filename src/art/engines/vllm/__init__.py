@@ -7,5 +7,5 @@
     server      starts a server and watches it, through `guard`
     command     the flags and the environment of a server
 
-All of it lives in the engine's own process (`art.runtime.vllm_child`); nothing here loads torch or vLLM.
+All of it lives in the engine's own process (`art.runtime.children.vllm_child`); nothing here loads torch or vLLM.
 """

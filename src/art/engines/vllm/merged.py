@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from art.engine import AdapterInfo
-from art.engines.vllm.engine import Policy, VllmEngine, until_unused
+from art.engines.vllm.vllm_engine import Policy, VllmEngine, until_unused
 from art.errors import AdapterError, NotFoundError
 
 

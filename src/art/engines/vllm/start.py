@@ -12,10 +12,10 @@ from typing import Any
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
-from art.engines.vllm.engine import VllmEngine
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Limits, Replica
 from art.engines.vllm.server import VllmServer
+from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, ConfigError
 
 MAX_CONTEXT = 32_768

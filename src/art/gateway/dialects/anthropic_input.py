@@ -12,8 +12,8 @@ from typing import Any
 from art.errors import InvalidRequestError
 from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
-from art.protocol.anthropic import CountTokensRequest, MessagesRequest
 from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
 
 _BETWEEN_BLOCKS = "\n\n"
 """Blocks of text are paragraphs."""

@@ -23,7 +23,7 @@ from art.errors import (
     TrajectoryError,
 )
 from art.gateway.dialects.ids import item_id
-from art.protocol.anthropic import MessagesRequest
+from art.protocol.dialects.anthropic import MessagesRequest
 
 Event = dict[str, Any]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

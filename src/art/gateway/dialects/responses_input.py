@@ -12,7 +12,7 @@ from art.errors import InvalidRequestError
 from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
 from art.protocol.chat import ChatRequest, Message, Tool, parse_chat_request, short
-from art.protocol.responses import Item, ResponsesRequest
+from art.protocol.dialects.responses import Item, ResponsesRequest
 
 _ROLES = ("user", "assistant", "system", "developer")
 _PLAIN_FIELDS = ("temperature", "top_p", "seed", "chat_template_kwargs")

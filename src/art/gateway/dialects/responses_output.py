@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.gateway.dialects.ids import item_id, response_id
-from art.protocol.responses import ENCRYPTED_REASONING, Item, ResponsesRequest
+from art.protocol.dialects.responses import ENCRYPTED_REASONING, Item, ResponsesRequest
 
 Event = dict[str, Any]
 

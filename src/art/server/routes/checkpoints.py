@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from art.errors import InvalidRequestError
-from art.protocol.checkpoints import (
+from art.protocol.checkpoint_calls import (
     BEST_METRIC,
     CheckpointList,
     ExportRequest,

@@ -9,7 +9,8 @@ import orjson
 from art.errors import ArtError, NotFoundError
 from art.gateway.dialects import anthropic_input, anthropic_output, responses_input, responses_output
 from art.gateway.dialects.ids import exchange_of_response
-from art.protocol.anthropic import (
+from art.protocol.chat import Message
+from art.protocol.dialects.anthropic import (
     CountTokensRequest,
     MessagesAnswer,
     MessagesRequest,
@@ -17,8 +18,7 @@ from art.protocol.anthropic import (
     parse_count_request,
     parse_messages_request,
 )
-from art.protocol.chat import Message
-from art.protocol.responses import ResponsesAnswer, ResponsesRequest, parse_responses_request
+from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest, parse_responses_request
 from art.server.asgi import cancel_on_disconnect, send_named_events
 from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import public_error

@@ -9,7 +9,7 @@ from art.errors import PermissionDeniedError
 from art.protocol.answers import Health, OpenApi, Readiness
 from art.server.asgi import send_bytes
 from art.server.call import Call, Route
-from art.server.metrics import CONTENT_TYPE
+from art.server.prometheus import CONTENT_TYPE
 
 NOT_READY = 503
 

@@ -11,7 +11,7 @@ import torch
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
-from art.engines.torch.engine import TorchEngine
+from art.engines.torch.embedded import TorchEngine
 
 
 class InProcessEngine:

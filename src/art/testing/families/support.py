@@ -27,21 +27,21 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, VllmConfig
 from art.engine import Engine, GenerateRequest
 from art.engines.vllm.start import start_engine
 from art.errors import ArtError
-from art.gateway.fidelity import examine, plain_conversations
-from art.gateway.render import load_renderer
-from art.gateway.renderer import Renderer
-from art.runtime.format_checks import check_tools
-from art.runtime.publish import publish
+from art.gateway.format.fidelity import examine, plain_conversations
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
+from art.runtime.checks.format_checks import check_tools
+from art.runtime.publish.publish import publish
 from art.storage import checkpoints
 from art.testing.families.engine import InProcessEngine
-from art.trainer.lora import LoraPolicy
-from art.trainer.metrics import StepRecord
-from art.trainer.micro_batch import split_micro_batches
-from art.trainer.model import load_base_model
+from art.trainer.contract import Component, TrainingSample
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import check_sample
-from art.trainer.types import Component, TrainingSample
-from art.trainer.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
 
 VLLM = "vLLM"
 STAGES = ("render", "parse", "bridge", "tools", "sample", "train", "publish", VLLM)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from art.errors import ConfigError
-from art.observations import MIN_READS, split_at_answers, swap_observations
+from art.metrics.observations import MIN_READS, split_at_answers, swap_observations
 from art.task import TINY_MODEL_FILE, Conversation, Task, TaskDefaults, draw_conversations, get_task
 from art.testing.tiny.model import HEAD_DIM, VLLM_HEAD_DIM, create_model, save_model
 from art.testing.tiny.tokenizer import make_tokenizer, render
@@ -87,7 +87,7 @@ def build_tiny_model(
 
 
 def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], seed: int) -> float | None:
-    """How far the model's answers depend on what it was shown, in nats per answer (see `art.observations`).
+    """How far the model's answers depend on what it was shown, in nats per answer (see `art.metrics.observations`).
 
     `None` where the play never shows two different things at the same place. A value near 0 is logged: either right
     answers do not depend on what is shown, or the model has not learnt to look.

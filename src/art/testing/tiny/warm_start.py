@@ -19,9 +19,9 @@ from torch import Tensor
 from art.errors import ContextLengthError
 from art.testing.tiny.muon import Muon
 from art.testing.tiny.tokenizer import END_OF_TURN
-from art.trainer.attention import ATTENTION_NAME, make_layout, register_attention
-from art.trainer.tree import SamplePath, build_tree, check_sample
-from art.trainer.types import TrainingSample
+from art.trainer.attention.tree_attention import ATTENTION_NAME, make_layout, register_attention
+from art.trainer.contract import TrainingSample
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 Progress = Callable[[int, int, float], None]
 """Called with steps done, steps in all, and the loss."""

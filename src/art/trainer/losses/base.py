@@ -20,7 +20,7 @@ class LossInputs:
     samples: Tensor  # index of the target's sample
     num_samples: int
     streams: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further log-probs of the targets by name: references (see `reference_name`) and `TEACHER`."""
+    """Further log-probs of the targets by name: references and the teacher, see `art.trainer.streams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,6 @@ class TokenLoss:
     @property
     def masked(self) -> Tensor:
         return self.clipped_low | self.clipped_high
-
-
-TEACHER = "teacher"
-
-
-def reference_name(reference: int | str) -> str:
-    """The stream of a reference policy: the base model, or a checkpoint by its step."""
-    return str(reference)
 
 
 def unclipped(values: Tensor) -> TokenLoss:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import torch
 
 from art.config import DistillConfig
-from art.trainer.losses.base import TEACHER, LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.streams import TEACHER
 
 _MAX_RATIO = 5.0
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from art.config import KlConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio, reference_name
+from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.streams import reference_name
 
 _MAX_RATIO = 5.0
 _LIMIT = 20.0

@@ -1,0 +1,135 @@
+"""What is sent to be trained: trajectories as wire types."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, cast
+
+from art.client.arguments import check_groups
+from art.errors import NothingTrainableError, TrajectoryError
+from art.messages import is_choice, parse_item
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.trajectory import (
+    History,
+    Trajectory,
+    TrajectoryGroup,
+    finite_number,
+    infra_fault,
+    is_policy_fault,
+    to_plain,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
+    """Groups as they are sent.
+
+    Raises:
+        NothingTrainableError: there is no trajectory at all.
+        TrajectoryError: these are no groups, a reward is not a number, or a trajectory is empty.
+    """
+    groups = check_groups(groups)
+    wired = [
+        WireGroup(
+            trajectories=[
+                wire_trajectory(trajectory, f"trajectory {j} of group {i}")
+                for j, trajectory in enumerate(group)
+                if infra_fault(trajectory) is None  # said so after the group was made
+            ]
+        )
+        for i, group in enumerate(groups)
+    ]
+    empty = [i for i, group in enumerate(wired) if not group.trajectories]
+    if len(empty) == len(groups):
+        raise NothingTrainableError(
+            f"nothing to train on: {len(groups)} groups with no trajectory and {_describe_failures(groups)}. "
+            "Check the rollout, or leave this step out"
+        )
+    for i in empty:
+        logger.warning("group %d of %d has no trajectory and %s", i, len(groups), _describe_failures([groups[i]]))
+    return wired
+
+
+def check_recorded(groups: Iterable[WireGroup]) -> None:
+    """
+    Raises:
+        TrajectoryError: an answer whose tokens and log-probs the server has no record of.
+    """
+    for i, group in enumerate(groups):
+        for j, trajectory in enumerate(group.trajectories):
+            for item in (item for history in trajectory.histories for item in history.items):
+                choice = item.get("choice")
+                if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
+                    raise TrajectoryError(
+                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that "
+                        "ART has no record of, so its tokens are not known. Append the `Choice` objects that "
+                        "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
+                        "can be learnt by `train_sft`"
+                    )
+
+
+def _describe_failures(groups: list[TrajectoryGroup]) -> str:
+    failures = [f"{error.type}: {error.message}" for group in groups for error in group.exceptions]
+    failures += [str(fault) for group in groups for item in group if (fault := infra_fault(item)) is not None]
+    return f"{len(failures)} failed rollouts" + (f"; the last of them: {failures[-1]}" if failures else "")
+
+
+def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
+    """A trajectory as it is sent; `what` names it in errors.
+
+    Raises:
+        TrajectoryError: a reward is not a number, or there are no messages.
+    """
+    histories = [history for history in (trajectory, *trajectory.additional_histories) if history.messages_and_choices]
+    if not histories:
+        raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
+    if histories[0] is not trajectory:
+        histories.insert(0, trajectory)  # the first one is what turn and token rewards are about, empty or not
+    reward = _number(trajectory.reward, what)
+    return WireTrajectory(
+        reward=reward if "reward" in trajectory.model_fields_set else None,
+        turn_rewards=[_number(value, what) for value in _list(trajectory.turn_rewards, what)],
+        token_rewards=[
+            [_number(value, what) for value in _list(values, what)] for values in _list(trajectory.token_rewards, what)
+        ],
+        histories=[_wire_history(history, what) for history in histories],
+        policy_fault=is_policy_fault(trajectory),
+    )
+
+
+def _number(value: Any, what: str) -> float:
+    number = finite_number(value)
+    if number is None:
+        raise TrajectoryError(f"{what} has reward {value!r}; it must be a finite number. Check the reward function")
+    return number
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    plain = to_plain(value)
+    if not isinstance(plain, list):
+        raise TrajectoryError(
+            f"{what} has rewards {value!r}; turn_rewards is a list with a number per choice, token_rewards one with a "
+            "list of numbers per choice"
+        )
+    return plain
+
+
+def _wire_history(history: History, what: str) -> WireHistory:
+    items = []
+    for i, item in enumerate(history.messages_and_choices):
+        try:
+            items.append(_wire_item(item))
+        except ValueError as error:
+            raise TrajectoryError(f"{what}, messages_and_choices[{i}]: {error}") from error
+    return WireHistory(items=items, tools=cast(list[dict[str, Any]] | None, history.tools))
+
+
+def _wire_item(item: Any) -> dict[str, Any]:
+    """A message stays as it is. Log-probs of a recorded choice stay behind: the server has the exact ones."""
+    item = parse_item(item)
+    if not is_choice(item):
+        return cast(dict[str, Any], item)
+    recorded = getattr(item, "exchange_id", None) is not None
+    return {"choice": item.model_dump(mode="json", exclude={"logprobs"} if recorded else None, warnings=False)}

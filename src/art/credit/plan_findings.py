@@ -1,0 +1,113 @@
+"""What a person should know of a step's plan, in plain words: which groups are left out, and why nothing is trained.
+
+A finding is "what was seen: what it means". Clients log it once for each meaning, so numbers belong into the first
+part.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from art.credit.resolve import ResolvedTrajectory
+
+_MAX_NAMES = 12
+"""Largest number of groups or trajectories that a finding names."""
+_NO_STEP = "so no step was trained and the model is where it was"
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Labels of groups that cannot be learnt from, by reason."""
+
+    equal: list[str] = field(default_factory=list)
+    """Their rewards are the same."""
+    unrewarded: list[str] = field(default_factory=list)
+    """None of their trajectories was ever given a reward."""
+    single: list[str] = field(default_factory=list)
+    """They hold one trajectory."""
+
+    def note(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
+        """Add a group whose trajectories `compared` have no spread of rewards."""
+        if len(compared) == 1:
+            self.single.append(label)
+        elif any(trajectory.has_reward for trajectory in compared):
+            self.equal.append(label)
+        elif compared:
+            self.unrewarded.append(label)
+
+
+def describe_left_out(
+    left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], *, only_distilled: bool
+) -> list[str]:
+    """One finding for each reason, with the names of the groups or trajectories."""
+    consequence = "only distillation learns from it" if only_distilled else "nothing to learn"
+    silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
+    found = (
+        (left_out.equal, f"all rewards are equal, {consequence}"),
+        (left_out.unrewarded, f"no trajectory was ever given a reward, {consequence}"),
+        (left_out.single, f"a single trajectory has no other to be compared with, {consequence}"),
+        (silent, "no tokens that this model sampled, so there is nothing of it to train"),
+    )
+    return [f"{_names(labels)}: {text}" for labels, text in found if labels]
+
+
+def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], num_groups: int) -> str:
+    """Why a step trains nothing, without anything being wrong with its trajectories."""
+    if not any(trajectory.sampled_tokens for trajectory in trajectories):
+        return (
+            f"none of the {len(trajectories)} trajectories holds an answer of this model: the rollouts ended before "
+            f"it said anything, {_NO_STEP}. Read one of them"
+        )
+    if len(left_out.unrewarded) == num_groups:
+        return (
+            f"none of the {len(trajectories)} trajectories was ever given a reward: all count as 0, {_NO_STEP}. Set "
+            "`trajectory.reward` in the rollout, or score the groups before they are trained"
+        )
+    if len(left_out.single) == num_groups:
+        return (
+            f"every group ({num_groups}) holds a single trajectory: a reward counts in comparison with other rollouts "
+            f"of the same group, {_NO_STEP}. Put several rollouts of a scenario into each group, as "
+            "`art.TrajectoryGroup(rollout(model, scenario) for _ in range(8))` does"
+        )
+    if len(left_out.equal) == num_groups:
+        mean = statistics.fmean(trajectory.reward for trajectory in trajectories)
+        return (
+            f"every group ({num_groups}) has equal rewards (their mean is {mean:.3g}): there is nothing to learn from, "
+            f"{_NO_STEP}. Give rewards that differ within a group, use more rollouts per group, or harder or easier "
+            "scenarios"
+        )
+    return (
+        f"none of the {num_groups} groups can be learnt from: their rewards do not differ or have nothing to be "
+        f"compared with, {_NO_STEP}. The other findings name the groups"
+    )
+
+
+def describe_untracked(trajectories: Sequence[ResolvedTrajectory]) -> str | None:
+    """What is wrong with trajectories that hold answers, but not one that this model is known to have sampled."""
+    found = {
+        "choices without an exchange id": sum(trajectory.untracked_choices for trajectory in trajectories),
+        "messages of the assistant that are no choices": sum(trajectory.copied_answers for trajectory in trajectories),
+        "tokens that another model sampled": sum(trajectory.context_tokens for trajectory in trajectories),
+    }
+    if not any(found.values()) or any(trajectory.sampled_tokens for trajectory in trajectories):
+        return None
+    return (
+        f"none of the {len(trajectories)} trajectories holds tokens that this model sampled, but "
+        f"{', '.join(f'{count} {what}' for what, count in found.items() if count)}. Append the `Choice` objects of "
+        "`model.openai_client()` to `messages_and_choices`, not copies of their text"
+    )
+
+
+def describe_repeated(num_answers: int, step: int) -> str:
+    """What to say of a step all of whose answers were trained before."""
+    return (
+        f"all {num_answers} answers of this step were trained already, in step {step}: the policy that gave them is "
+        "no longer the one that is trained. Gather new groups for each step"
+    )
+
+
+def _names(labels: list[str]) -> str:
+    more = len(labels) - _MAX_NAMES
+    return ", ".join(labels[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,261 @@
+"""From submitted trajectories to exact tokens: choices are resolved to recorded exchanges, never re-tokenised.
+
+WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPlan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from art.credit.advantages import RolloutRewards
+from art.errors import TrajectoryError, TrajectoryMismatchError
+from art.gateway.record.conversations import canonical_message
+from art.gateway.record.recorder import Exchange
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Sampled tokens on a path."""
+
+    start: int
+    """Index of the first of them."""
+    exchange: Exchange
+    choice: int | None
+    """Which choice of the trajectory's first history this is; `None` in a further one."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.exchange.completion_token_ids)
+
+
+@dataclass(slots=True)
+class Path:
+    """A token path under construction: the exchanges of one history that extend one another."""
+
+    token_ids: list[int]
+    answers: list[Answer]  # in order
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(answer.end - answer.start for answer in self.answers)
+
+
+@dataclass(slots=True, kw_only=True)
+class ResolvedTrajectory:
+    """One rollout as exact tokens."""
+
+    label: str
+    """Where it stands in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
+    reward: float
+    has_reward: bool = True
+    """Whether anybody set `reward`, or a turn or token reward."""
+    turn_rewards: list[float] = field(default_factory=list)
+    token_rewards: list[list[float]] = field(default_factory=list)
+    num_choices: int = 0
+    """Of the first history, whoever sampled them."""
+    paths: list[Path] = field(default_factory=list)
+    context_tokens: int = 0
+    policy_fault: bool = False
+    """The rollout says that the policy has spoilt it."""
+    untracked_choices: int = 0
+    """Choices without a recorded exchange (made elsewhere): not trainable."""
+    copied_answers: int = 0
+    """Plain messages of the assistant: written by somebody, or copies of the texts of choices."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(path.sampled_tokens for path in self.paths)
+
+    def rewards(self) -> RolloutRewards:
+        """What its advantages depend on."""
+        return RolloutRewards(
+            name=self.label,
+            reward=self.reward,
+            turn_rewards=self.turn_rewards,
+            token_rewards=self.token_rewards,
+            choices=self.num_choices,
+            sampled_tokens=self.sampled_tokens,
+            prompt_tokens=sum(len(path.token_ids) for path in self.paths) - self.sampled_tokens,
+            turns=sum(len(path.answers) for path in self.paths),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedGroup:
+    label: str
+    """`groups[2]`, by its place in the request."""
+    trajectories: list[ResolvedTrajectory]
+
+
+def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
+    """Every exchange that the groups name, once each."""
+    ids = {
+        exchange_id
+        for group in groups
+        for trajectory in group.trajectories
+        for history in trajectory.histories
+        for item in history.items
+        if (exchange_id := _exchange_id(item)) is not None
+    }
+    return sorted(ids)
+
+
+def resolve(
+    groups: list[WireGroup], exchanges: Mapping[str, Exchange], *, project: str, name: str
+) -> list[ResolvedGroup]:
+    """Exact token paths of every trajectory; groups without any are left out.
+
+    Raises:
+        TrajectoryMismatchError: an unknown exchange id, or a text that differs from what was sampled or sent.
+        TrajectoryError: turn or token rewards that do not fit the choices.
+    """
+    return [
+        ResolvedGroup(
+            label=f"groups[{g}]",
+            trajectories=[
+                _resolve_trajectory(trajectory, exchanges, f"groups[{g}].trajectories[{t}]", (project, name))
+                for t, trajectory in enumerate(group.trajectories)
+            ],
+        )
+        for g, group in enumerate(groups)
+        if group.trajectories
+    ]
+
+
+def _resolve_trajectory(
+    trajectory: WireTrajectory, exchanges: Mapping[str, Exchange], label: str, model: tuple[str, str]
+) -> ResolvedTrajectory:
+    resolved = ResolvedTrajectory(
+        label=label,
+        reward=trajectory.reward or 0.0,
+        has_reward=trajectory.reward is not None or bool(trajectory.turn_rewards or trajectory.token_rewards),
+        turn_rewards=trajectory.turn_rewards,
+        token_rewards=trajectory.token_rewards,
+        policy_fault=trajectory.policy_fault,
+    )
+    seen: set[str] = set()  # a history that repeats another's turns must not train them twice
+    for h, history in enumerate(trajectory.histories):
+        where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
+        found = _checked_exchanges(history, exchanges, where)
+        resolved.untracked_choices += found.count(None)
+        resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
+        if h == 0:
+            resolved.num_choices = len(found)
+            _check_lengths(trajectory, found, label)
+        for c, exchange in enumerate(found):
+            if exchange is None or exchange.id in seen:
+                continue
+            seen.add(exchange.id)
+            if (exchange.project, exchange.name) != model:
+                resolved.context_tokens += len(exchange.completion_token_ids)
+                continue
+            _check_trainable(exchange, where)
+            _extend(resolved.paths, exchange, choice=c if h == 0 else None)
+    return resolved
+
+
+def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], where: str) -> list[Exchange | None]:
+    """The exchange of each choice of a history, compared with the messages that stand around it; `None` if the choice
+    was made elsewhere."""
+    found: list[Exchange | None] = []
+    messages: list[dict[str, Any]] = []
+    for i, item in enumerate(history.items):
+        choice = item.get("choice")
+        if choice is None:
+            messages.append(item)
+            continue
+        exchange_id = _exchange_id(item)
+        if exchange_id is None:
+            found.append(None)
+        elif (exchange := exchanges.get(exchange_id)) is None:
+            raise TrajectoryMismatchError(
+                f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} is not recorded on this server. "
+                "Train a trajectory on the server that sampled it, and before its record is deleted "
+                "(`ServerConfig.record_retention_s`)"
+            )
+        else:
+            _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")
+            found.append(exchange)
+        messages.append(choice["message"])
+    return found
+
+
+def _check_lengths(trajectory: WireTrajectory, choices: list[Exchange | None], label: str) -> None:
+    """Turn and token rewards must fit the choices of the first history."""
+    for name, given in (("turn_rewards", trajectory.turn_rewards), ("token_rewards", trajectory.token_rewards)):
+        if given and len(given) != len(choices):
+            raise TrajectoryError(
+                f"{label} has {len(given)} {name} for {len(choices)} choices; give one per choice, or none at all"
+            )
+    for c, (rewards, exchange) in enumerate(zip(trajectory.token_rewards, choices, strict=False)):
+        num_tokens = len(exchange.completion_token_ids) if exchange is not None else 0
+        if len(rewards) != num_tokens:
+            sampled = f"{num_tokens} sampled tokens" if exchange is not None else "no recorded tokens"
+            raise TrajectoryError(
+                f"{label}.token_rewards[{c}] has {len(rewards)} rewards, but that choice has {sampled}; give one per "
+                "token"
+            )
+
+
+def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[dict[str, Any]], where: str) -> None:
+    recorded = canonical_message(exchange.message)
+    if canonical_message(answer) != recorded:
+        raise TrajectoryMismatchError(
+            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, given "
+            f"{_short(answer)}. "
+            "Keep choices as they came; to train on other text use `train_sft`"
+        )
+    sent = exchange.request_messages
+    for j, (given, original) in enumerate(zip(before, sent, strict=False)):
+        if canonical_message(given) != canonical_message(original):
+            raise TrajectoryMismatchError(
+                f"{where}: message {j} before it differs from what the model was sent: sent {_short(original)}, given "
+                f"{_short(given)}. Keep messages as they were sent; another conversation belongs in "
+                "`additional_histories`"
+            )
+    if len(before) != len(sent):
+        raise TrajectoryMismatchError(
+            f"{where}: {len(before)} messages stand before this answer, but the model was sent {len(sent)}. "
+            "Keep messages as they were sent; another conversation belongs in `additional_histories`"
+        )
+
+
+def _check_trainable(exchange: Exchange, where: str) -> None:
+    if exchange.temperature <= 0:
+        raise TrajectoryMismatchError(
+            f"{where}: exchange {exchange.id} was sampled greedily (temperature 0), which has no policy gradient; "
+            "sample rollouts for training with temperature 1"
+        )
+    if exchange.top_p < 1:
+        raise TrajectoryMismatchError(
+            f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}; the cut-off tail biases the "
+            "importance "
+            "ratio. Sample rollouts for training with top_p=1"
+        )
+
+
+def _extend(paths: list[Path], exchange: Exchange, *, choice: int | None) -> None:
+    """Add the exchange to the path that it continues, else begin a new one."""
+    prompt = exchange.prompt_token_ids
+    answer = Answer(start=len(prompt), exchange=exchange, choice=choice)
+    for path in reversed(paths):
+        length = len(path.token_ids)
+        same_temperature = path.answers[0].exchange.temperature == exchange.temperature
+        if same_temperature and len(prompt) >= length and prompt[:length] == path.token_ids:
+            path.answers.append(answer)
+            path.token_ids = prompt + exchange.completion_token_ids
+            return
+    paths.append(Path(token_ids=prompt + exchange.completion_token_ids, answers=[answer]))
+
+
+def _exchange_id(item: dict[str, Any]) -> str | None:
+    choice = item.get("choice")
+    return choice.get("exchange_id") if isinstance(choice, dict) else None
+
+
+def _short(message: Mapping[str, Any], limit: int = 120) -> str:
+    text = repr({key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)})
+    return text if len(text) <= limit else text[: limit - 3] + "..."

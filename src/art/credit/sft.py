@@ -1,0 +1,73 @@
+"""Supervised samples: the assistant messages of conversations, as tokens.
+
+Nothing was recorded for these texts, so here (and only here) text becomes training tokens. Each assistant message is
+rendered in the context that the model would see when it has to write it: `prompt = render(messages before)` with the
+generation prompt, and the completion is what rendering the message adds. A message that the template does not add after
+that prompt (it rewrites history) cannot be learnt exactly and is counted as dropped. Prefixes that samples share merge
+in the prefix tree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from art.errors import NothingTrainableError
+from art.gateway.format.renderer import Renderer
+from art.protocol.chat import normalize_messages
+from art.protocol.training import WireHistory, WireTrajectory
+from art.trainer.contract import TrainingSample
+
+
+def sft_samples(
+    trajectories: list[WireTrajectory], renderer: Renderer
+) -> tuple[list[TrainingSample], dict[str, float]]:
+    """One sample per assistant message, and `data/...`, `ledger/...` counts.
+
+    Raises:
+        NothingTrainableError: no assistant message can be learnt.
+    """
+    samples: list[TrainingSample] = []
+    counts: Counter[str] = Counter()
+    for t, trajectory in enumerate(trajectories):
+        rollout_id = f"trajectories[{t}]"
+        for h, history in enumerate(trajectory.histories):
+            samples += _history_samples(history, renderer, f"{rollout_id}.histories[{h}]", rollout_id, counts)
+    if not samples:
+        raise NothingTrainableError(
+            f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
+            "assistant messages after at least one other message"
+        )
+    metrics = {
+        "data/step_num_trajectories": float(len(trajectories)),
+        "ledger/retokenised_messages": float(len(samples)),
+        "ledger/dropped_messages/template_rewrites_history": float(counts["dropped"]),
+    }
+    return samples, metrics
+
+
+def _history_samples(
+    history: WireHistory, renderer: Renderer, label: str, rollout_id: str, counts: Counter[str]
+) -> list[TrainingSample]:
+    messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
+    samples = []
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant" or i == 0:
+            continue
+        prompt = renderer.render(messages[:i], history.tools)
+        completion = renderer.completion(messages[: i + 1], history.tools, prompt)
+        if completion is None:
+            counts["dropped"] += 1
+            continue
+        before, learnt = len(prompt), len(completion)
+        samples.append(
+            TrainingSample(
+                sample_id=f"{label}.messages[{i}]",
+                rollout_id=rollout_id,
+                token_ids=prompt + completion,
+                loss_mask=[False] * before + [True] * learnt,
+                sampling_logprobs=[0.0] * (before + learnt),
+                advantages=[0.0] * (before + learnt),
+                component="sft",
+            )
+        )
+    return samples

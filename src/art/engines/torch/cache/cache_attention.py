@@ -1,0 +1,300 @@
+"""Attention of a packed, ragged batch over the KV cache.
+
+A step computes N tokens of many sequences at once. Sequences that add one token (decoding) are attended together, one
+batched call per pool; a sequence that adds several (a prompt) is attended by itself. Query heads that share a key head
+are treated as several queries of one head, so keys are never repeated. The cache keeps the keys of all tokens, also
+where a layer has a sliding window: its masks leave the older ones out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from art.engines.torch.cache.kv_cache import LayerShape, Pool
+
+NAME = "art_engine"
+"""The name of this attention in transformers' registries."""
+
+_MAX_MASK_ELEMENTS = 1 << 22
+_DENSE_GAIN = 1.3
+"""Attending unused rows in between is cheaper than gathering the used ones up to this ratio of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What the attention of one layer computes."""
+
+    scale: float
+    window: int | None = None
+    """A query sees its own token and the `window - 1` before it; `None` for all."""
+    sinks: Tensor | None = None
+    """[heads] logits that share in the softmax and lead to no value (gpt-oss)."""
+
+
+@dataclass(slots=True)
+class Write:
+    """Where the new keys and values of one pool go."""
+
+    pool: Pool
+    tokens: slice | Tensor  # into the batch
+    rows: Tensor  # [n]
+    positions: Tensor  # [n]
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Sequences of one pool that add one token each."""
+
+    pool: Pool
+    tokens: slice | Tensor  # into the batch
+    rows: Tensor | slice  # rows to gather, or a range of rows to view
+    spread: Tensor | None  # [n] for a range with gaps: where in the range each query goes
+    num_keys: int
+    lengths: npt.NDArray[np.int64]  # [rows] keys that each row has
+    mask: Tensor | None  # [rows, 1, 1, num_keys], 0 or -inf
+    windows: dict[int, tuple[int, Tensor | None]] = field(default_factory=dict)
+
+    def window(self, size: int, like: Tensor) -> tuple[int, Tensor | None]:
+        """The first key that a window of `size` shows to any row, and the mask of the keys from there on."""
+        if self.num_keys <= size:
+            return 0, self.mask
+        if (found := self.windows.get(size)) is None:
+            first = max(0, int(self.lengths.min()) - size)
+            keys, lengths = np.arange(first, self.num_keys), self.lengths[:, None]
+            found = self.windows[size] = first, _decode_mask((keys >= lengths) | (keys < lengths - size), like)
+        return found
+
+
+@dataclass(slots=True)
+class PrefillSegment:
+    """Tokens `[start, end)` of the batch continue a sequence at `offset`; without a pool they are all of it."""
+
+    start: int
+    end: int
+    offset: int = 0
+    pool: Pool | None = None
+    row: int = 0
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """All that the layers of one step need to know."""
+
+    writes: list[Write] = field(default_factory=list)
+    decode: list[DecodeGroup] = field(default_factory=list)
+    prefill: list[PrefillSegment] = field(default_factory=list)
+    masks: dict[tuple[int, int, int, int | None], Tensor] = field(default_factory=dict)
+
+
+def decode_group(
+    pool: Pool,
+    tokens: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    like: Tensor,
+) -> DecodeGroup:
+    """Plan the attention of tokens `tokens` [n] of the batch, which are at `positions` [n] of the slots `rows` [n]."""
+    low, high = int(rows.min()), int(rows.max()) + 1
+    num_keys = int(positions.max()) + 1
+    lengths = positions + 1
+    row_index: Tensor | slice
+    spread: Tensor | None = None
+    if high - low <= len(rows) * _DENSE_GAIN:
+        row_index = slice(low, high)
+        local = rows - low
+        if high - low != len(rows) or (np.diff(local) != 1).any():
+            spread = to_device(local, like)
+        lengths = np.full(high - low, positions.min() + 1)  # a row in a gap sees some keys: its result is not read
+        lengths[local] = positions + 1
+    else:
+        row_index = to_device(rows, like)
+    mask = None
+    if int(lengths.min()) < num_keys:
+        mask = _decode_mask(np.arange(num_keys) >= lengths[:, None], like)
+    return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths, mask)
+
+
+def _decode_mask(hidden: npt.NDArray[np.bool_], like: Tensor) -> Tensor:
+    """[rows, num_keys] -> [rows, 1, 1, num_keys], minus infinity where hidden."""
+    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)[:, None, None, :]
+
+
+def slice_or_index(values: npt.NDArray[np.int64], like: Tensor) -> slice | Tensor:
+    """A slice if `values` are consecutive, which spares a copy, else an index tensor."""
+    first, last = int(values[0]), int(values[-1])
+    if last - first + 1 == len(values) and (np.diff(values) == 1).all():
+        return slice(first, last + 1)
+    return to_device(values, like)
+
+
+def to_device(values: npt.NDArray[np.int64], like: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(like.device)
+
+
+def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
+    """q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] -> [N, heads, e]. Stores new keys and values first."""
+    for write in plan.writes:
+        write.pool.keys[layer][write.rows, :, write.positions] = k[write.tokens]
+        write.pool.values[layer][write.rows, :, write.positions] = v[write.tokens]
+    if len(plan.decode) == 1 and not plan.prefill and isinstance(plan.decode[0].tokens, slice):
+        return _decode(plan.decode[0], layer, q, formula)
+    out = q.new_empty(*q.shape[:-1], v.shape[-1])
+    for group in plan.decode:
+        out[group.tokens] = _decode(group, layer, q[group.tokens], formula)
+    for segment in plan.prefill:
+        _prefill(plan, segment, layer, q, k, v, formula, out)
+    return out
+
+
+def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tensor:
+    """[n, heads, d] -> [n, heads, e]"""
+    _, num_heads, d = q.shape
+    keys, values = group.pool.keys[layer], group.pool.values[layer]
+    first, mask = (0, group.mask) if formula.window is None else group.window(formula.window, q)
+    if isinstance(group.rows, slice):
+        keys, values = keys[group.rows, :, first : group.num_keys], values[group.rows, :, first : group.num_keys]
+    else:
+        keys = keys[:, :, first : group.num_keys].index_select(0, group.rows)
+        values = values[:, :, first : group.num_keys].index_select(0, group.rows)
+    if group.spread is not None:
+        q = q.new_zeros((keys.shape[0], num_heads, d)).index_copy_(0, group.spread, q)
+    if formula.sinks is None:
+        num_kv_heads = keys.shape[1]
+        q = q.reshape(-1, num_kv_heads, num_heads // num_kv_heads, d)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=formula.scale)
+        out = out.reshape(-1, num_heads, values.shape[-1])
+    else:
+        out = _attend_with_sinks(q[:, :, None], keys, values, mask, formula.scale, formula.sinks)[:, :, 0]
+    return out if group.spread is None else out.index_select(0, group.spread)
+
+
+def _prefill(
+    plan: AttentionPlan, s: PrefillSegment, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula, out: Tensor
+) -> None:
+    queries = q[s.start : s.end].transpose(0, 1)[None]  # [1, heads, n, d]
+    num_tokens, window, scale, sinks = s.end - s.start, formula.window, formula.scale, formula.sinks
+    if s.pool is None or s.offset == 0:
+        keys = k[s.start : s.end].transpose(0, 1)[None]
+        values = v[s.start : s.end].transpose(0, 1)[None]
+        if sinks is None and (window is None or num_tokens <= window):
+            result = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+            out[s.start : s.end] = result[0].transpose(0, 1)
+            return
+    else:
+        keys, values = s.pool.keys[layer][None, s.row], s.pool.values[layer][None, s.row]
+    block = _block_size(s.offset + num_tokens, formula)
+    for first in range(0, num_tokens, block):
+        last = min(first + block, num_tokens)
+        first_key = 0 if window is None else max(0, s.offset + first + 1 - window)
+        seen = slice(first_key, s.offset + last)
+        mask = _causal_mask(plan, s.offset + first - first_key, last - first, seen.stop - first_key, window, q)
+        block_of = queries[:, :, first:last], keys[:, :, seen], values[:, :, seen]
+        if sinks is None:
+            result = F.scaled_dot_product_attention(*block_of, attn_mask=mask, scale=scale, enable_gqa=True)
+        else:
+            result = _attend_with_sinks(*block_of, mask, scale, sinks)
+        out[s.start + first : s.start + last] = result[0].transpose(0, 1)
+
+
+def _block_size(num_keys: int, formula: Formula) -> int:
+    """Queries that are attended at once: bounds the mask, and with sinks the scores; a block sees its window's keys."""
+    elements = num_keys if formula.sinks is None else num_keys * len(formula.sinks)
+    size = max(16, _MAX_MASK_ELEMENTS // elements)
+    return size if formula.window is None else min(size, max(64, formula.window))
+
+
+def _attend_with_sinks(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
+) -> Tensor:
+    """q [B, heads, n, d], keys [B, kv heads, L, d], values [B, kv heads, L, e] -> [B, heads, n, e], in float32.
+
+    The softmax of a head is over its keys' scores and its sink, which has no value: weights add up to less than 1.
+    """
+    num_kv_heads = keys.shape[1]
+    scores = q.float().unflatten(1, (num_kv_heads, -1)).flatten(2, 3) @ keys.float().transpose(-1, -2)
+    scores = scores.mul_(scale).view(*q.shape[:3], -1)  # [B, heads, n, L]
+    if mask is not None:
+        scores += mask
+    total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sinks.float()[:, None, None])
+    weights = scores.sub_(total).exp_().unflatten(1, (num_kv_heads, -1)).flatten(2, 3)
+    return (weights @ values.float()).view(*q.shape[:3], -1).to(q.dtype)
+
+
+def _causal_mask(
+    plan: AttentionPlan, offset: int, num_queries: int, num_keys: int, window: int | None, like: Tensor
+) -> Tensor:
+    """[num_queries, num_keys], 0 where query i sees key j, offset + i - window < j <= offset + i, else -inf.
+
+    Kept for the next layers while masks are few.
+    """
+    key = (offset, num_queries, num_keys, window)
+    if (mask := plan.masks.get(key)) is None:
+        mask = torch.full((num_queries, num_keys), -math.inf, dtype=like.dtype, device=like.device).triu_(offset + 1)
+        if window is not None:
+            mask += torch.full_like(mask, -math.inf).tril_(offset - window)
+        if sum(m.numel() for m in plan.masks.values()) < _MAX_MASK_ELEMENTS:
+            plan.masks[key] = mask
+    return mask
+
+
+class Probe:
+    """Watches a trial forward pass: what the layers ask of attention, and what of it `attend` does not compute."""
+
+    def __init__(self) -> None:
+        self.kv_shapes: dict[int, LayerShape] = {}
+        """By layer."""
+        self.windows: dict[int, int | None] = {}
+        """By layer: its sliding window, if it has one."""
+        self.problems: set[str] = set()
+
+    def see(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
+        if key.shape[:-1] != value.shape[:-1] or key.shape[-2] != query.shape[-2]:
+            self.problems.add(f"keys of shape {list(key.shape)} with values of shape {list(value.shape)}")
+        for name in ("softcap", "position_bias"):
+            if kwargs.get(name) is not None:
+                self.problems.add(f"attention with `{name}`")
+        self.kv_shapes[layer] = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
+        self.windows[layer] = kwargs.get("sliding_window")
+
+
+def hf_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    art_plan: AttentionPlan,
+    art_probe: Probe | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """This attention behind transformers' interface: query [1, heads, N, d] -> [1, N, heads, e]."""
+    if art_probe is not None:
+        art_probe.see(module.layer_idx, query, key, value, kwargs)
+        if art_probe.problems:
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    formula = Formula(scale, window=kwargs.get("sliding_window"), sinks=kwargs.get("s_aux"))
+    return attend(art_plan, module.layer_idx, q, k, v, formula)[None], None
+
+
+def hf_mask(*_args: Any, **_kwargs: Any) -> None:
+    """Transformers needs no mask of ours: `AttentionPlan` says who attends to whom."""
+
+
+def no_cache_plan(lengths: Sequence[int]) -> AttentionPlan:
+    """Several whole sequences, packed one after the other, that leave nothing in the cache."""
+    ends = np.cumsum(lengths).tolist()
+    return AttentionPlan(prefill=[PrefillSegment(start=end - n, end=end) for end, n in zip(ends, lengths, strict=True)])

@@ -1,0 +1,353 @@
+"""The synchronous core of the embedded engine.
+
+    submit / submit_score / cancel                        at any time between steps
+    step():  schedule -> build_batch -> decoder.logits -> sample -> outputs        one forward pass
+
+Nothing here knows of asyncio, processes or messages: `runtime.engine_child` drives it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from art.config import EngineConfig
+from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
+from art.engines.requests import check_request, check_score
+from art.engines.torch.batch import build_batch
+from art.engines.torch.cache.cache_size import kv_budget
+from art.engines.torch.cache.kv_cache import KVCache
+from art.engines.torch.random import uniforms
+from art.engines.torch.sampler import SamplingParams, sample, token_logprobs
+from art.engines.torch.scheduler import Scheduler, Sequence, Work
+from art.engines.torch.weights.base_model import LoadedModel, default_num_threads, load_model
+from art.engines.torch.weights.linear import Adapter, Factors
+from art.engines.torch.weights.lora import read_adapter
+from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
+
+logger = logging.getLogger(__name__)
+
+_ROWS_PER_RUNNING = 8
+"""Sequences that the cache remembers, idle ones included, per request that may run."""
+_MAX_SCORE_LOGITS = 1 << 25
+"""Logits of one scoring request in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Something that a request's owner must hear. One of the three is set."""
+
+    request_id: str
+    chunk: TokenChunk | None = None
+    logprobs: list[float] | None = None
+    """Of a scoring request; it is over."""
+    error: ArtError | None = None
+    """The request is over."""
+
+
+class TorchEngine:
+    """Continuous batching over one base model and any number of adapters."""
+
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._info = model.info
+        self._dtype = model.dtype
+        cache = KVCache(
+            model.kv_shapes,
+            max_context=model.info.max_context,
+            budget=kv_budget(model, config),
+            max_rows=_ROWS_PER_RUNNING * config.max_running,
+            dtype=model.dtype,
+            device=model.info.device,
+        )
+        self._scheduler = Scheduler(
+            cache,
+            max_running=config.max_running,
+            prefill_tokens=config.prefill_tokens,
+            score_tokens=max(16, _MAX_SCORE_LOGITS // model.info.vocab_size),
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._adapters: dict[str, Adapter] = {}
+        self._leaving: list[tuple[Adapter, Callable[[], None] | None]] = []
+        self._next_uid = 1
+        self._counters = dict.fromkeys(("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s"), 0.0)
+
+    @classmethod
+    def load(cls, model: str, config: EngineConfig) -> TorchEngine:
+        """Load the base model in folder (or with hub id) `model`.
+
+        Raises:
+            ConfigError: the model cannot be served, or a setting does not fit it.
+        """
+        torch.set_num_threads(config.num_threads or default_num_threads())
+        with torch.inference_mode():
+            return cls(load_model(model, config), config)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def stats(self) -> dict[str, float]:
+        scheduler = self._scheduler
+        return {
+            "running": float(len(scheduler.running)),
+            "waiting": float(len(scheduler.waiting)),
+            "adapters": float(len(self._adapters)),
+            "preemptions": float(scheduler.num_preemptions),
+            **self._counters,
+            **scheduler.cache.stats(),
+        }
+
+    def submit(self, request: GenerateRequest, *, stream: bool) -> None:
+        """Queue a completion; its tokens come out of later steps.
+
+        Raises:
+            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
+        """
+        check_request(request, self._info)
+        num_prompt = len(request.prompt_token_ids)
+        self._enqueue(
+            Sequence(
+                request=request,
+                adapter=self._adapter(request.adapter),
+                stream=stream,
+                max_new=min(request.max_tokens, self._info.max_context - num_prompt),
+                stop=frozenset(request.stop_token_ids),
+                token_ids=list(request.prompt_token_ids),
+                num_prompt=num_prompt,
+            )
+        )
+
+    def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
+        """Queue a measurement of the log-probs of `token_ids[1:]`; the result is one `Output` with `logprobs`.
+
+        Raises: as `submit`.
+        """
+        check_score(token_ids, self._info)
+        request = GenerateRequest(
+            request_id=request_id,
+            adapter=adapter,
+            prompt_token_ids=token_ids,
+            max_tokens=1,
+            stop_token_ids=(),
+            seed=0,
+        )
+        self._enqueue(
+            Sequence(
+                request=request,
+                adapter=self._adapter(adapter),
+                stream=False,
+                max_new=0,
+                stop=frozenset(),
+                scores=True,
+                token_ids=token_ids[:-1],
+                num_prompt=len(token_ids) - 1,
+            )
+        )
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its slot at once. Unknown ids are fine: it may just have ended."""
+        if (sequence := self._sequences.get(request_id)) is not None:
+            self._end(sequence)
+
+    def abort_all(self, error: ArtError) -> list[Output]:
+        """End every request with `error`, and trust nothing of what their slots hold."""
+        outputs = [Output(request_id, error=error) for request_id in self._sequences]
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, wipe=True)
+        return outputs
+
+    def load_adapter(self, name: str, path: Path) -> AdapterInfo:
+        """Read PEFT LoRA files. Under a name in use, later requests get the new weights, running ones keep theirs.
+
+        Raises:
+            AdapterError: see `lora.read_adapter`.
+        """
+        adapter = read_adapter(
+            name,
+            path,
+            uid=self._next_uid,
+            parts=self._model.decoder.parts,
+            num_linears=self._model.decoder.num_linears,
+            dtype=self._dtype,
+            device=self._info.device,
+        )
+        self._next_uid += 1
+        self.unload_adapter(name)
+        self._adapters[name] = adapter
+        return adapter.info
+
+    def serve_as(self, name: str, info: AdapterInfo) -> None:
+        """Let requests name the model's own weights `name`: an adapter that changes no layer."""
+        no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
+        self._adapters[name] = Adapter(uid=self._next_uid, factors=no_factors, info=info)
+        self._next_uid += 1
+
+    def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
+        """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self._leaving.append((adapter, on_done))
+            self._let_go()
+        elif on_done is not None:
+            on_done()
+
+    def step(self) -> list[Output]:
+        """One forward pass, and what it brought. Unforeseen errors are raised: `abort_all` is then the way out."""
+        started = time.perf_counter()
+        work = self._scheduler.schedule()
+        if not work:
+            if self._sequences:
+                raise RuntimeError(f"nothing can be scheduled though {len(self._sequences)} requests wait")
+            return []
+        with torch.inference_mode():
+            batch = build_batch(work, self._info.device, self._dtype)
+            outputs = self._advance(work, self._model.decoder.logits(batch))
+        self._counters["steps"] += 1
+        self._counters["step_s"] += time.perf_counter() - started
+        return outputs
+
+    def _advance(self, work: list[Work], logits: torch.Tensor) -> list[Output]:
+        """Book the computed tokens, sample where a sequence's end was reached, and end what is complete."""
+        outputs: list[Output] = []
+        samples: list[Sequence] = []
+        rows: list[int] = []
+        row = 0
+        for item in work:
+            sequence = item.sequence
+            reached = item.reaches_end
+            if sequence.num_sampled == 0:
+                self._counters["prefill_tokens"] += item.num_tokens
+            if sequence.scores:
+                outputs += self._score_rows(item, logits[row : row + item.num_tokens])
+                row += item.num_tokens
+            elif reached:
+                samples.append(sequence)
+                rows.append(row)
+                row += 1
+            sequence.num_computed += item.num_tokens
+        if samples:
+            outputs += self._sample(samples, logits if len(rows) == row else logits[rows])
+        return outputs
+
+    def _score_rows(self, item: Work, logits: torch.Tensor) -> list[Output]:
+        sequence, first = item.sequence, item.sequence.num_computed
+        targets = sequence.request.prompt_token_ids[first + 1 : first + 1 + item.num_tokens]
+        sequence.logprobs += token_logprobs(logits, torch.tensor(targets, device=logits.device))
+        if not item.reaches_end:
+            return []
+        request_id, logprobs = sequence.request.request_id, sequence.logprobs
+        finite = all(map(math.isfinite, logprobs))
+        self._end(sequence, wipe=not finite)
+        return [Output(request_id, logprobs=logprobs) if finite else self._not_finite(sequence)]
+
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Output]:
+        """Draw the next token of each sequence from its row of `logits` [len(sequences), V]."""
+        requests = [s.request for s in sequences]
+        indices = [r.first_index + s.num_sampled for r, s in zip(requests, sequences, strict=True)]
+        drawn = sample(
+            logits,
+            SamplingParams(
+                uniforms=uniforms([r.seed for r in requests], indices),
+                temperatures=[r.temperature for r in requests],
+                top_ps=[r.top_p for r in requests],
+                num_top_logprobs=[r.num_top_logprobs for r in requests],
+            ),
+        )
+        self._counters["generated_tokens"] += len(sequences)
+        outputs = []
+        for i, (sequence, token, logprob) in enumerate(zip(sequences, drawn.token_ids, drawn.logprobs, strict=True)):
+            if not math.isfinite(logprob):
+                self._end(sequence, wipe=True)
+                outputs.append(self._not_finite(sequence))
+                continue
+            sequence.token_ids.append(token)
+            sequence.logprobs.append(logprob)
+            if drawn.top_logprobs is not None and sequence.request.num_top_logprobs:
+                sequence.top_logprobs.append(drawn.top_logprobs[i])
+            reason: FinishReason | None = None
+            if token in sequence.stop:
+                reason = "stop"
+            elif sequence.num_sampled >= sequence.max_new:
+                reason = "length"
+            if reason is not None or sequence.stream:
+                outputs.append(_emit(sequence, reason))
+            if reason is not None:
+                self._counters["cached_tokens"] += sequence.num_cached or 0
+                self._end(sequence)
+        return outputs
+
+    def _end(self, sequence: Sequence, *, wipe: bool = False) -> None:
+        del self._sequences[sequence.request.request_id]
+        self._scheduler.remove(sequence, wipe=wipe)
+        if sequence.adapter is not None:
+            sequence.adapter.num_users -= 1
+            if self._leaving:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget unloaded adapters that no request uses any more, with their part of the cache."""
+        gone = [entry for entry in self._leaving if entry[0].num_users == 0]
+        self._leaving = [entry for entry in self._leaving if entry[0].num_users > 0]
+        for adapter, on_done in gone:
+            self._scheduler.cache.forget(adapter.uid)
+            if on_done is not None:
+                on_done()
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        request_id = sequence.request.request_id
+        if request_id in self._sequences:
+            raise ConflictError(f"request id {request_id!r} is already in use", param="request_id")
+        free_seats = self._config.max_running - len(self._scheduler.running)
+        if len(self._scheduler.waiting) >= self._config.max_waiting + max(0, free_seats):
+            raise OverloadedError(
+                f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait (at most "
+                f"{self._config.max_waiting}); try again later"
+            )
+        self._sequences[request_id] = sequence
+        self._scheduler.waiting.append(sequence)
+        if sequence.adapter is not None:
+            sequence.adapter.num_users += 1
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        if name is None:
+            return None
+        if name not in self._adapters:
+            loaded = ", ".join(repr(n) for n in self._adapters) or "none"
+            raise NotFoundError(f"adapter {name!r} is not loaded (loaded: {loaded})", param="model")
+        return self._adapters[name]
+
+    @staticmethod
+    def _not_finite(sequence: Sequence) -> Output:
+        name = sequence.request.adapter
+        whose = f"adapter {name!r}" if name is not None else "the base model"
+        return Output(
+            sequence.request.request_id,
+            error=ArtError(
+                f"{whose} gave NaN or infinite logits at token {len(sequence.token_ids)} of the sequence; its weights "
+                "are broken, or overflow in this dtype (float32 has more range)"
+            ),
+        )
+
+
+def _emit(sequence: Sequence, reason: FinishReason | None) -> Output:
+    """The tokens that were not sent yet."""
+    first, sequence.num_sent = sequence.num_sent, sequence.num_sampled
+    chunk = TokenChunk(
+        token_ids=sequence.token_ids[sequence.num_prompt + first :],
+        logprobs=sequence.logprobs[first:],
+        top_logprobs=sequence.top_logprobs[first:],
+        finish_reason=reason,
+        num_cached_tokens=(sequence.num_cached or 0) if reason is not None else 0,
+    )
+    return Output(sequence.request.request_id, chunk=chunk)

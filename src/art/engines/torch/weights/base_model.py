@@ -1,0 +1,271 @@
+"""Load a Hugging Face causal language model for serving, and prove that it computes what transformers computes.
+
+The general path is the model's own forward pass with attention and linear layers swapped for ours; the Llama family has
+a faster loop (`llama`). Either way a packed trial batch is compared with transformers' eager forward pass before the
+engine says that it is ready, so an architecture that the seam does not cover is refused rather than served wrongly.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from art.config import EngineConfig, Quantization
+from art.engine import EngineInfo
+from art.engines.torch.batch import Batch
+from art.engines.torch.cache import cache_attention as attention
+from art.engines.torch.cache.cache_attention import Probe, no_cache_plan
+from art.engines.torch.cache.kv_cache import LayerShape
+from art.engines.torch.weights import llama
+from art.engines.torch.weights.linear import AdaptedLinear, Linear, Part, RunContext
+from art.errors import ConfigError
+from art.kernels.quantization import loading_options
+
+logger = logging.getLogger(__name__)
+
+MAX_DEFAULT_CONTEXT = 32_768
+TRIAL_LENGTHS = (9, 1, 6)
+"""Sequences of the trial batch; more than one, so that leaks between packed sequences show."""
+_MAX_TRIAL_WINDOW = 256
+"""Up to this size of a sliding window the trial batch has a sequence that is longer than it."""
+_TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""Largest logit difference, relative to the largest logit."""
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+
+
+class Decoder(Protocol):
+    """A model that computes packed batches."""
+
+    parts: dict[str, Part]
+    """Linear layers that adapters may change, by Hugging Face module name."""
+    num_linears: int
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[rows to sample, vocabulary]"""
+        ...
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    decoder: Decoder
+    info: EngineInfo
+    kv_shapes: list[LayerShape]  # per layer
+    dtype: torch.dtype
+
+
+class HfDecoder:
+    """The general path: transformers' forward pass, with our attention and adaptable linear layers inside."""
+
+    def __init__(self, hf_model: Any) -> None:
+        self.parts: dict[str, Part] = {}
+        self._context = RunContext()
+        self._model = hf_model
+        self._adapted: dict[str, AdaptedLinear] = {}
+        self._picks_rows = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
+        head = hf_model.get_output_embeddings()
+        for name, module in list(hf_model.named_modules()):
+            if type(module) is nn.Linear:
+                adapted = AdaptedLinear(module, len(self._adapted), self._context, is_head=module is head)
+                parent, _, leaf = name.rpartition(".")
+                setattr(hf_model.get_submodule(parent), leaf, adapted)
+                self._adapted[name] = adapted
+        self.num_linears = len(self._adapted)
+
+    def logits(self, batch: Batch) -> Tensor:
+        self._context.runs, self._context.head_runs = batch.runs, batch.head_runs
+        rows = batch.sample_rows
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            art_plan=batch.plan,
+            **({"logits_to_keep": rows} if rows is not None and self._picks_rows else {}),
+        )
+        logits: Tensor = output.logits[0]
+        return logits if rows is None or self._picks_rows else logits[rows]
+
+    def find_parts(self, batch: Batch) -> None:
+        """Learn from a trial batch, whose logits are all wanted, which layers see one row per token.
+
+        Others (the experts of some mixtures see a selection) cannot place the adapters of a mixed batch.
+        """
+        self._context.num_rows = batch.token_ids.shape[0]
+        self.logits(batch)
+        self._context.num_rows = None
+        for name, module in self._adapted.items():
+            if module.sees_all_rows:
+                linear = Linear(module.weight.detach(), None, module.index)
+                self.parts[name] = Part(linear, 0, module.out_features)
+
+
+def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], None] | None = None) -> LoadedModel:
+    """Load the model in folder `path` (or by hub id). `inspect_model` sees it as transformers loaded it, on its device.
+
+    Raises:
+        ConfigError: unknown path, unsupported architecture, or settings that do not fit the model.
+    """
+    device, dtype = choose_device(config)
+    hf_model = _load_hf(path, device, dtype, config.quantization)
+    if inspect_model is not None:
+        inspect_model(hf_model)
+    dtype = hf_model.dtype
+    max_context = _max_context(hf_model.config, config.max_context)
+    trial = _trial_ids(hf_model, max_context)
+    reference = _reference_logits(hf_model, trial)
+    hf_model.set_attn_implementation(attention.NAME)
+    probe = _probe_attention(hf_model, trial)
+    decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
+    _compare(decoder, trial, reference, path)
+    info = EngineInfo(
+        vocab_size=reference.shape[-1],
+        max_context=max_context,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+    )
+    logger.info("loaded %s by the %s path: %s", path, path_name, info)
+    kv_shapes = [probe.kv_shapes[i] for i in range(len(probe.kv_shapes))]
+    return LoadedModel(decoder, info, kv_shapes, dtype)
+
+
+def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
+    """The device, and the dtype to load in (`"auto"` is the checkpoint's).
+
+    Raises:
+        ConfigError: the device that was asked for is not there.
+    """
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    device: str = config.device
+    if device == "auto":
+        device = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    if not available[device]:
+        raise ConfigError(f"`engine.device` is {device!r}, but torch finds no such device here; use 'auto' or 'cpu'")
+    if config.dtype != "auto":
+        return device, getattr(torch, config.dtype)
+    return device, {"cpu": torch.float32, "cuda": torch.bfloat16, "mps": "auto"}[device]
+
+
+def default_num_threads() -> int:
+    """Half of the cores that this process may use; the other half is the trainer's."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    return max(1, cores // 2)
+
+
+def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Quantization) -> Any:
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    AttentionInterface.register(attention.NAME, attention.hf_attention)
+    AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
+    options = loading_options(quantization, device=device, dtype=dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load base model {path!r}: {error}") from error
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"base model {path!r} ({type(model).__name__}) does not support transformers' attention interface, which "
+            "the embedded engine needs; serve it with another engine"
+        )
+    if quantization != "none":
+        model = model.dequantize(dtype)  # what rounding left, as plain weights
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _max_context(hf_config: Any, wanted: int | None) -> int:
+    """The context to serve, within which the model's positions are the plain ones."""
+    text = hf_config.get_text_config(decoder=True)
+    limit = int(getattr(text, "max_position_embeddings", None) or MAX_DEFAULT_CONTEXT)
+    reason = "the model's `max_position_embeddings`"
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
+    for one in ropes:
+        if one.get("rope_type", "default") not in _STATIC_ROPE:
+            original = int(one.get("original_max_position_embeddings") or limit)
+            if original < limit:
+                limit = original
+                reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
+    if wanted is not None and wanted > limit:
+        raise ConfigError(f"`engine.max_context` is {wanted}, but {reason} is {limit}; use at most that")
+    return wanted or min(limit, MAX_DEFAULT_CONTEXT)
+
+
+def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = hf_model.get_input_embeddings().weight.shape[0]
+    window = getattr(hf_model.config.get_text_config(decoder=True), "sliding_window", None)
+    beyond = [window + 8] if window is not None and window <= _MAX_TRIAL_WINDOW else []
+    lengths = [min(n, max_context) for n in (*TRIAL_LENGTHS, *beyond)]
+    return [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
+
+
+def _reference_logits(hf_model: Any, trial: list[Tensor]) -> Tensor:
+    """Transformers' own logits, sequence by sequence: [N, vocabulary]"""
+    return torch.cat([hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial])
+
+
+def _trial_batch(trial: list[Tensor]) -> Batch:
+    positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in trial])
+    return Batch(token_ids=torch.cat(trial), positions=positions, plan=no_cache_plan([len(ids) for ids in trial]))
+
+
+def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
+    """What a trial forward pass shows of the attention of each layer.
+
+    Raises:
+        ConfigError: a layer computes something that the engine does not.
+    """
+    batch, probe = _trial_batch(trial), Probe()
+    try:
+        hf_model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            art_plan=batch.plan,
+            art_probe=probe,
+        )
+    except Exception as error:  # whatever a foreign architecture does with our seam, it is not servable
+        raise ConfigError(f"{type(hf_model).__name__} does not run through the attention seam: {error!r}") from error
+    num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
+    if sorted(probe.kv_shapes) != list(range(num_layers)):
+        probe.problems.add(f"attention in layers {sorted(probe.kv_shapes)} of {num_layers}")
+    if probe.problems:
+        raise ConfigError(
+            f"the embedded engine cannot serve {type(hf_model).__name__}: {'; '.join(sorted(probe.problems))}"
+        )
+    return probe
+
+
+def _build_decoder(hf_model: Any, trial: list[Tensor], probe: Probe, max_context: int) -> tuple[Decoder, str]:
+    if type(hf_model).__name__ in llama.MODEL_CLASSES and type(hf_model).__module__.startswith("transformers.models."):
+        windows = [probe.windows[i] for i in range(len(probe.windows))]
+        return llama.LlamaDecoder(hf_model, windows=windows, max_context=max_context), "fused"
+    decoder = HfDecoder(hf_model)
+    decoder.find_parts(_trial_batch(trial))
+    return decoder, "general"
+
+
+def _compare(decoder: Decoder, trial: list[Tensor], reference: Tensor, path: str) -> None:
+    """Raise ConfigError unless the decoder's logits of a packed batch are transformers'."""
+    got = decoder.logits(_trial_batch(trial)).float()
+    scale = float(reference.float().abs().max().clamp(min=1e-6))
+    error = float((got - reference.float()).abs().max()) / scale
+    if not error < _TRIAL_TOLERANCE[reference.dtype]:
+        raise ConfigError(
+            f"base model {path!r}: the engine's logits differ from transformers' by {error:.2g} of the largest logit "
+            f"on a trial batch (allowed {_TRIAL_TOLERANCE[reference.dtype]:.2g}); serve it with another engine"
+        )

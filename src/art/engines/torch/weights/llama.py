@@ -1,0 +1,128 @@
+"""A decoder loop for the Llama family: what transformers computes, with far fewer Python calls and operators.
+
+Llama, Mistral, Qwen2 and Qwen3 differ only in biases and in Qwen3's normalised heads. Their weights are taken from the
+loaded transformers model, with the projections that read the same input fused into one. `model` compares the result
+with transformers' own forward pass before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from art.engines.torch.batch import Batch
+from art.engines.torch.cache.cache_attention import Formula, attend
+from art.engines.torch.weights.folding import Folding
+from art.engines.torch.weights.linear import Linear, Part, pack_where_faster
+
+MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+
+
+@dataclass(slots=True)
+class _Layer:
+    input_norm: Tensor  # [hidden]
+    qkv: Linear
+    head_norm: Tensor | None  # [heads + kv heads, head_dim], queries first
+    o: Linear
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear
+    down: Linear
+    attention: Formula
+
+
+class LlamaDecoder:
+    """Implements `model.Decoder`. Takes the weights out of `hf_model`, which is of no use afterwards."""
+
+    def __init__(self, hf_model: Any, *, windows: Sequence[int | None], max_context: int) -> None:
+        """`windows`: of each layer's attention."""
+        config, core = hf_model.config, hf_model.model
+        self.parts: dict[str, Part] = {}
+        self._linears: list[Linear] = []
+        self._hidden = config.hidden_size
+        self._eps: float = config.rms_norm_eps
+        self._num_heads: int = config.num_attention_heads
+        self._num_kv_heads: int = config.num_key_value_heads
+        self._head_dim: int = core.layers[0].self_attn.head_dim
+        self._activation: Callable[[Tensor], Tensor] = core.layers[0].mlp.act_fn
+        self._embedding: Tensor = core.embed_tokens.weight.detach()
+        self._cos, self._sin = _rope_tables(core.rotary_emb, max_context, self._embedding)  # [max_context, 1, head_dim]
+        self._layers = [self._take_layer(i, *pair) for i, pair in enumerate(zip(core.layers, windows, strict=True))]
+        self._norm: Tensor = core.norm.weight.detach()
+        self._head = self._fuse({"lm_head": hf_model.lm_head})
+        self.num_linears = len(self._linears)
+        self.num_packed = pack_where_faster(self._linears)
+        self._folding = Folding(self._linears)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[rows to sample, vocabulary]"""
+        plan, head_dim = batch.plan, self._head_dim
+        folded = self._folding.covers(batch.runs, len(batch.token_ids))
+        runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
+        num_q, num_qk = self._num_heads, self._num_heads + self._num_kv_heads
+        cos, sin = self._cos.index_select(0, batch.positions), self._sin.index_select(0, batch.positions)
+        x = F.embedding(batch.token_ids, self._embedding)
+        for i, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._rms_norm(x, layer.input_norm), runs).view(x.shape[0], -1, head_dim)
+            qk = qkv[:, :num_qk]
+            if layer.head_norm is not None:
+                qk = F.rms_norm(qk, (head_dim,), None, self._eps) * layer.head_norm
+            # Swapping the halves and the signs in `sin` are rotate_half of Hugging Face's RoPE.
+            qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
+            attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
+            x = layer.o(attended.reshape(x.shape[0], -1), runs).add_(x)
+            gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm), runs).chunk(2, dim=-1)
+            x = layer.down(self._activation(gate) * up, runs).add_(x)
+        if batch.sample_rows is not None:
+            x = x.index_select(0, batch.sample_rows)
+        return self._head(self._rms_norm(x, self._norm), head_runs)
+
+    def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (self._hidden,), weight, self._eps)
+
+    def _take_layer(self, index: int, layer: Any, window: int | None) -> _Layer:
+        prefix, attention, mlp = f"model.layers.{index}", layer.self_attn, layer.mlp
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            weights = (attention.q_norm.weight, self._num_heads), (attention.k_norm.weight, self._num_kv_heads)
+            head_norm = torch.cat([weight.detach().expand(count, -1) for weight, count in weights])
+        return _Layer(
+            input_norm=layer.input_layernorm.weight.detach(),
+            qkv=self._fuse({f"{prefix}.self_attn.{n}_proj": getattr(attention, f"{n}_proj") for n in "qkv"}),
+            head_norm=head_norm,
+            o=self._fuse({f"{prefix}.self_attn.o_proj": attention.o_proj}),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=self._fuse({f"{prefix}.mlp.{n}_proj": getattr(mlp, f"{n}_proj") for n in ("gate", "up")}),
+            down=self._fuse({f"{prefix}.mlp.down_proj": mlp.down_proj}),
+            attention=Formula(attention.scaling, window),
+        )
+
+    def _fuse(self, modules: dict[str, nn.Linear]) -> Linear:
+        """One layer that computes all `modules` side by side; the modules give up their weights."""
+        index, start = len(self._linears), 0
+        members = list(modules.values())
+        weights = [m.weight.detach() for m in members]
+        biases = [m.bias.detach() if m.bias is not None else None for m in members]
+        bias = None
+        if any(b is not None for b in biases):
+            filled = [b if b is not None else w.new_zeros(len(w)) for b, w in zip(biases, weights, strict=True)]
+            bias = torch.cat(filled)
+        linear = Linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, index)
+        self._linears.append(linear)
+        for name, module in modules.items():
+            self.parts[name] = Part(linear, start, start + module.out_features)
+            start += module.out_features
+            module.weight = None  # fused weights are copies: let the original go before the next layer is fused
+        return linear
+
+
+def _rope_tables(rotary: Any, max_context: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines by position, from the model's own rotary module: [max_context, 1, head_dim] each."""
+    with torch.inference_mode():
+        cos, sin = rotary(like, torch.arange(max_context, device=like.device)[None])
+    half = sin.shape[-1] // 2
+    return cos[0][:, None], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]

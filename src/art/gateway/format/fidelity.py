@@ -1,0 +1,155 @@
+"""Whether a model's text format survives the way there and back: messages -> tokens -> messages, and turn after turn.
+
+A small conversation of each kind is rendered, its answer written as the template writes it, and
+    extended    the next turn must begin with the exact tokens of this one, or say that it is a branch; and what follows
+                must be what the template writes there
+    parsed      the answer's tokens must give the message back: its text, its reasoning, its tool calls
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from art.errors import ArtError
+from art.gateway.format.bridge import Branch
+from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
+from art.protocol.chat import Message, Tool
+
+TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Find a value by its key.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
+    },
+}
+_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was said, an answer, and what comes after it."""
+
+    name: str
+    asked: list[Message]
+    answer: Message
+    then: list[Message]
+    tools: list[Tool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What became of one conversation."""
+
+    name: str
+    branch: str | None = None
+    """Why the next turn does not extend this one, where that is declared."""
+    extend_problem: str | None = None
+    parse_problem: str | None = None
+    refused: str | None = None
+    """The template takes no such conversation."""
+    detached: bool = False
+    """The template writes the answer in a way that does not follow the prompt for it, so there is none to look at."""
+
+
+def plain_conversations() -> list[Conversation]:
+    """Two turns, with and without a system message."""
+    user: Message = {"role": "user", "content": "What is 1+1? \u00e9"}
+    answer: Message = {"role": "assistant", "content": "It is 2,\n\nas \u00fcsual. \U0001f642"}
+    bye: Message = {"role": "user", "content": "And 2+2?"}
+    system: Message = {"role": "system", "content": "Be brief."}
+    return [
+        Conversation("two turns", [user], answer, [bye]),
+        Conversation("a system message", [system, user], answer, [bye]),
+    ]
+
+
+def reasoning_conversation() -> Conversation:
+    """An answer with reasoning before it."""
+    answer: Message = {"role": "assistant", "content": "It is 4.", "reasoning_content": "Two and two."}
+    return Conversation(
+        "reasoning", [{"role": "user", "content": "What is 2+2?"}], answer, [{"role": "user", "content": "And 3+3?"}]
+    )
+
+
+def tool_conversations() -> list[Conversation]:
+    """One tool call, and one with text before it and arguments that need escaping."""
+    user: Message = {"role": "user", "content": "Look it up."}
+    result: Message = {"role": "tool", "tool_call_id": "call_a", "name": "look_up", "content": "found"}
+
+    def answer(content: str, arguments: dict[str, Any]) -> Message:
+        function = {"name": "look_up", "arguments": json.dumps(arguments, ensure_ascii=False)}
+        return {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [{"id": "call_a", "type": "function", "function": function}],
+        }
+
+    hard = {"key": 'a "b"\n\u00e9 <c>', "more": {"numbers": [1, 2.5, None, True]}}
+    return [
+        Conversation("a tool call", [user], answer("", {"key": "a"}), [result], [TOOL]),
+        Conversation("text and a tool call", [user], answer("I look.", hard), [result], [TOOL]),
+    ]
+
+
+def examine(renderer: Renderer, conversation: Conversation) -> Examined:
+    """Render, answer, parse and extend one conversation."""
+    name, tools = conversation.name, conversation.tools
+    whole = [*conversation.asked, conversation.answer]
+    try:
+        prompt = renderer.render(conversation.asked, tools)
+        expected = renderer.render([*whole, *conversation.then], tools)
+        completion = renderer.completion(whole, tools, prompt)
+    except ArtError as error:
+        return Examined(name, refused=error.message)
+    if completion is None:
+        return Examined(name, detached=True)
+    parse_problem = _parse_problem(renderer, conversation, prompt, completion)
+    turn = RecordedTurn(whole, prompt, completion)
+    extended = renderer.bridge(turn, conversation.then, tools)
+    if isinstance(extended, Branch):
+        return Examined(name, branch=extended.reason, parse_problem=parse_problem)
+    extend_problem = _extend_problem(renderer, prompt + completion, extended, expected)
+    return Examined(name, extend_problem=extend_problem, parse_problem=parse_problem)
+
+
+def _parse_problem(renderer: Renderer, conversation: Conversation, prompt: list[int], answer: list[int]) -> str | None:
+    given = template_messages([conversation.answer])[0]
+    thought = given.get("reasoning_content") or ""
+    if thought not in renderer.tokenizer.text(answer):
+        thought = ""  # the template writes none
+    parsed = parse(renderer, prompt, answer, conversation.tools)
+    text = given["content"].strip()
+    if given.get("tool_calls") and (text not in renderer.tokenizer.text(answer) or text == parsed.reasoning):
+        text = ""  # the template writes no text beside a call, or writes it as the reasoning before it
+        thought = thought or parsed.reasoning or ""
+    pairs: list[tuple[str, Any, Any]] = [
+        ("text", text, parsed.content.strip()),
+        ("reasoning", thought, (parsed.reasoning or "").strip()),
+        (
+            "tool calls",
+            [(call["function"]["name"], call["function"]["arguments"]) for call in given.get("tool_calls", ())],
+            [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls],
+        ),
+    ]
+    for what, before, after in pairs:
+        if before != after:
+            return f"its {what} {before!r} came back as {after!r}"
+    return None
+
+
+def _extend_problem(renderer: Renderer, recorded: list[int], extended: list[int], expected: list[int]) -> str | None:
+    if extended[: len(recorded)] != recorded:
+        return "the next turn does not begin with the recorded tokens, and is no declared branch"
+    ours, theirs = (_without_reasoning(renderer.tokenizer.text(ids)) for ids in (extended, expected))
+    if ours != theirs:
+        return f"the next turn is {ours[-80:]!r} at its end, where the template writes {theirs[-80:]!r}"
+    return None
+
+
+def _without_reasoning(text: str) -> str:
+    """Templates print reasoning, or empty blocks of it, depending on what follows; whitespace around it goes along."""
+    return "".join(_THINK.sub("", text).split())

@@ -1,0 +1,180 @@
+"""The hand-written renderers of the `renderers` package behind our seam."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from art.errors import InvalidRequestError
+from art.gateway.format.bridge import Branch
+from art.gateway.format.renderer import (
+    RecordedTurn,
+    Renderer,
+    TemplateKwargs,
+    Variants,
+    has_reasoning,
+    template_messages,
+    without_empty_reasoning,
+)
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags
+from art.gateway.parsing.tool_calls import ToolCall
+from art.protocol.chat import Message, Tool
+
+_TAGGED = {"qwen3"}
+"""Package renderers whose answers follow our tagged grammar, which streams."""
+
+
+class PackageRenderer:
+    """A hand-written renderer of the `renderers` package."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        family: str,
+        kwargs: TemplateKwargs,
+        build: Callable[[TemplateKwargs], Renderer],
+        *,
+        keep_reasoning: bool | None = None,
+    ) -> None:
+        """
+        Raises:
+            ValueError, AssertionError, KeyError: the tokenizer lacks the family's tokens, or a setting is unknown.
+        """
+        import renderers  # here because it imports the openai client: half a second
+        import renderers.base
+        import renderers.configs
+
+        config = renderers.base.merge_chat_template_kwargs(renderers.configs.config_from_name(family), dict(kwargs))
+        self.family = family
+        self.tokenizer = tokenizer
+        self.template_kwargs: TemplateKwargs = dict(kwargs)
+        self.tags = Tags.of(tokenizer)
+        self.handles_tools = True
+        self._keep_reasoning = keep_reasoning
+        self._package = renderers.create_renderer(tokenizer, config)
+        # We decide on dropped reasoning ourselves, so the package may bridge wherever it can.
+        self._bridging = renderers.create_renderer(tokenizer, config.model_copy(update={"thinking_retention": "all"}))
+        self._drops_reasoning = self._package.effective_thinking_retention != "all"
+        self.stop_token_ids = tuple(
+            dict.fromkeys([*self._package.get_stop_token_ids(), *tokenizer.generation_stop_ids])
+        )
+        self._variants = Variants(self.template_kwargs, build)
+
+    def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
+        try:
+            ids: list[int] = self._package.render_ids(
+                template_messages(messages), tools=_specs(tools), add_generation_prompt=True
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidRequestError(
+                f"the model's chat format refuses these messages: {error}", param="messages"
+            ) from error
+        return ids
+
+    def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
+        whole: list[int] = self._package.render_ids(template_messages(messages), tools=_specs(tools))
+        if whole[: len(prompt_ids)] != prompt_ids:
+            return None
+        answer = whole[len(prompt_ids) :]
+        text = self.tokenizer.text(answer)
+        if text != (learnt := without_empty_reasoning(text)):
+            answer = self.tokenizer.encode(learnt, add_special_tokens=False)
+        ends = [i for i, token in enumerate(answer) if token in self.stop_token_ids]
+        return answer[: ends[-1] + 1] if ends else None
+
+    def bridge(self, turn: RecordedTurn, new_messages: list[Message], tools: list[Tool] | None) -> list[int] | Branch:
+        if any(message["role"] == "assistant" for message in new_messages):
+            return Branch("history_continues_elsewhere")
+        if self._drops_reasoning and self._keep_reasoning is not True and _drops_now(turn.messages, new_messages):
+            return Branch("reasoning_dropped")
+        rendered = self._bridging.bridge_to_next_turn(
+            turn.prompt_token_ids, turn.completion_token_ids, template_messages(new_messages), tools=_specs(tools)
+        )
+        if rendered is None:
+            return Branch("template_rewrites_history")
+        ids: list[int] = rendered.token_ids
+        recorded = turn.prompt_token_ids + turn.completion_token_ids
+        if ids[: len(recorded)] != recorded:  # the package trims what follows a turn end
+            return Branch("template_rewrites_history")
+        return ids
+
+    def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
+        if self.family in _TAGGED:
+            in_reasoning = self.tags.opens_reasoning(prompt_ids)
+            return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools)
+        return _PackageParser(self._package, self.tokenizer, prompt_ids, tools, parse_tools=parse_tools)
+
+    def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
+        return self._variants.get(kwargs)
+
+
+class _PackageParser:
+    """Parses once, at the end: these grammars show only then what an early part meant. Streams get one last delta."""
+
+    def __init__(
+        self, package: Any, tokenizer: Tokenizer, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool
+    ) -> None:
+        self._package = package
+        self._tokenizer = tokenizer
+        self._prompt_ids = prompt_ids
+        self._tools = tools
+        self._parse_tools = parse_tools
+        self._ids: list[int] = []
+        self._rest = b""
+        self._deltas: list[Delta] = []
+
+    def push(self, token_ids: list[int]) -> None:
+        self._ids += token_ids
+
+    def push_text(self, data: bytes) -> None:
+        self._rest += data
+
+    def take(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(self) -> ParsedMessage:
+        found = self._package.parse_response(self._ids, tools=_specs(self._tools), prompt_ids=self._prompt_ids)
+        content, calls = found.content, []
+        for call in found.tool_calls:
+            arguments = _arguments_text(call.arguments)
+            if self._parse_tools and call.status == "ok" and call.name and arguments is not None:
+                calls.append(ToolCall(call.name, arguments))
+            elif call.token_span is not None:  # nothing that was sampled disappears
+                start, end = call.token_span
+                content += self._tokenizer.text(self._ids[start:end])
+            else:
+                content += call.raw
+        content += self._rest.decode("utf-8", "replace")
+        reasoning = found.reasoning_content or ""
+        self._deltas = [delta for delta in (Delta(reasoning=reasoning), Delta(content=content)) if delta != Delta()]
+        self._deltas += [Delta(tool_call=call) for call in calls]
+        return ParsedMessage(content, reasoning or None, calls, reasoning_open=found.reasoning_complete is False)
+
+
+def _arguments_text(arguments: Any) -> str | None:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    try:
+        text = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except ValueError:
+        return None
+    return text if isinstance(arguments, dict) or arguments is None else None
+
+
+def _drops_now(recorded: list[Message], new_messages: list[Message]) -> bool:
+    """Whether a new user query makes the template drop reasoning that stands in the recorded tokens."""
+    if not any(message["role"] == "user" for message in new_messages):
+        return False
+    last_query = max((i for i, message in enumerate(recorded) if message["role"] == "user"), default=-1)
+    return has_reasoning(recorded[last_query + 1 :])
+
+
+def _specs(tools: list[Tool] | None) -> list[Tool] | None:
+    return tools or None

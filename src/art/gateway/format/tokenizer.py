@@ -1,0 +1,290 @@
+"""A light tokenizer: `tokenizer.json` and a chat template, without transformers and without torch.
+
+It offers what the `renderers` package asks of a tokenizer that one brings along (`encode`, `decode`,
+`convert_tokens_to_ids`, special ids, `apply_chat_template`), and the exact bytes of each token, on which streaming and
+log-prob reports rest.
+"""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tokenizers
+
+from art.errors import ConfigError, InvalidRequestError
+from art.gateway.format.template import ChatTemplate
+from art.protocol.chat import Message, Tool
+
+_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"]
+_SHORT, _MAX_SHORT = 24, 4096
+"""Texts of at most `_SHORT` characters are encoded once; so many of them are remembered."""
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Text to token ids and back, for one model.
+
+    Example:
+        tokenizer = Tokenizer.load("Qwen/Qwen3-0.6B")       # or a local directory
+        tokenizer.encode("hello", add_special_tokens=False)   # [14990]
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        name_or_path: str,
+        special_tokens: dict[str, str],
+        template: ChatTemplate | None,
+        model_type: str | None = None,
+        generation_stop_ids: tuple[int, ...] = (),
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.name_or_path = name_or_path
+        self.special_tokens = special_tokens
+        self.template = template
+        self.model_type = model_type
+        self.generation_stop_ids = generation_stop_ids
+        """`eos_token_id` of `generation_config.json`: what ends a completion beside the tokenizer's own."""
+        self.bos_token_id = self._special_id("bos_token")
+        self.eos_token_id = self._special_id("eos_token")
+        self.unk_token_id = self._special_id("unk_token")
+        self.pad_token_id = self._special_id("pad_token")
+        self._short: dict[str, list[int]] = {}
+        self.all_special_tokens = list(dict.fromkeys(special_tokens.values()))
+        self.token_bytes: dict[int, bytes] = _token_bytes(backend)
+        """Bytes that a token stands for; filled on demand. A completion's text is the UTF-8 of its tokens' bytes."""
+
+    @classmethod
+    def load(cls, source: str | Path) -> Tokenizer:
+        """Load from a local directory or a Hugging Face hub id. No code of the repository is run.
+
+        Raises:
+            ConfigError: the source does not exist, or has no readable `tokenizer.json`.
+        """
+        directory = _local_directory(str(source))
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"{source}: no tokenizer.json. ART reads only the format of the `tokenizers` library; convert the "
+                "tokenizer once with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(directory)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
+        config = _read_json(directory / "tokenizer_config.json")
+        special_tokens = {
+            name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None
+        }  # fmt: skip
+        return cls(
+            backend,
+            name_or_path=str(source),
+            special_tokens=special_tokens,
+            template=_load_template(directory, config, special_tokens),
+            model_type=_read_json(directory / "config.json").get("model_type"),
+            generation_stop_ids=_as_ids(_read_json(directory / "generation_config.json").get("eos_token_id")),
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; `add_special_tokens` adds what the post-processor adds (BOS), as in transformers."""
+        if len(text) <= _SHORT and not add_special_tokens:  # role names and line breaks of the templates
+            cached = self._short.get(text)
+            if cached is None:
+                cached = self.backend.encode(text, add_special_tokens=False).ids
+                if len(self._short) < _MAX_SHORT:
+                    self._short[text] = cached
+            return cached.copy()
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: int | list[int], skip_special_tokens: bool = False) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
+        """Id of a token, or a list of them; the unknown token's (or `None`) where there is none."""
+        if isinstance(tokens, str):
+            found = self.backend.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token that is in the vocabulary as a whole, else `None`."""
+        found: int | None = self.backend.token_to_id(token)
+        return found
+
+    def text(self, token_ids: list[int]) -> str:
+        """Exact text of sampled tokens: their bytes as UTF-8, invalid ones replaced, special tokens kept."""
+        table = self.token_bytes
+        return b"".join([table[i] for i in token_ids]).decode("utf-8", "replace")
+
+    def apply_chat_template(
+        self,
+        messages: list[Message],
+        *,
+        tools: list[Tool] | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The model's own rendering, as text or (with `tokenize`) as ids."""
+        if return_dict:
+            raise ValueError("return_dict is not supported; pass return_dict=False")
+        text = self.render_text(messages, tools, add_generation_prompt=add_generation_prompt, **kwargs)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def render_text(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str:
+        if self.template is None:
+            raise InvalidRequestError(
+                f"{self.name_or_path} has no chat template (chat_template.jinja, or `chat_template` in "
+                "tokenizer_config.json); use an instruction-tuned model or add one",
+                param="model",
+            )
+        return self.template.render(messages, tools, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+
+class TextStream:
+    """Text of tokens as they come: a character is given out once all of its bytes are there."""
+
+    __slots__ = ("_decoder",)
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def pending(self) -> bytes:
+        """Bytes of a character that is not complete yet."""
+        return self._decoder.getstate()[0]
+
+    def push(self, data: bytes) -> str:
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """Replacement characters for bytes that never became a character."""
+        return self._decoder.decode(b"", final=True)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Fills itself on first use of a token."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, byte_level: bool, added: set[int]) -> None:
+        super().__init__()
+        self._backend = backend
+        self._alphabet = _byte_alphabet() if byte_level else None
+        self._added = added
+
+    def __missing__(self, token_id: int) -> bytes:
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:  # models pad their vocabulary; such an id decodes to nothing
+            data = b""
+        elif token_id in self._added:
+            data = token.encode()
+        elif self._alphabet is not None:
+            alphabet = self._alphabet
+            data = bytes([alphabet[char] for char in token])
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            data = bytes([int(token[3:5], 16)])
+        else:
+            data = token.replace("\u2581", " ").encode()
+        self[token_id] = data
+        return data
+
+
+def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
+    """The table for byte-level BPE (GPT-2 style) and SentencePiece style with byte fallback.
+
+    Raises:
+        ConfigError: the tokenizer's decoder is of another kind.
+    """
+    decoder = backend.decoder
+    kinds = _decoder_kinds(orjson.loads(decoder.__getstate__())) if decoder is not None else set()
+    byte_level = "ByteLevel" in kinds
+    if not byte_level and not kinds & {"ByteFallback", "Metaspace"}:
+        raise ConfigError(
+            f"cannot map tokens to bytes: the tokenizer's decoder is {sorted(kinds) or 'missing'}; supported are "
+            "ByteLevel, and Metaspace or ByteFallback (SentencePiece style)"
+        )
+    return _TokenBytes(backend, byte_level, set(backend.get_added_tokens_decoder()))
+
+
+def _decoder_kinds(state: dict[str, Any]) -> set[str]:
+    nested = (_decoder_kinds(child) for child in state.get("decoders", []))
+    return {str(state.get("type")), *(kind for kinds in nested for kind in kinds)}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's letters: printable Latin-1 stands for itself, other bytes for U+0100 upwards, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _local_directory(source: str) -> Path:
+    directory = Path(source)
+    if directory.is_dir():
+        return directory
+    from huggingface_hub import snapshot_download  # here because it is slow to import and rarely needed
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigError(
+            f"base model {source!r} is neither a local directory nor a model that the Hugging Face hub gives: {error}"
+        ) from error
+
+
+def _load_template(directory: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> ChatTemplate | None:
+    path = directory / "chat_template.jinja"
+    source = path.read_text() if path.is_file() else config.get("chat_template")
+    if source is None:
+        return None
+    if isinstance(source, list):  # several named templates in one file
+        named = {entry["name"]: entry["template"] for entry in source}
+    else:
+        named = {"default": source}
+    return ChatTemplate(named, special_tokens, name=str(directory))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    return content
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token in `tokenizer_config.json`: a string, or an object with `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    values = value if isinstance(value, list) else [value]
+    return tuple(i for i in values if isinstance(i, int))

@@ -1,0 +1,156 @@
+"""Answers in the harmony format of gpt-oss: several messages in channels, each with a header.
+
+    <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>content<|return|>
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>
+
+The channel says what a message is: `analysis` is reasoning, `final` content, and so is `commentary` unless it goes to a
+function: then it is a tool call. The prompt ends with "<|start|>assistant". A message of another kind, and a call that
+is no JSON object, stay in the content as they came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from art.gateway.format.tokenizer import TextStream, Tokenizer
+from art.gateway.parsing.parse import Delta, ParsedMessage
+from art.gateway.parsing.tool_calls import ToolCall, make_call
+from art.protocol.chat import Message
+
+_START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
+CALL_END = "<|call|>"
+STOPS = ("<|return|>", CALL_END)
+"""What ends an answer; <|end|> only ends one of its messages."""
+
+_CHANNEL = re.compile(r"<\|channel\|>(analysis|commentary|final)\b")
+_RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
+
+
+def is_in(tokenizer: Tokenizer) -> bool:
+    """Whether the vocabulary has the tokens of the format."""
+    tokens = (_START, _MESSAGE, _END, "<|channel|>", *STOPS)
+    return all(tokenizer.token_id(token) is not None for token in tokens)
+
+
+def harmony_messages(messages: list[Message]) -> list[Message]:
+    """`messages` with reasoning under the name that templates of gpt-oss know.
+
+    They take no content beside reasoning in front of a tool call, so both go into one.
+    """
+    result = []
+    for message in messages:
+        if reasoning := message.get("reasoning_content"):
+            message = {**message, "thinking": reasoning}
+            if message.get("tool_calls") and message["content"]:
+                message |= {"thinking": f"{reasoning}\n{message['content']}", "content": ""}
+        result.append(message)
+    return result
+
+
+class HarmonyParser:
+    """`MessageParser` of the harmony format."""
+
+    def __init__(self, tokenizer: Tokenizer, *, parse_tools: bool) -> None:
+        self._bytes = tokenizer.token_bytes
+        self._message, self._ends = tokenizer.token_id(_MESSAGE), {tokenizer.token_id(t) for t in (_END, _START)}
+        self._end_id = tokenizer.token_id(_END)
+        self._controls = {self._message, *self._ends}
+        self._parse_tools = parse_tools
+        self._header: str | None = None  # of the present message; None before its <|message|>
+        self._raw = bytearray()
+        self._stream = TextStream()
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._deltas: list[Delta] = []
+        self._fresh = False  # no text of the present message was given out yet
+
+    def push(self, token_ids: list[int]) -> None:
+        for token in token_ids:
+            if token in self._controls and self._on_control(token):
+                continue
+            self._raw += self._bytes[token]
+
+    def push_text(self, data: bytes) -> None:
+        self._raw += data
+
+    def take(self) -> list[Delta]:
+        if self._kind in ("analysis", "final"):
+            self._give_out(self._stream.push(bytes(self._raw)))
+            self._raw.clear()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(self) -> ParsedMessage:
+        is_open = self._kind == "analysis"
+        self._end_message("")
+        return ParsedMessage(
+            content="".join(self._content),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=self._calls,
+            reasoning_open=is_open,
+        )
+
+    @property
+    def _kind(self) -> str | None:
+        """What the present message is: a channel, "call", or `None` while that is unknown and where it is neither."""
+        if self._header is None or (channel := _CHANNEL.search(self._header)) is None:
+            return None
+        recipient = _RECIPIENT.search(self._header)
+        if recipient is None:
+            return "final" if channel[1] == "commentary" else channel[1]
+        return "call" if self._parse_tools and recipient[1].startswith("functions.") else None
+
+    def _on_control(self, token: int) -> bool:
+        """Whether the token means something here; otherwise it is text."""
+        if token == self._message and self._header is None:
+            self._header = self._text()
+            self._fresh = True
+            return True
+        if token in self._ends and self._header is not None:
+            self._end_message(_END if token == self._end_id else "")
+            if token != self._end_id:
+                self._raw += _START.encode()
+            return True
+        return False
+
+    def _text(self) -> str:
+        text = self._stream.push(bytes(self._raw)) + self._stream.finish()
+        self._raw.clear()
+        self._stream = TextStream()
+        return text
+
+    def _end_message(self, end: str) -> None:
+        kind, header, text = self._kind, self._header, self._text()
+        if kind in ("analysis", "final"):
+            self._give_out(text)
+        elif kind == "call" and (call := _read_call(header or "", text)) is not None:
+            self._calls.append(call)
+            self._deltas.append(Delta(tool_call=call))
+        elif header is not None:  # whatever it is, it was sampled
+            self._add(f"{header}{_MESSAGE}{text}{end}", self._content)
+        elif text not in (_START, f"{_START}assistant"):  # cut off before a message began
+            self._add(text, self._content)
+        self._header = None
+
+    def _give_out(self, text: str) -> None:
+        self._add(text, self._reasoning if self._kind == "analysis" else self._content)
+
+    def _add(self, text: str, parts: list[str]) -> None:
+        if not text:
+            return
+        if self._fresh and parts:
+            text = "\n" + text  # between two messages of one channel
+        self._fresh = False
+        parts.append(text)
+        self._deltas.append(Delta(reasoning=text) if parts is self._reasoning else Delta(content=text))
+
+
+def _read_call(header: str, text: str) -> ToolCall | None:
+    recipient = _RECIPIENT.search(header)
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return make_call({"name": recipient[1].removeprefix("functions."), "arguments": arguments}) if recipient else None

@@ -1,0 +1,262 @@
+"""Sampled tokens to an assistant message, as they come or all at once, with the same result.
+
+The tagged grammar works on token ids, so text that merely looks like a tag is text. With the tags of Qwen, Hermes and
+everything alike (other families have other tags around their calls, see `calls`):
+
+    [<think> reasoning </think>] content (<tool_call> {"name": ..., "arguments": {...}} </tool_call>)*
+
+A tool call that is not what its format writes stays in the content as it came: nothing that was sampled disappears.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from art.gateway.format.tokenizer import TextStream, Tokenizer
+from art.gateway.parsing.tool_calls import TAGGED, CallFormat, ToolCall
+from art.protocol.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedMessage:
+    content: str
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    reasoning_open: bool = False
+    """The completion ended inside its reasoning."""
+
+    def to_message(self, exchange_id: str) -> Message:
+        """OpenAI's assistant message; tool calls are named after the exchange."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [call_to_dict(call, exchange_id, i) for i, call in enumerate(self.tool_calls)]
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the message that will not change any more; one field is set."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: ToolCall | None = None
+
+
+class MessageParser(Protocol):
+    """Fed with the tokens of one completion, without the token that ended it."""
+
+    def push(self, token_ids: list[int]) -> None: ...
+
+    def push_text(self, data: bytes) -> None:
+        """Part of a token, where a stop string cut it."""
+        ...
+
+    def take(self) -> list[Delta]:
+        """What became certain since the last call."""
+        ...
+
+    def finish(self) -> ParsedMessage:
+        """The whole message; `take` then has the rest of the deltas."""
+        ...
+
+
+def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]:
+    """OpenAI's form; the id has at most 40 characters, as OpenAI demands."""
+    return {
+        "id": f"call_{exchange_id.removeprefix('ex_')}_{index}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Token ids around reasoning; `None` where the vocabulary has no such token."""
+
+    think_open: int | None
+    think_close: int | None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Tags:
+        return cls(tokenizer.token_id("<think>"), tokenizer.token_id("</think>"))
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self.think_open is not None and self.think_close is not None
+
+    def opens_reasoning(self, prompt_ids: list[int]) -> bool:
+        """Whether the prompt ends inside a `<think>` block, i.e. the completion begins with reasoning."""
+        if self.think_open is None:
+            return False
+        # Only the generation prompt can hold it: a few tokens at the end.
+        for token in reversed(prompt_ids[-16:]):
+            if token == self.think_close:
+                return False
+            if token == self.think_open:
+                return True
+        return False
+
+
+_START, _REASONING, _CONTENT, _CALL = range(4)
+_WHOLE_ANSWER = ("{", "<|python_tag|>")
+"""How an answer begins that is tool calls as a whole, in the format that has no tokens of its own."""
+
+
+class TaggedParser:
+    """`MessageParser` of the tagged grammar."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tags: Tags,
+        *,
+        in_reasoning: bool,
+        parse_tools: bool,
+        calls: CallFormat = TAGGED,
+    ) -> None:
+        self._bytes = tokenizer.token_bytes
+        self._tags = tags
+        self._format = calls
+        parse_tools = parse_tools and calls.is_in(tokenizer)
+        self._call_open = tokenizer.token_id(calls.opening) if parse_tools and calls.opening else None
+        self._call_close = tokenizer.token_id(calls.closing) if parse_tools and calls.closing else None
+        self._may_be_calls = parse_tools and calls.opening is None
+        controls = {tags.think_open, tags.think_close} if tags.has_reasoning else set()
+        self._controls = frozenset(controls | {self._call_open, self._call_close})
+        self._state = _REASONING if in_reasoning else _START
+        self._stream = TextStream()
+        self._raw = bytearray()  # bytes of the present segment that are not yet text
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._held = ""  # whitespace at the end of the present segment: dropped if a tag follows
+        self._strip_newlines = False  # after reasoning, newlines separate it from the content
+        self._deltas: list[Delta] = []
+
+    def push(self, token_ids: list[int]) -> None:
+        table = self._bytes
+        if self._controls.isdisjoint(token_ids):
+            self._raw += b"".join([table[i] for i in token_ids])
+            return
+        for token in token_ids:
+            if token not in self._controls or not self._on_tag(token):
+                self._raw += table[token]
+
+    def push_text(self, data: bytes) -> None:
+        self._raw += data
+
+    def take(self) -> list[Delta]:
+        if self._state != _CALL:
+            self._flush_text(self._stream.push(bytes(self._raw)))
+            self._raw.clear()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(self) -> ParsedMessage:
+        state = self._state
+        text = self._end_segment()
+        if state == _CALL:
+            self._take_calls(text, ended=self._format.closing is None)
+        elif state == _REASONING:
+            self._flush_text(text)
+        else:
+            self._flush_text(text)
+            if self._state == _CALL:
+                self._take_calls("", ended=True)
+            if self._held and not self._calls:
+                self._add_content(self._held)
+        self._held = ""
+        return ParsedMessage(
+            content="".join(self._content),
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=self._calls,
+            reasoning_open=state == _REASONING,
+        )
+
+    def _on_tag(self, token: int) -> bool:
+        """Whether the tag means something here; otherwise it is text."""
+        tags, state = self._tags, self._state
+        if state == _START and token == tags.think_open and self._only_whitespace():
+            self._begin(_REASONING)
+            return True
+        if state == _REASONING:
+            if token == tags.think_close:
+                self._flush_text(self._end_segment())
+                self._begin(_CONTENT)
+                self._strip_newlines = True
+                return True
+        elif state == _CALL:
+            if token == self._call_close:
+                self._take_calls(self._end_segment(), ended=True)
+                return True
+        elif token == self._call_open:
+            self._flush_text(self._end_segment())
+            held = self._held
+            self._begin(_CALL)
+            self._held = held  # comes back if the call turns out to be malformed
+            return True
+        return False
+
+    def _only_whitespace(self) -> bool:
+        pending = self._stream.pending + bytes(self._raw)
+        return not (self._held + pending.decode("utf-8", "replace")).strip()
+
+    def _begin(self, state: int) -> None:
+        self._state = state
+        self._held = ""
+        self._raw.clear()
+        self._stream = TextStream()
+
+    def _end_segment(self) -> str:
+        text = self._stream.push(bytes(self._raw)) + self._stream.finish()
+        self._raw.clear()
+        self._stream = TextStream()
+        return text
+
+    def _take_calls(self, text: str, *, ended: bool) -> None:
+        """Calls from the text of a segment; what is none, or was cut off, goes to the content as it came."""
+        held = self._held
+        if self._format.opening is None:  # held back from its first character on
+            held, text = "", held + text
+        calls = self._format.read(text) if ended else None
+        self._begin(_CONTENT)
+        if calls is None:
+            closing = self._format.closing if ended else None
+            self._add_content(f"{held}{self._format.opening or ''}{text}{closing or ''}")
+            return
+        self._calls += calls
+        self._deltas += [Delta(tool_call=call) for call in calls]
+
+    def _flush_text(self, text: str) -> None:
+        """Add text of the present segment, holding back whitespace at its end."""
+        if self._state == _REASONING:
+            if not self._reasoning:
+                text = (self._held + text).lstrip()
+                self._held = ""
+        elif self._strip_newlines:
+            text = text.lstrip("\n")
+            self._strip_newlines = not text
+        text = self._held + text
+        body = text.rstrip()
+        begins = self._may_be_calls and self._state != _REASONING and not self._content
+        if begins and body.lstrip().startswith(_WHOLE_ANSWER):
+            self._state, self._held = _CALL, text
+            return
+        self._held = text[len(body) :]
+        if not body:
+            return
+        if self._state == _REASONING:
+            self._reasoning.append(body)
+            self._deltas.append(Delta(reasoning=body))
+        else:
+            self._add_content(body)
+            if self._state == _START:
+                self._state = _CONTENT
+
+    def _add_content(self, text: str) -> None:
+        self._content.append(text)
+        self._deltas.append(Delta(content=text))

@@ -1,0 +1,191 @@
+"""How models write tool calls: a table of formats, each with what reads it.
+
+Calls stand between tokens of the vocabulary, or are the whole answer (Llama 3). A model's format is not guessed from
+its name: it is the one that gives back a call which the model's own chat template has written (`template_renderer`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from art.gateway.format.tokenizer import Tokenizer
+from art.protocol.chat import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """One way to write tool calls."""
+
+    name: str
+    read: Callable[[str], list[ToolCall] | None]
+    """The calls in the text between `opening` and `closing`, or `None` if it is not what the format writes."""
+    opening: str | None = None
+    """A token; `None` where an answer that begins with { or <|python_tag|> is calls from there to its end."""
+    closing: str | None = None
+    """A token; `None` where calls go on to the end of the answer."""
+    call_id: Callable[[str, int, str], str] | None = None
+    """The id that the template wants: from the function's name, the number of the call in the conversation, our id."""
+
+    def is_in(self, tokenizer: Tokenizer) -> bool:
+        """Whether the vocabulary has its tokens."""
+        return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
+
+
+def parse_call(text: str) -> ToolCall | None:
+    """`{"name": ..., "arguments": {...}}` as a tool call, or `None` if it is not one."""
+    try:
+        return make_call(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
+    """A tool call of a JSON object whose arguments stand under `key`, or `None` if it is not one."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    try:
+        arguments = call.get(key, {})
+        if isinstance(arguments, str):  # some models quote the object once more
+            arguments = json.loads(arguments)
+        if not isinstance(arguments, dict):
+            return None
+        encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (call["name"] + encoded).encode()  # lone surrogates are no text
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall(call["name"], encoded)
+
+
+def _all(calls: list[ToolCall | None]) -> list[ToolCall] | None:
+    found = [call for call in calls if call is not None]
+    return found if found and len(found) == len(calls) else None
+
+
+def _read_one(text: str) -> list[ToolCall] | None:
+    return _all([parse_call(text)])
+
+
+def _read_list(text: str) -> list[ToolCall] | None:
+    """`[{"name": ..., "arguments": {...}}, ...]`"""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _all([make_call(value) for value in values]) if isinstance(values, list) else None
+
+
+def _read_objects(text: str) -> list[ToolCall] | None:
+    """Objects with `parameters` (Llama's word) or `arguments`, one after the other, perhaps with semicolons between."""
+    decoder, rest, calls = json.JSONDecoder(), text.strip().removeprefix("<|python_tag|>").strip(), []
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return None
+        is_llama = isinstance(value, dict) and "parameters" in value
+        calls.append(make_call(value, "parameters" if is_llama else "arguments"))
+        rest = rest[end:].lstrip("; \n")
+    return _all(calls)
+
+
+def _read_sequence(text: str, head: re.Pattern[str], tail: re.Pattern[str]) -> list[ToolCall] | None:
+    """Calls that are each `head` (with the name as its group), an object of arguments, and `tail`."""
+    decoder, place, calls = json.JSONDecoder(), 0, []
+    text = text.strip()
+    while place < len(text):
+        if (begin := head.match(text, place)) is None:
+            return None
+        try:
+            arguments, place = decoder.raw_decode(text, begin.end())
+        except (ValueError, RecursionError):
+            return None
+        if (end := tail.match(text, place)) is None:
+            return None
+        calls.append(make_call({"name": begin[1], "arguments": arguments}))
+        place = end.end()
+    return _all(calls)
+
+
+_MISTRAL_HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?([^\[\]{}\s]+)(?:\[CALL_ID\][^\[\]]*)?\[ARGS\]\s*")
+_NOTHING = re.compile(r"\s*")
+_DEEPSEEK_HEAD = re.compile(
+    r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?([^\n<｜]+?)\s*(?:<｜tool▁sep｜>|\n```json\n)\s*"
+)
+_DEEPSEEK_TAIL = re.compile(r"\s*(?:```)?\s*<｜tool▁call▁end｜>\s*")
+_KIMI_HEAD = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([^:\s<]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"
+)
+_KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>\s*")
+
+
+def _read_mistral(text: str) -> list[ToolCall] | None:
+    """A JSON list (the older tokenizers), or `name[ARGS]{...}` with [TOOL_CALLS] before each further call."""
+    return _read_list(text) if text.lstrip().startswith("[{") else _read_sequence(text, _MISTRAL_HEAD, _NOTHING)
+
+
+def _mistral_id(_name: str, _number: int, call_id: str) -> str:
+    """Nine letters and digits, which its templates insist on."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+TAGGED = CallFormat("tagged", _read_one, "<tool_call>", "</tool_call>")
+"""Qwen, Hermes and everything alike."""
+
+CALL_FORMATS = (
+    TAGGED,
+    CallFormat("mistral", _read_mistral, "[TOOL_CALLS]", call_id=_mistral_id),
+    CallFormat(
+        "deepseek",
+        lambda text: _read_sequence(text, _DEEPSEEK_HEAD, _DEEPSEEK_TAIL),
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    CallFormat(
+        "kimi",
+        lambda text: _read_sequence(text, _KIMI_HEAD, _KIMI_TAIL),
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        call_id=lambda name, number, _id: f"functions.{name}:{number}",
+    ),
+    CallFormat("phi-4", _read_list, "<|tool_call|>", "<|/tool_call|>"),
+    CallFormat("objects", _read_objects),  # the last: without tokens of its own, it is the easiest to take for another
+)
+
+
+def has_unread_call(message: Message) -> bool:
+    """Whether an answer opens a tool call that is not what any format writes, and so stayed in its content."""
+    content = message.get("content") or ""
+    return any(form.opening in content for form in CALL_FORMATS if form.opening is not None)
+
+
+def with_call_ids(messages: list[Message], call_format: CallFormat) -> list[Message]:
+    """`messages` with the ids that the template wants, the same in a call and in its result."""
+    make_id = call_format.call_id
+    if make_id is None or not any(message.get("tool_calls") for message in messages):
+        return messages
+    renamed: dict[str, str] = {}
+    result = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            named = []
+            for call in calls:
+                call_id = call.get("id", f"call_{len(renamed)}")
+                renamed[call_id] = make_id(call["function"]["name"], len(renamed), call_id)
+                named.append({**call, "id": renamed[call_id]})
+            message = {**message, "tool_calls": named}
+        elif (answered := message.get("tool_call_id")) in renamed:
+            message = {**message, "tool_call_id": renamed[answered]}
+        result.append(message)
+    return result

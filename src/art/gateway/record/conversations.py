@@ -1,0 +1,174 @@
+"""From a request's messages to the recorded exchange that it continues.
+
+A conversation is named by a rolling hash over model, tools, template settings and messages. An exchange is filed
+under the hash of its request plus its answer; a request that goes on from there computes the same hash on the way:
+
+    h0 = H(model, tools, settings)   h1 = H(h0, user "hi")   h2 = H(h1, assistant "hello")   h3 = H(h2, user "bye")
+                                                             ^ filed under h2, found by the request [hi, hello, bye]
+
+Tool-call ids, the spacing of tool-call arguments and reasoning do not count, since clients change or drop them. The
+latest conversations are kept in memory, the others are found in the database: also after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from art.gateway.format.bridge import Branch
+from art.gateway.record.recorder import Exchange, Recorder
+from art.protocol.chat import Message, Tool, normalize_message
+
+MAX_BYTES_IN_MEMORY = 64 * 2**20
+"""Of the exchanges that are kept: some 45,000 short ones, or the latest turns of 200 rollouts of 30,000 tokens."""
+
+_COUNTS = ("role", "content", "name", "tool_calls")
+_MAX_PER_CONVERSATION = 256
+"""Exchanges kept per conversation: rollouts of a group begin alike."""
+_BYTES_PER_ENTRY = 650
+"""What an entry takes beside its packed exchange: ids, hashes and places in two dictionaries, as tracemalloc has it."""
+
+
+def canonical_message(message: Mapping[str, Any]) -> bytes:
+    """What of a message makes a conversation, however a client wrote it down. Two messages are the same if this is."""
+    return _canonical(normalize_message({key: message[key] for key in _COUNTS if key in message}))
+
+
+def _canonical(message: Message) -> bytes:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = [(function["name"], _canonical_json(function["arguments"])) for function in functions]
+    return orjson.dumps([message["role"], message["content"] or "", message.get("name"), calls])
+
+
+def _canonical_json(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    except (ValueError, RecursionError):
+        return text
+
+
+def conversation_hashes(
+    model: str, tools: list[Tool] | None, settings: Mapping[str, Any] | None, messages: list[Message]
+) -> list[bytes]:
+    """Rolling hash after each message; index 0 is the one before the first."""
+    head = orjson.dumps([model, tools or None, settings or None], option=orjson.OPT_SORT_KEYS)
+    hashes = [_hash(head)]
+    for message in messages:
+        hashes.append(extend_hash(hashes[-1], message))
+    return hashes
+
+
+def extend_hash(conversation: bytes, message: Message) -> bytes:
+    return _hash(conversation + _canonical(message))
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    packed: bytes
+    """The exchange as JSON: smaller than as objects, and of a size that is known."""
+    conversation: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.packed) + _BYTES_PER_ENTRY
+
+    def exchange(self) -> Exchange:
+        return Exchange(**orjson.loads(self.packed))
+
+
+class Conversations:
+    """The latest exchanges in memory, by what they can be continued from."""
+
+    def __init__(self, recorder: Recorder, *, max_bytes: int = MAX_BYTES_IN_MEMORY) -> None:
+        self._recorder = recorder
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # by exchange id, least recently used first
+        self._by_conversation: dict[bytes, dict[str, str | None]] = {}  # exchange id -> rollout id, oldest first
+
+    def add(self, exchange: Exchange, conversation: bytes) -> None:
+        if exchange.id in self._entries:
+            return
+        packed = bytes(memoryview(orjson.dumps(exchange)))  # a copy: orjson's own holds on to a buffer of 8 KiB or more
+        entry = _Entry(packed, conversation)
+        self._entries[exchange.id] = entry
+        self._num_bytes += entry.size
+        known = self._by_conversation.setdefault(conversation, {})
+        known[exchange.id] = exchange.rollout_id
+        if len(known) > _MAX_PER_CONVERSATION:
+            self._forget(next(iter(known)))
+        while self._num_bytes > self._max_bytes and len(self._entries) > 1:
+            self._forget(next(iter(self._entries)))
+
+    def forget_before(self, exchange_id: str) -> None:
+        """Forget exchanges with smaller ids, i.e. older ones: they are about to be deleted."""
+        for old in [known for known in self._entries if known < exchange_id]:
+            self._forget(old)
+
+    def find(
+        self, messages: list[Message], hashes: list[bytes], rollout_id: str | None
+    ) -> tuple[Exchange, int] | Branch | None:
+        """The exchange that a request continues and the number of messages it covers.
+
+        `None` if no answer stands in the messages: there is nothing to continue. A `Branch` says why an answer that
+        does stand there cannot be continued.
+        """
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        if last < 0:
+            return None
+        conversation = hashes[last + 1]
+        exchange_id = messages[last].get("exchange_id")
+        if exchange_id is not None:
+            entry = self._load(exchange_id)
+            if entry is not None:
+                if entry.conversation != conversation:
+                    return Branch("edited_history")
+                return entry.exchange(), last + 1
+        found = self._latest(conversation, rollout_id)
+        if found is None:
+            return Branch("unknown_history")
+        return found, last + 1
+
+    def _latest(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
+        known = self._by_conversation.get(conversation, {})
+        if rollout_id is None:
+            chosen = next(reversed(known), None)
+        else:
+            chosen = next((i for i in reversed(known) if known[i] == rollout_id), None)
+        if chosen is not None:
+            self._entries.move_to_end(chosen)
+            return self._entries[chosen].exchange()
+        exchange = self._recorder.by_conversation(conversation, rollout_id)
+        if exchange is not None:
+            self.add(exchange, conversation)
+        return exchange
+
+    def _load(self, exchange_id: str) -> _Entry | None:
+        entry = self._entries.get(exchange_id)
+        if entry is not None:
+            self._entries.move_to_end(exchange_id)
+            return entry
+        exchange = self._recorder.find([exchange_id]).get(exchange_id)
+        conversation = self._recorder.conversation_of(exchange_id)
+        if exchange is None or conversation is None:
+            return None
+        self.add(exchange, conversation)
+        return self._entries.get(exchange_id)
+
+    def _forget(self, exchange_id: str) -> None:
+        entry = self._entries.pop(exchange_id)
+        self._num_bytes -= entry.size
+        known = self._by_conversation[entry.conversation]
+        del known[exchange_id]
+        if not known:
+            del self._by_conversation[entry.conversation]

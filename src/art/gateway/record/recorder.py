@@ -1,0 +1,321 @@
+"""The durable record of every answer: exact tokens, their log-probs, and which policy drew them.
+
+Rows are stored as growth: an exchange that extends another holds only the tokens and messages that it adds, so that a
+conversation of n turns takes room for its length and not for its square.
+
+    exchange 1  prompt P1        completion C1
+    exchange 2  prompt P1 C1 P2  completion C2     stored: parent = 1, prompt tail = P2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from art.errors import NotFoundError
+from art.gateway.format.bridge import BranchReason
+from art.gateway.record.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
+from art.gateway.record.rollout_table import note_exchanges
+from art.protocol.chat import FinishReason, Message, Tool
+from art.storage.database import Database
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS exchanges (
+    id TEXT PRIMARY KEY, rollout_id TEXT, project TEXT NOT NULL, name TEXT NOT NULL, policy_version INTEGER NOT NULL,
+    parent_id TEXT, branch_reason TEXT, conversation BLOB NOT NULL,
+    prompt_tail BLOB NOT NULL, completion BLOB NOT NULL, logprobs BLOB NOT NULL,
+    temperature REAL NOT NULL, top_p REAL NOT NULL, seed INTEGER NOT NULL, finish_reason TEXT NOT NULL,
+    new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
+CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS exchanges_by_parent ON exchanges (parent_id) WHERE parent_id IS NOT NULL;
+CREATE TABLE IF NOT EXISTS token_counts (
+    project TEXT NOT NULL, name TEXT NOT NULL, prompt INTEGER NOT NULL, cached INTEGER NOT NULL,
+    completion INTEGER NOT NULL, PRIMARY KEY (project, name)
+) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One recorded request and answer. With `n` choices, each is an exchange of its own.
+
+    Example: the second turn of a conversation whose first exchange had prompt P (3 tokens) and completion A (2)
+        prompt_token_ids      P P P A A E E E     (E: the new message and the opening of the answer)
+        completion_token_ids  B B                 (the token that ended the answer included)
+        sampling_logprobs     b b
+    """
+
+    id: str
+    """Unique over time and servers; sorts by creation."""
+    rollout_id: str | None
+    """Of the base URL `/rollouts/{rollout_id}/v1`, if that was used."""
+    project: str
+    name: str
+    policy_version: int
+    """Step whose weights sampled the completion; 0 for a base model, whose weights are those of step 0."""
+    parent_id: str | None
+    """Exchange whose prompt and completion stand at the beginning of this prompt, token by token."""
+    branch_reason: BranchReason | None
+    """Why the prompt was rendered anew although answers stand in it. `None` with a parent, and on a first turn."""
+    prompt_token_ids: list[int]  # [P]
+    completion_token_ids: list[int]  # [C]
+    sampling_logprobs: list[float]  # [C] after temperature and top_p
+    temperature: float
+    top_p: float
+    seed: int
+    """Unsigned 64-bit; of this choice."""
+    finish_reason: FinishReason
+    message: Message
+    """The answer as it was sent to the client."""
+    request_messages: list[Message]
+    """What was rendered, normalised; earlier answers with the reasoning that was recorded for them."""
+    tools: list[Tool] | None
+    created_at: float
+    """Seconds since the epoch."""
+
+
+def new_exchange_id() -> str:
+    """Microseconds since the epoch and 48 random bits, in hex."""
+    return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
+
+
+def exchange_id_at(seconds: float) -> str:
+    """Sorts behind the ids of all exchanges before that time (seconds since the epoch), and before all later ones."""
+    return f"ex_{int(seconds * 1e6):014x}"
+
+
+class _Row(NamedTuple):
+    """Columns of the table, in order."""
+
+    id: str
+    rollout_id: str | None
+    project: str
+    name: str
+    policy_version: int
+    parent_id: str | None
+    branch_reason: str | None
+    conversation: bytes
+    prompt_tail: bytes
+    completion: bytes
+    logprobs: bytes
+    temperature: float
+    top_p: float
+    seed: int
+    finish_reason: str
+    new_messages: bytes
+    tools: bytes | None
+    message: bytes
+    created_at: float
+
+
+_COLUMNS = ", ".join(_Row._fields)
+_INSERT = f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * len(_Row._fields))})"
+_COUNT = """
+INSERT INTO token_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (project, name) DO UPDATE SET
+prompt = prompt + excluded.prompt, cached = cached + excluded.cached, completion = completion + excluded.completion
+"""
+_SELECT_WITH_ANCESTORS = f"""
+WITH RECURSIVE chain(id) AS (
+    SELECT value FROM json_each(?)
+    UNION SELECT parent_id FROM exchanges JOIN chain USING (id) WHERE parent_id IS NOT NULL
+)
+SELECT {_COLUMNS} FROM exchanges JOIN chain USING (id)
+"""
+
+
+class Recorder:
+    """Appends exchanges and finds them again. Rows that arrive during a commit go into the next one together."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._pending: list[_Row] = []
+        self._pending_counts: list[tuple[str, str, int, int, int]] = []
+        self._commit: asyncio.Task[None] | None = None
+        self._next_commit: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make the tables if they are not there.
+
+        Raises:
+            StorageError: it cannot be done.
+        """
+        await self.database.run(lambda db: db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA))
+
+    async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
+        """Store an exchange; returns once it is committed, i.e. survives the death of this process.
+
+        Args:
+            conversation: hash of the request and the answer, under which a later turn finds it.
+            parent: the exchange that `parent_id` names.
+
+        Raises:
+            DiskFullError: nothing was stored; the answer must not be given out.
+            StorageError: likewise.
+        """
+        self._pending.append(_to_row(exchange, conversation, parent))
+        if self._next_commit is None:
+            self._next_commit = asyncio.get_running_loop().create_task(self._commit_pending(self._commit))
+        # The commit is shared: cancelling one request must not cancel it.
+        await asyncio.shield(self._next_commit)
+
+    def count_tokens(self, project: str, name: str, *, prompt: int, cached: int, completion: int) -> None:
+        """Add to what a model has read and written; stored with the next exchange. `cached` is a part of `prompt`."""
+        self._pending_counts.append((project, name, prompt, cached, completion))
+
+    def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
+        """Prompt, cached and completion tokens of a model, over all restarts of the server."""
+        sql = "SELECT prompt, cached, completion FROM token_counts WHERE project = ? AND name = ?"
+        rows = self.database.read(sql, (project, name))
+        prompt, cached, completion = rows[0] if rows else (0, 0, 0)
+        return prompt, cached, completion
+
+    def get(self, ids: Iterable[str]) -> list[Exchange]:
+        """The exchanges, in the order of `ids`.
+
+        Raises:
+            NotFoundError: some id is unknown.
+        """
+        wanted = list(ids)
+        found = self.find(wanted)
+        if missing := [i for i in wanted if i not in found]:
+            raise NotFoundError(
+                f"{len(missing)} of {len(wanted)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
+            )
+        return [found[i] for i in wanted]
+
+    def find(self, ids: Iterable[str]) -> dict[str, Exchange]:
+        """Those of the exchanges that are recorded, by id."""
+        wanted = set(ids)
+        if not wanted:
+            return {}
+        rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(wanted)).decode(),))
+        exchanges = _assemble(_Row(*row) for row in rows)
+        return {i: exchanges[i] for i in wanted & exchanges.keys()}
+
+    def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
+        """All exchanges of a rollout with models of its project, oldest first.
+
+        Raises:
+            NotFoundError: nothing was recorded under this id.
+        """
+        rows = self.database.read(
+            "SELECT id FROM exchanges WHERE rollout_id = ? AND project = ? ORDER BY id", (rollout_id, project)
+        )
+        if not rows:
+            raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
+        return self.get(row[0] for row in rows)
+
+    def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
+        """The exchange that ended with this conversation: of this rollout if there is one, else the latest."""
+        rows = self.database.read(
+            "SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, id DESC LIMIT 1",
+            (conversation, rollout_id),
+        )
+        return self.get([rows[0][0]])[0] if rows else None
+
+    def conversation_of(self, exchange_id: str) -> bytes | None:
+        rows = self.database.read("SELECT conversation FROM exchanges WHERE id = ?", (exchange_id,))
+        return rows[0][0] if rows else None
+
+    async def _commit_pending(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])
+        rows, self._pending = self._pending, []
+        counts, self._pending_counts = self._pending_counts, []
+        self._commit, self._next_commit = self._next_commit, None
+        await self.database.run(lambda db: _insert(db, rows, counts))
+
+
+def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
+    db.executemany(_INSERT, rows)
+    db.executemany(_COUNT, counts)
+    note_exchanges(db, [(row.project, row.rollout_id, f"{row.project}/{row.name}") for row in rows if row.rollout_id])
+
+
+def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) -> _Row:
+    prompt, messages, tools = exchange.prompt_token_ids, exchange.request_messages, exchange.tools
+    if parent is not None:
+        prompt = prompt[len(parent.prompt_token_ids) + len(parent.completion_token_ids) :]
+        messages = messages[len(parent.request_messages) + 1 :]
+        tools = None  # the same: tools are part of what makes a conversation
+    return _Row(
+        id=exchange.id,
+        rollout_id=exchange.rollout_id,
+        project=exchange.project,
+        name=exchange.name,
+        policy_version=exchange.policy_version,
+        parent_id=exchange.parent_id,
+        branch_reason=exchange.branch_reason,
+        conversation=conversation,
+        prompt_tail=array("I", prompt).tobytes(),
+        completion=array("I", exchange.completion_token_ids).tobytes(),
+        logprobs=array("d", exchange.sampling_logprobs).tobytes(),
+        temperature=exchange.temperature,
+        top_p=exchange.top_p,
+        seed=exchange.seed - (1 << 64) if exchange.seed >= 1 << 63 else exchange.seed,  # SQLite's integers are signed
+        finish_reason=exchange.finish_reason,
+        new_messages=orjson.dumps(messages),
+        tools=None if tools is None else orjson.dumps(tools),
+        message=orjson.dumps(exchange.message),
+        created_at=exchange.created_at,
+    )
+
+
+def _assemble(rows: Iterable[_Row]) -> dict[str, Exchange]:
+    """Exchanges from rows that hold all their ancestors."""
+    by_id = {row.id: row for row in rows}
+    built: dict[str, Exchange] = {}
+    for row in by_id.values():
+        chain = []
+        missing: _Row | None = row
+        while missing is not None and missing.id not in built:
+            chain.append(missing)
+            missing = by_id[missing.parent_id] if missing.parent_id is not None else None
+        for link in reversed(chain):
+            built[link.id] = _to_exchange(link, built[link.parent_id] if link.parent_id is not None else None)
+    return built
+
+
+def _to_exchange(row: _Row, parent: Exchange | None) -> Exchange:
+    prompt = _ints(row.prompt_tail)
+    messages = orjson.loads(row.new_messages)
+    tools = None if row.tools is None else orjson.loads(row.tools)
+    if parent is not None:
+        prompt = parent.prompt_token_ids + parent.completion_token_ids + prompt
+        messages = [*parent.request_messages, parent.message, *messages]
+        tools = parent.tools
+    fields: dict[str, Any] = row._asdict()
+    for name in ("conversation", "prompt_tail", "completion", "logprobs", "new_messages"):
+        del fields[name]
+    fields |= {
+        "seed": row.seed & (1 << 64) - 1,
+        "tools": tools,
+        "message": orjson.loads(row.message),
+        "prompt_token_ids": prompt,
+        "completion_token_ids": _ints(row.completion),
+        "sampling_logprobs": _floats(row.logprobs),
+        "request_messages": messages,
+    }
+    return Exchange(**fields)
+
+
+def _ints(blob: bytes) -> list[int]:
+    values = array("I")
+    values.frombytes(blob)
+    return values.tolist()
+
+
+def _floats(blob: bytes) -> list[float]:
+    values = array("d")
+    values.frombytes(blob)
+    return values.tolist()

@@ -1,0 +1,64 @@
+"""Forgetting: recorded exchanges and rollouts of a certain age are deleted, so that the record does not grow for ever.
+
+An exchange that a younger one continues is kept with it, since the younger one stores only what it adds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+
+from art.errors import StorageError
+from art.gateway.record.conversations import Conversations
+from art.gateway.record.recorder import Recorder, exchange_id_at
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 3600.0
+_BATCH = 500
+"""Rows per transaction: requests that want to be recorded wait for at most one."""
+_DELETE_EXCHANGES = """
+DELETE FROM exchanges WHERE id IN (
+    SELECT id FROM exchanges AS old WHERE id < ?
+        AND NOT EXISTS (SELECT 1 FROM exchanges AS next WHERE next.parent_id = old.id)
+    LIMIT ?)
+"""
+_DELETE_ROLLOUTS = """
+DELETE FROM rollouts WHERE (project, id) IN (
+    SELECT project, id FROM rollouts WHERE change < ?
+        AND NOT EXISTS (SELECT 1 FROM exchanges WHERE rollout_id = rollouts.id AND project = rollouts.project)
+    LIMIT ?)
+"""
+
+
+async def forget_older(recorder: Recorder, conversations: Conversations, age_s: float) -> tuple[int, int]:
+    """Delete what is older than `age_s` seconds; how many exchanges and rollouts are gone."""
+    before = time.time() - age_s
+    conversations.forget_before(exchange_id_at(before))
+    exchanges = await _delete(recorder, _DELETE_EXCHANGES, exchange_id_at(before))
+    rollouts = await _delete(recorder, _DELETE_ROLLOUTS, int(before * 1e6))
+    return exchanges, rollouts
+
+
+async def forget_regularly(recorder: Recorder, conversations: Conversations, age_s: float) -> None:
+    """`forget_older`, now and every `INTERVAL_S`, until cancelled."""
+    while True:
+        try:
+            exchanges, rollouts = await forget_older(recorder, conversations, age_s)
+            if exchanges or rollouts:
+                logger.info("%d exchanges and %d rollouts are older than %g s: deleted", exchanges, rollouts, age_s)
+        except StorageError as error:
+            logger.warning("old exchanges could not be deleted, next try in an hour: %s", error)
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def _delete(recorder: Recorder, statement: str, before: str | int) -> int:
+    def work(db: sqlite3.Connection) -> int:
+        return db.execute(statement, (before, _BATCH)).rowcount
+
+    total = 0
+    while deleted := await recorder.database.run(work):
+        total += deleted
+    return total

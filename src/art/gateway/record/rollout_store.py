@@ -1,0 +1,191 @@
+"""The durable record of rollouts that other programs run: whose they are, their group, and how they ended.
+
+    first request under /rollouts/r1/v1, or PUT /api/rollouts/r1      -> running
+    PUT with a reward or an outcome                                   -> finished, and final
+    a training job takes its exchanges in                             -> trained_by
+
+An id belongs to a project: two projects may use the same one and never meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from art.errors import ConflictError, InvalidRequestError, NotFoundError
+from art.gateway.record.recorder import Exchange, Recorder
+from art.gateway.record.rollout_histories import rollout_histories
+from art.gateway.record.rollout_table import COLUMNS, RolloutRow, next_change, write_row
+from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
+from art.storage.layout import validate_name
+
+_COUNTS = """(SELECT json_array(count(*), min(policy_version), max(policy_version)) FROM exchanges
+    WHERE exchanges.rollout_id = rollouts.id AND exchanges.project = rollouts.project)"""
+_SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
+_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND (project, id) IN
+    (SELECT project, rollout_id FROM exchanges WHERE rollout_id IS NOT NULL AND id IN (SELECT value FROM json_each(?)))
+"""
+_FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata")
+
+
+class RolloutStore:
+    """What callers may do with rollouts. Those that nobody announces begin with their first exchange."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._database = recorder.database
+        self._recorder = recorder
+
+    def find(self, rollout_id: str, project: str | None) -> RolloutStatus | None:
+        """
+        Raises:
+            InvalidRequestError: no project is given and several have the id.
+        """
+        found = self._select("id = ? AND project = coalesce(?, project)", (rollout_id, project))
+        if len(found) > 1:
+            projects = ", ".join(sorted(status.project for status in found))
+            raise InvalidRequestError(
+                f"rollout {rollout_id!r} is in several projects; say which with `project`: {projects}", param="project"
+            )
+        return found[0] if found else None
+
+    def announced_model(self, rollout_id: str, project: str | None) -> str | None:
+        """The model of a rollout; `None` if there is no such rollout, or more than one in all projects."""
+        statement = "SELECT model FROM rollouts WHERE id = ? AND project = coalesce(?, project)"
+        found = self._database.read(statement, (rollout_id, project))
+        return found[0][0] if len(found) == 1 else None
+
+    def check_open(self, rollout_id: str, project: str) -> None:
+        """
+        Raises:
+            ConflictError: the rollout is finished, so nothing more can be said in it.
+        """
+        found = self._database.read("SELECT outcome FROM rollouts WHERE project = ? AND id = ?", (project, rollout_id))
+        if found and found[0][0] is not None:
+            raise ConflictError(
+                f"rollout {rollout_id!r} is finished ({found[0][0]}); give each rollout an id of its own",
+                param="rollout_id",
+            )
+
+    async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
+        """
+        Raises:
+            NotFoundError: nothing is known of it.
+        """
+        status = self.find(rollout_id, project)
+        if status is None:
+            raise NotFoundError(f"nothing is recorded of rollout {rollout_id!r}", param="rollout_id")
+        exchanges: list[Exchange] = []
+        if status.num_exchanges:
+            exchanges = await asyncio.to_thread(self._recorder.by_rollout, rollout_id, status.project)
+        return RolloutRecord(**status.model_dump(), histories=rollout_histories(exchanges))
+
+    async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
+        """Set what the update gives, all at once.
+
+        Args:
+            project: the only one that the caller may touch; `None` for a caller that may touch all.
+
+        Raises:
+            ConflictError: the rollout is finished, and this would change it.
+            InvalidRequestError: it is not clear whose rollout this is.
+        """
+        validate_name(rollout_id, param="rollout_id")
+        owner = self._owner(rollout_id, update, project)
+
+        def work(db: sqlite3.Connection) -> None:
+            found = db.execute(f"SELECT {COLUMNS} FROM rollouts WHERE project = ? AND id = ?", (owner, rollout_id))
+            known = next((RolloutRow(*row) for row in found), None)
+            row = _apply(known or RolloutRow(owner, rollout_id, time.time(), 0), update)
+            if row != known:
+                write_row(db, row)
+
+        await self._database.run(work)
+        status = self.find(rollout_id, owner)
+        assert status is not None
+        return status
+
+    async def page(self, query: RolloutQuery) -> RolloutPage:
+        conditions, values = ["change > ?"], [query.since]
+        for column in ("project", "model", "group_id", "outcome"):
+            if (value := getattr(query, column)) is not None:
+                conditions.append(f"{column} = ?")
+                values.append(value)
+        for column, wanted in (("outcome", query.finished), ("trained_by", query.trained)):
+            if wanted is not None:
+                conditions.append(f"{column} IS {'NOT ' if wanted else ''}NULL")
+        where = f"{' AND '.join(conditions)} ORDER BY change LIMIT {query.limit}"
+        rows = await asyncio.to_thread(self._rows, where, values)
+        return RolloutPage(
+            rollouts=[_status(row, counts) for row, counts in rows],
+            next_since=rows[-1][0].change if rows else query.since,
+        )
+
+    async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
+        """Note that a job trains the finished rollouts of these exchanges; of the first job that does."""
+        ids = orjson.dumps(list(exchange_ids)).decode()
+        await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, ids))
+
+    @staticmethod
+    def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
+        """The job came to nothing: its rollouts can be trained by another."""
+        _set_trained_by(db, None, "trained_by = ?", job_id)
+
+    def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:
+        announced = update.model.partition("/")[0] if update.model is not None else None
+        named = {name for name in (project, update.project, announced) if name is not None}
+        if len(named) > 1:
+            raise InvalidRequestError(
+                f"a rollout belongs to one project; got {', '.join(sorted(named))} (of the key, of `project` and of "
+                "`model`, which is written project/name)",
+                param="project",
+            )
+        if named:
+            return validate_name(named.pop(), param="project")
+        known = self.find(rollout_id, None)
+        if known is None:
+            raise InvalidRequestError(
+                f"rollout {rollout_id!r} is new: say whose it is with `model` (project/name) or `project`",
+                param="project",
+            )
+        return known.project
+
+    def _select(self, where: str, values: Iterable[Any]) -> list[RolloutStatus]:
+        return [_status(row, counts) for row, counts in self._rows(where, list(values))]
+
+    def _rows(self, where: str, values: list[Any]) -> list[tuple[RolloutRow, str]]:
+        rows = self._database.read(f"{_SELECT} WHERE {where}", values)
+        return [(RolloutRow(*row[:-1]), row[-1]) for row in rows]
+
+
+def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, value: str) -> None:
+    """Each row gets a `change` of its own: a page may end between any two."""
+    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
+    statement = "UPDATE rollouts SET trained_by = ?, change = ? WHERE project = ? AND id = ?"
+    db.executemany(statement, [(job_id, change, *key) for change, key in enumerate(keys, next_change(db))])
+
+
+def _apply(row: RolloutRow, update: RolloutUpdate) -> RolloutRow:
+    given: dict[str, Any] = {name: value for name in _FINAL if (value := getattr(update, name)) is not None}
+    for name in ("metrics", "metadata"):
+        if name in given:
+            given[name] = orjson.dumps(given[name], option=orjson.OPT_SORT_KEYS)
+    changed = row._replace(**given)
+    if row.outcome is not None and changed != row:
+        what = ", ".join(f"`{name}`" for name in given if getattr(row, name) != given[name])
+        raise ConflictError(f"rollout {row.id!r} is finished ({row.outcome}); this call would change its {what}")
+    return changed
+
+
+def _status(row: RolloutRow, counts: str) -> RolloutStatus:
+    num_exchanges, first, last = orjson.loads(counts)
+    fields = row._asdict()
+    del fields["id"], fields["change"]
+    fields |= {"metrics": orjson.loads(row.metrics), "metadata": orjson.loads(row.metadata)}
+    return RolloutStatus(
+        rollout_id=row.id, **fields, num_exchanges=num_exchanges, first_policy_version=first, last_policy_version=last
+    )

@@ -1,0 +1,23 @@
+"""Running many rollouts at once: groups, batches of them, and how rollouts end."""
+
+from art.gather.gather import (
+    GatherContext,
+    finish_group,
+    gather_trajectories,
+    gather_trajectory_groups,
+    get_gather_context,
+    progress_bar,
+    set_gather_context,
+    wrap_group_awaitable,
+)
+
+__all__ = [
+    "GatherContext",
+    "finish_group",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "get_gather_context",
+    "progress_bar",
+    "set_gather_context",
+    "wrap_group_awaitable",
+]

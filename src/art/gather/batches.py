@@ -1,0 +1,82 @@
+"""Batches of groups, while later groups are still running."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from itertools import islice
+
+from art.gather.faults import FaultWatch
+from art.gather.gather import GatherContext, finish_group, progress_bar, set_gather_context
+from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
+
+
+async def trajectory_group_batches(
+    groups: Iterable[Awaitable[TrajectoryGroup]],
+    *,
+    batch_size: int,
+    max_batch_exceptions: float = 0,
+    max_concurrent_batches: int = 4,
+    skip_batches: int = 0,
+    pbar_desc: str | None = "batches",
+    pbar_total_completion_tokens: bool = False,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
+) -> AsyncGenerator[list[TrajectoryGroup], None]:
+    """Yield lists of `batch_size` finished groups, in the order in which they finish; the last may be shorter.
+
+    Args:
+        groups: awaitables of groups. A generator is read only as far as groups are started.
+        max_batch_exceptions: failed rollouts to tolerate for each batch; below 1 a share of its rollouts.
+        max_concurrent_batches: `max_concurrent_batches * batch_size` groups run at once.
+        skip_batches: inputs of this many batches are skipped, to continue an earlier run.
+        faults, rollout_timeout_s: as for `gather_trajectory_groups`.
+    """
+    waiting = iter(groups)
+    close_unstarted(islice(waiting, batch_size * skip_batches))
+    batch_context = GatherContext(
+        max_exceptions=max_batch_exceptions, pbar_total_completion_tokens=pbar_total_completion_tokens, faults=faults
+    )
+    running: dict[asyncio.Task[list[TrajectoryGroup]], tuple[Awaitable[TrajectoryGroup], GatherContext]] = {}
+    batch: list[TrajectoryGroup] = []
+    try:
+        while True:
+            for group in islice(waiting, batch_size * max_concurrent_batches - len(running)):
+                # A failure counts for the batch that its group ends up in, which is not known yet: one context each.
+                num_rollouts = batch_size * getattr(group, "_num_trajectories", 1)
+                context = GatherContext(
+                    max_exceptions=max_batch_exceptions, num_rollouts=num_rollouts, faults=faults,
+                    rollout_timeout_s=rollout_timeout_s,
+                )  # fmt: skip
+                batch_context.num_rollouts = num_rollouts
+                # The context is set while the task starts, not around a yield: there it would leak into the caller.
+                with set_gather_context(context):
+                    running[asyncio.create_task(finish_group(group, None))] = group, context
+            if not running:
+                break
+            if batch_context.pbar is None:
+                batch_context.pbar = progress_bar(pbar_desc, batch_size)
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in running if task in done]:
+                batch += task.result()
+                batch_context.add(running.pop(task)[1])
+                if len(batch) == batch_size:
+                    _end_batch(batch_context)
+                    yield batch
+                    batch = []
+        if batch:
+            _end_batch(batch_context)
+            yield batch
+    finally:
+        _end_batch(batch_context)
+        await cancel_and_wait(running)
+        close_unstarted(group for group, _ in running.values())
+        if not isinstance(groups, Iterator):  # a generator makes no coroutine that was not asked for
+            close_unstarted(waiting)
+
+
+def _end_batch(context: GatherContext) -> None:
+    if context.pbar is not None:
+        context.pbar.close()
+        context.pbar = None
+    context.reset()

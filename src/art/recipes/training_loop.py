@@ -1,0 +1,281 @@
+"""The training loop of `art train`, `art demo` and `openpipe_art`: gather, train, log, step after step.
+
+It uses nothing but the public API, so it is also the longest example of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from art.config import TrainConfig
+from art.errors import BudgetError, ConfigError, TrainingError
+from art.gather import gather_trajectories, gather_trajectory_groups
+from art.gather.faults import FaultWatch
+from art.model import TrainableModel
+from art.rewards import GroupScorer
+from art.task import Split, Task, TaskDefaults, draw_scenarios
+from art.trajectory import Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+MAX_BARREN_STEPS = 5
+"""Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be
+perfect)."""
+MAX_FAULT_RATE = 0.5
+"""Of the last rollouts: more failures, none of them the policy's, end a run."""
+_FAULT_RATES = {
+    "data/infra_fault_rate": "faults", "data/policy_fault_rate": "policy faults", "data/judge_fault_rate": "unjudged",
+}  # fmt: skip
+"""What a progress line shows of those that are not 0."""
+CONFIDENCE_Z = 1.959964
+"""Normal quantile of a 95 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of wall time by what they were spent on."""
+
+    rollout_s: float = 0.0
+    train_s: float = 0.0
+    publish_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One training step as a progress line shows it."""
+
+    step: int
+    reward: float
+    headline: float
+    """Mean of the task's headline metric over the step's rollouts."""
+    tokens_per_s: float
+    """Sampled tokens over rollout time."""
+    timing: Timing
+    trained: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    num_groups: int = 0
+    """With rewards: what failed is left out."""
+
+    @property
+    def why_not_trained(self) -> str:
+        return "no reward spread" if self.num_groups else "no group with rewards"
+
+    def line(self, headline_metric: str) -> str:
+        """Without the number of the step. The gap is how far sampler and trainer are apart on the same tokens."""
+        gap = self.metrics.get("offpolicy/first_update_gap")
+        rates = [f"{name} {self.metrics[key]:.0%}" for key, name in _FAULT_RATES.items() if self.metrics.get(key)]
+        return (
+            f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  {self.tokens_per_s:,.0f} tokens/s  "
+            f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
+            + (f"  gap {gap:.0e} nats" if gap is not None else "")
+            + "".join(f"  {rate}" for rate in rates)
+            + ("" if self.trained else f"  ({self.why_not_trained}: not trained)")
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Rollouts on held-out scenarios."""
+
+    mean: float
+    interval: tuple[float, float]
+    """95 %: Wilson for a share, normal otherwise."""
+    trajectories: list[Trajectory]
+    """Of those that did not fail."""
+    seconds: float
+
+
+async def evaluate(
+    model: TrainableModel,
+    task: Task,
+    *,
+    count: int,
+    seed: int,
+    split: Split = "test",
+    rollout_timeout_s: float | None = None,
+) -> Evaluation:
+    """`count` rollouts on held-out scenarios, sampled like in training.
+
+    Raises:
+        FaultRateError: more than `MAX_FAULT_RATE` of them failed, and not by the policy's fault.
+    """
+    started = time.perf_counter()
+    scenarios = draw_scenarios(task, split, seed=seed, count=count)
+    gathered = await gather_trajectories(
+        (task.rollout(model, scenario, rollout_index=0) for scenario in scenarios),
+        pbar_desc=None,
+        faults=FaultWatch(MAX_FAULT_RATE, window=max(count, 1)),
+        rollout_timeout_s=rollout_timeout_s,
+    )
+    trajectories = [trajectory for trajectory in gathered if isinstance(trajectory, Trajectory)]
+    values = [headline_value(task, trajectory) for trajectory in trajectories]
+    mean, interval = mean_with_interval(values)
+    return Evaluation(mean=mean, interval=interval, trajectories=trajectories, seconds=time.perf_counter() - started)
+
+
+async def train_task(
+    model: TrainableModel,
+    task: Task,
+    defaults: TaskDefaults,
+    *,
+    num_steps: int,
+    seed: int,
+    on_step: Callable[[StepReport], None],
+    score: GroupScorer | None = None,
+    faults: FaultWatch | None = None,
+    rollout_timeout_s: float | None = None,
+    after_step: Callable[[], Awaitable[None]] | None = None,
+    rewarded: list[TrajectoryGroup] | None = None,
+) -> list[StepReport]:
+    """Train up to checkpoint `num_steps`, from wherever the model stands.
+
+    Args:
+        score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
+        faults: counts rollouts that fail, and says when they are too many; by default `MAX_FAULT_RATE` of 64.
+        after_step: awaited after each step that made a checkpoint; what it raises ends the training.
+        rewarded: groups that were rolled out and rewarded before; the first step trains on them instead of new ones.
+
+    Raises:
+        BudgetError: the model's budget is spent. What was sampled and judged before is trained on.
+        FaultRateError: too many rollouts, or groups without scores.
+        TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
+    """
+    defaults = defaults.for_base_model(model.base_model)
+    reports: list[StepReport] = []
+    barren = 0
+    first = await model.get_step()
+    step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
+    for index in range(first, num_steps):
+        model.costs.check()
+        report = await step.run(
+            index=index, num_steps=num_steps, seed=seed, rewarded=rewarded if index == first else None
+        )
+        reports.append(report)
+        on_step(report)
+        if after_step is not None and report.trained:
+            await after_step()
+        # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
+        barren = 0 if report.trained else barren + bool(report.num_groups)
+        if barren == MAX_BARREN_STEPS:
+            has_learnt = any(earlier.trained for earlier in reports)
+            if has_learnt and report.reward >= max(earlier.reward for earlier in reports):
+                logger.warning(
+                    "training ends at step %d of %d: in %d steps in a row every rollout earned the same, and never "
+                    "more than now (%.3f): the task is solved as far as its reward tells",
+                    await model.get_step(), num_steps, barren, report.reward,
+                )  # fmt: skip
+                break
+            raise TrainingError(
+                f"{barren} steps in a row had no group with differing rewards (mean reward {report.reward:.3f}). If "
+                "that is low the policy has collapsed: go back to an earlier checkpoint (newest: "
+                f"{await model.get_step()}) and lower the learning rate. If it is high the task is solved"
+            )
+    return reports
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the steps of a training have in common."""
+
+    model: TrainableModel
+    task: Task
+    defaults: TaskDefaults
+    score: GroupScorer | None
+    faults: FaultWatch
+    rollout_timeout_s: float | None
+
+    async def run(
+        self, *, index: int, num_steps: int, seed: int, rewarded: list[TrajectoryGroup] | None = None
+    ) -> StepReport:
+        started = time.perf_counter()
+        groups = rewarded or await self._gather(index, seed)
+        rollout_s = time.perf_counter() - started
+        trajectories = [trajectory for group in groups for trajectory in group]
+        headline = _mean([headline_value(self.task, trajectory) for trajectory in trajectories])
+        config = TrainConfig(
+            learning_rate=self.defaults.learning_rate_at(index, num_steps),
+            num_minibatches=self.defaults.num_minibatches,
+        )
+        metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
+        result = await self.model.backend().train(self.model, groups, config=config) if groups else None
+        if result is not None:
+            metrics = result.metrics | metrics
+        await self.model.log(groups, split="train", metrics=metrics, step=None if result is None else result.step)
+        return StepReport(
+            step=index + 1,
+            reward=_mean([trajectory.reward for trajectory in trajectories]),
+            headline=headline,
+            tokens_per_s=metrics.get("ledger/sampled_tokens", math.nan) / rollout_s,
+            timing=Timing(
+                rollout_s=rollout_s,
+                train_s=metrics.get("time/step_trainer_s", 0.0),
+                publish_s=metrics.get("time/publish_s", 0.0),
+            ),
+            trained=result is not None and result.trained,
+            metrics=metrics,
+            num_groups=len(groups),
+        )
+
+    async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
+        task, size = self.task, self.defaults.rollouts_per_group
+        count = self.defaults.groups_per_step
+        scenarios = draw_scenarios(task, "train", seed=seed * 1_000_003 + index, count=count)
+        return await gather_trajectory_groups(
+            (TrajectoryGroup(task.rollout(self.model, s, rollout_index=i) for i in range(size)) for s in scenarios),
+            pbar_desc=None,
+            after_each=self._score,
+            faults=self.faults,
+            rollout_timeout_s=self.rollout_timeout_s,
+        )
+
+    async def _score(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
+        if self.score is None:
+            return group
+        try:
+            return await self.score(group)
+        except BudgetError:  # ends the run before the next step: the groups that were paid for are trained on
+            logger.warning("a group is left out: nothing is left to pay its judge with")
+            return None
+
+
+def _mean(values: list[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def headline_value(task: Task, trajectory: Trajectory) -> float:
+    """
+    Raises:
+        ConfigError: the rollout did not set the metric.
+    """
+    if task.headline_metric == "reward":
+        return trajectory.reward
+    if task.headline_metric not in trajectory.metrics:
+        raise ConfigError(
+            f"task {task.name!r}: its `headline_metric` is {task.headline_metric!r}, but a rollout set only "
+            f"{', '.join(trajectory.metrics) or 'nothing'} among its trajectory's metrics; set it in every rollout, or "
+            'leave `headline_metric` at "reward"'
+        )
+    return float(trajectory.metrics[task.headline_metric])
+
+
+def mean_with_interval(values: list[float]) -> tuple[float, tuple[float, float]]:
+    """Mean and 95 % interval; Wilson's score interval when all values are 0 or 1.
+
+    Example: 50 wins of 100 give (0.5, (0.404, 0.596)).
+    """
+    count = len(values)
+    if count == 0:
+        return math.nan, (math.nan, math.nan)
+    mean = statistics.fmean(values)
+    z = CONFIDENCE_Z
+    if all(value in (0.0, 1.0) for value in values):
+        centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
+        half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+        return mean, (centre - half, centre + half)
+    half = z * statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
+    return mean, (mean - half, mean + half)

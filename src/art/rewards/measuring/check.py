@@ -1,0 +1,183 @@
+"""Measuring a judge on groups: an instrument whose error is not known is none.
+
+Each group is judged three times per repeat, without the cache:
+
+    order o          and again order o     what differs is the judge's own noise
+    the reverse of o                       what differs beyond that comes from the order
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from art.errors import ContextLengthError, JudgeError
+from art.rewards.asking.evidence import evidence_of
+from art.rewards.asking.passes import compare_passes
+from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
+from art.rewards.ruler import Ruler
+from art.trajectory import TrajectoryGroup
+
+Z_95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One group judged three times."""
+
+    labels: list[float] | None
+    first: list[float]
+    again: list[float]
+    reversed: list[float]
+    positions: list[float]
+    """Of each trajectory in the first order: 1 if shown first, -1 if last."""
+    seconds: list[float]
+    """Of the requests of each question."""
+    cost_usd: float | None
+    num_refused: int
+    """Answers that could not be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeReport:
+    """What is known of a judge after a check; NaN where nothing could be measured."""
+
+    num_groups: int
+    num_trajectories: int
+    num_questions: int
+    faults: list[str] = field(default_factory=list)
+    """Why groups got no scores."""
+    num_refused: int = 0
+    """Answers that could not be used and were asked for again."""
+    spread: float = math.nan
+    """Mean standard deviation of the scores within a group: how much there is to learn from."""
+    noise: float = math.nan
+    """Standard deviation of a score, relative to its group, when the same question is asked twice."""
+    repeatability: float = math.nan
+    """Reliability of one pass when the same order is asked twice."""
+    order_bias: float = math.nan
+    """How much higher a trajectory scores for being shown first instead of last; below 0 the last one gains."""
+    order_bias_interval: tuple[float, float] = (math.nan, math.nan)
+    """95 %."""
+    order_reliability: float = math.nan
+    """Reliability of one pass when the order is reversed: what training with one pass gets."""
+    two_pass_reliability: float = math.nan
+    """The same of the mean of both orders (`passes=2`)."""
+    pairwise_accuracy: float = math.nan
+    """Share of pairs with different labels that one pass puts in the right order; 0.5 is chance."""
+    two_pass_accuracy: float = math.nan
+    spearman: float = math.nan
+    """Mean rank correlation with the labels, over groups."""
+    cost_usd: float | None = None
+    """Of the whole check; `None` if the price is not known."""
+    seconds_median: float = math.nan
+    """Of one question, without waits for a place or after an overload."""
+    seconds_max: float = math.nan
+
+
+async def check_judge(
+    judge: Ruler,
+    groups: Sequence[TrajectoryGroup],
+    *,
+    label: Callable[[TrajectoryGroup], list[float] | None] = lambda group: None,
+    repeats: int = 1,
+    seed: int = 0,
+    on_trial: Callable[[], None] = lambda: None,
+) -> JudgeReport:
+    """Ask `3 * repeats` questions per group and say what the answers show.
+
+    Args:
+        label: true scores of a group's trajectories, on any scale, or `None` where they are not known.
+        on_trial: called after each group and repeat.
+
+    Groups in which fewer than two trajectories differ are left out.
+    """
+    rng = random.Random(seed)
+    trials: list[Trial] = []
+    faults: list[str] = []
+    usable = [group for group in groups if len({evidence_of(item).digest for item in group}) > 1]
+
+    async def measure(group: TrajectoryGroup, order_seed: int) -> None:
+        try:
+            trials.append(await _try(judge, group, label(group), random.Random(order_seed)))
+        except (JudgeError, ContextLengthError) as error:
+            faults.append(str(error))
+        on_trial()
+
+    await asyncio.gather(*(measure(group, rng.getrandbits(32)) for group in usable for _ in range(repeats)))
+    report = JudgeReport(
+        num_groups=len(usable), num_trajectories=sum(map(len, usable)), num_questions=3 * len(trials), faults=faults
+    )
+    return _summarize(report, trials) if trials else report
+
+
+async def _try(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None, rng: random.Random) -> Trial:
+    evidence = [evidence_of(trajectory) for trajectory in group]
+    order = list(range(len(evidence)))
+    rng.shuffle(order)
+    scores, seconds, costs, num_refused = [], [], [], 0
+    for shown in (order, order, order[::-1]):
+        grading = await judge.grader.grade(evidence, order=shown)
+        seconds.append(float(grading.metrics["seconds"]))
+        scores.append([verdict.score for verdict in grading.verdicts])
+        costs.append(grading.cost_usd)
+        num_refused += int(grading.metrics["answers_refused"])
+    last = len(order) - 1
+    return Trial(
+        labels=labels,
+        first=scores[0],
+        again=scores[1],
+        reversed=scores[2],
+        positions=[1 - 2 * order.index(i) / last for i in range(len(order))],
+        seconds=seconds,
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        num_refused=num_refused,
+    )
+
+
+def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
+    same = [compare_passes(trial.first, trial.again) for trial in trials]
+    turned = [compare_passes(trial.first, trial.reversed) for trial in trials]
+    # Relative to its other place a trajectory moved by twice its position: half the difference against the position.
+    moved = [
+        (position, (a - b) / 2)
+        for trial in trials
+        for position, a, b in zip(trial.positions, trial.first, trial.reversed, strict=True)
+    ]
+    bias, error = slope(moved)
+    labelled = [(trial, trial.labels) for trial in trials if trial.labels is not None]
+    both = [[(a + b) / 2 for a, b in zip(trial.first, trial.reversed, strict=True)] for trial, _ in labelled]
+    seconds = [value for trial in trials for value in trial.seconds]
+    costs = [trial.cost_usd for trial in trials]
+    ranks = [spearman(trial.first, labels) for trial, labels in labelled]
+    return replace(
+        report,
+        num_refused=sum(trial.num_refused for trial in trials),
+        spread=statistics.fmean(statistics.pstdev(trial.first) for trial in trials),
+        noise=math.sqrt(statistics.fmean(item.disagreement**2 for item in same) / 2),
+        repeatability=statistics.fmean(item.single_reliability for item in same),
+        order_bias=2 * bias,
+        order_bias_interval=(2 * (bias - Z_95 * error), 2 * (bias + Z_95 * error)),
+        order_reliability=statistics.fmean(item.single_reliability for item in turned),
+        two_pass_reliability=statistics.fmean(item.reliability for item in turned),
+        pairwise_accuracy=_accuracy([(trial.first, labels) for trial, labels in labelled]),
+        two_pass_accuracy=_accuracy([(mean, labels) for mean, (_, labels) in zip(both, labelled, strict=True)]),
+        spearman=_mean([rank for rank in ranks if not math.isnan(rank)]),
+        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        seconds_median=statistics.median(seconds),
+        seconds_max=max(seconds),
+    )
+
+
+def _accuracy(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
+    counted = [pairwise_accuracy(scores, labels) for scores, labels in pairs]
+    total = sum(count for _, count in counted)
+    return sum(right for right, _ in counted) / total if total else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan

@@ -1,0 +1,81 @@
+"""What is looked at before a model is trained.
+
+    versions, devices, disk space, chat template, tool parser     about a second; also before a model's first step
+    memory and time, by a trial step (`trial.py`)                 as long as a step; when `art doctor` asks
+
+A check that fails is one that would make the training fail, or train something else than it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from art.config import VllmConfig
+from art.errors import ConfigError, DiskFullError
+from art.protocol.preflight import CheckResult
+from art.runtime.checks.format_checks import check_template, check_tools
+from art.runtime.checks.machine_checks import DISK_SPACE, check_devices, check_disk, check_versions, check_vllm
+from art.runtime.host import BaseModelHost
+from art.runtime.hosts import host_key
+from art.runtime.registry import RegisteredModel
+
+logger = logging.getLogger(__name__)
+
+
+class Preflight:
+    """Runs the checks, the quick ones once for each model and its settings."""
+
+    def __init__(self) -> None:
+        self._passed: set[str] = set()
+
+    async def ensure(self, model: RegisteredModel, host: BaseModelHost, data_dir: Path, checkpoint: Path) -> list[str]:
+        """Run the quick checks, unless they have passed before.
+
+        Returns:
+            What the checks warn of, in words; nothing when they were passed before.
+
+        Raises:
+            ConfigError: a check fails; the message has all that do, each with what to do about it.
+            DiskFullError: the same, where nothing but room on the disk is missing.
+        """
+        key = f"{model.key}|{host_key(model)}"
+        if key in self._passed:
+            return []
+        checks = await quick_checks(host, data_dir, checkpoint)
+        if failures := [check for check in checks if check.status == "failure"]:
+            listed = "\n".join(f"- {_describe(failure)}" for failure in failures)
+            error = DiskFullError if all(failure.name == DISK_SPACE for failure in failures) else ConfigError
+            raise error(
+                f"{model.key} is not ready to be trained:\n{listed}\n"
+                "`art doctor` shows all checks; `ServerConfig(preflight=False)` trains without them"
+            )
+        self._passed.add(key)
+        return [_describe(check) for check in checks if check.status == "warning"]
+
+
+async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) -> list[CheckResult]:
+    """Versions, devices, disk space and text format."""
+    checks = [
+        await asyncio.to_thread(check_versions),
+        check_devices(host.placement, await host.engine_info()),
+        await asyncio.to_thread(check_disk, data_dir, checkpoint),
+    ]
+    engine = host.settings.engine
+    if isinstance(engine, VllmConfig) and not engine.urls:
+        checks.insert(1, await asyncio.to_thread(check_vllm, host.vllm_python))
+    try:
+        renderer = await host.renderer()
+    except ConfigError as error:
+        remedy = "use an instruction-tuned model, or add a chat template to its folder"
+        return [*checks, CheckResult(name="chat template", status="failure", found=error.message, remedy=remedy)]
+    return [
+        *checks,
+        await asyncio.to_thread(check_template, renderer),
+        await asyncio.to_thread(check_tools, renderer),
+    ]
+
+
+def _describe(check: CheckResult) -> str:
+    return f"{check.name}: {check.found}" + (f" ({check.remedy})" if check.remedy else "")

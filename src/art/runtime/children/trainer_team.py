@@ -1,0 +1,155 @@
+"""The other processes of a trainer that trains in several: started by the first, as `torchrun` would start them.
+
+    server process -- socket --> process 0 of the trainer -- objects and gradients --> processes 1, 2, ...
+
+Process 0 tells the others each call, and all make it. They ignore Ctrl-C as it does, and end with it: Linux kills
+them, and elsewhere, or before that is arranged, the end of their stdin does it. In turn process 0 never goes on without
+one of them: it says in the log which one died or fell silent, and leaves. The supervisor then starts all anew, and the
+call over. Process k writes a log of its own, `<log of process 0>.<k>`, and a byte to its stdout every second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from torch import distributed as dist
+
+from art.config import TrainerConfig
+from art.errors import ProcessError
+from art.protocol.exits import describe_exit
+from art.runtime.children.child import (
+    HEARTBEAT_S,
+    Child,
+    die_with_parent,
+    dump_stacks_on_signal,
+    ignore_ctrl_c,
+    log_to_stderr,
+)
+from art.runtime.children.trainer_calls import TrainerCalls
+from art.runtime.supervision.vitals import FIRST_HEARTBEAT_S
+from art.storage.logs import log_tail, open_log, rotate_log
+from art.trainer.machine.distributed import Team
+
+_log = logging.getLogger(__name__)
+
+_TAIL_LINES = 8
+"""Of the log of a process that died: they must fit into the end of the log of process 0."""
+_BEATS_PER_ROTATION = 60
+
+
+def start_team(config: TrainerConfig, child: Child) -> Team:
+    """Start processes 1, 2, ... as helpers of `child`, and meet them; returns process 0's place.
+
+    Raises:
+        ConfigError: this machine has fewer devices than processes.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))  # objects are pickles: nobody else may join
+    port = listener.getsockname()[1]
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(config.num_processes),
+        "LOCAL_WORLD_SIZE": str(config.num_processes),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+    }
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Process 0 serves the meeting point, on a port that is its own already, and then comes to it like the others.
+    store = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+    for rank in range(1, config.num_processes):
+        member = _Member(rank, config, child)
+        threading.Thread(target=member.leave_after, name=f"process-{rank}", daemon=True).start()
+    team = Team.from_environment(config)
+    del store  # torch holds it from here on
+    return team
+
+
+class _Member:
+    """Process `rank`, as process 0 sees it."""
+
+    def __init__(self, rank: int, config: TrainerConfig, child: Child) -> None:
+        self._rank = rank
+        self._log_path = child.log_path.with_name(f"{child.log_path.name}.{rank}") if child.log_path else None
+        self._silence_s = child.heartbeat_timeout_s
+        log = open_log(self._log_path) if self._log_path else None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "art.runtime.children.trainer_team", config.model_dump_json()],
+            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
+        if log is not None:
+            log.close()
+        child.helpers[self._process.pid] = self._log_path
+
+    def leave_after(self) -> None:
+        """End this process, process 0, when the other one dies or is silent for too long."""
+        process, stdout = self._process, self._process.stdout
+        assert stdout is not None
+        num_beats, patience_s = 0, max(self._silence_s, FIRST_HEARTBEAT_S)
+        while (readable := select.select([stdout], [], [], patience_s)[0]) and os.read(stdout.fileno(), 4096):
+            num_beats, patience_s = num_beats + 1, self._silence_s
+            if num_beats % _BEATS_PER_ROTATION == 0 and self._log_path is not None:
+                rotate_log(self._log_path)
+        problem = ""
+        if not readable:
+            problem = f"; it was silent for {patience_s:.0f} s and was killed"
+            process.kill()
+        end = (
+            f"process {self._rank} of this trainer (pid {process.pid}) died ({describe_exit(process.wait())}{problem})"
+        )
+        tail = log_tail(self._log_path, _TAIL_LINES) if self._log_path is not None else ""
+        _log.error("%s\n%s; the others leave too", tail.strip(), end)
+        os._exit(1)
+
+
+def main() -> None:
+    """The whole life of a process other than the first."""
+    die_with_parent()
+    ignore_ctrl_c()
+    log_to_stderr(f"[{os.environ['RANK']}] ")
+    dump_stacks_on_signal()
+    threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
+    threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
+    team = Team.from_environment(TrainerConfig.model_validate_json(sys.argv[1]))
+    calls = TrainerCalls(team)
+    nothing: dict[str, Any] = {}
+    while True:
+        method, params = team.broadcast(("", nothing))
+        try:
+            calls.make(method, params)
+        except ProcessError:
+            raise
+        except Exception as error:  # process 0 has the same, and answers it
+            _log.info("%s: %s", method, error)
+
+
+def _beat() -> None:
+    while True:
+        sys.stdout.buffer.write(b".")
+        sys.stdout.buffer.flush()
+        time.sleep(HEARTBEAT_S)
+
+
+def _leave_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

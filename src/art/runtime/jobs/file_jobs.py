@@ -1,0 +1,179 @@
+"""The work of jobs on files: fork and pull, which give a model another checkpoint, and export and push.
+
+Each runs in a process of its own (`file_child`): what it loads is gone afterwards, and to cancel it is to kill it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from art.errors import ConfigError, ConflictError, JobCancelledError, ProcessError, error_from_code
+from art.protocol.exits import describe_exit
+from art.runtime.host import BaseModelHost
+from art.runtime.jobs.runner import Done, JobControl
+from art.runtime.jobs.store import Entry, Job
+from art.runtime.jobs.training_work import training_lane
+from art.runtime.registry import RegisteredModel
+from art.storage import checkpoints
+from art.storage.layout import DataDir
+from art.storage.logs import log_tail, open_log
+
+logger = logging.getLogger(__name__)
+
+LINE_BYTES = 2**20
+FindModel = Callable[[str, str], tuple[RegisteredModel, BaseModelHost] | None]
+"""By project and name; `None`: not registered."""
+
+
+async def run_file_call(call: str, params: dict[str, Any], log: Path, control: JobControl) -> dict[str, Any]:
+    """Run one call of `file_child` to its end; the process is killed when the job is cancelled.
+
+    Raises:
+        JobCancelledError: it was cancelled.
+        ProcessError: the process died.
+        ArtError: what the call raised.
+    """
+    control.check()
+    with open_log(log) as stderr:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "art.runtime.children.file_child", stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=stderr, limit=LINE_BYTES,
+        )  # fmt: skip
+    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call}")
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"call": call, "params": params}).encode() + b"\n")
+        answer: dict[str, Any] = {}
+        async for line in process.stdout:
+            answer = json.loads(line)
+            if (progress := answer.get("progress")) is not None:
+                await control.progress(call, *progress)
+        status = await process.wait()
+    finally:
+        killing.cancel()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if "result" in answer:
+        result: dict[str, Any] = answer["result"]
+        return result
+    if (error := answer.get("error")) is not None:
+        raise error_from_code(error["code"], error["message"], param=error.get("param"))
+    if control.stop.is_set():
+        raise JobCancelledError(f"`{call}` was cancelled")
+    raise ProcessError(f"the process of `{call}` died ({describe_exit(status)}){log_tail(log)}")
+
+
+async def _kill_when(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
+    await stop.wait()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+class FileWork:
+    """Exports and pushes. The payload is the request of `file_child`: `call` and `params`."""
+
+    def __init__(self, data_dir: DataDir) -> None:
+        self._log = data_dir.logs / "files.log"
+
+    def lane(self, job: Entry) -> str:
+        return "files"
+
+    def from_step(self, job: Job) -> None:
+        return None
+
+    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
+        result = await run_file_call(job.payload["call"], job.payload["params"], self._log, control)
+        return Done({"step": job.payload["step"], "result": result | job.payload["result"]})
+
+    async def recorded(self, job: Job, done: Done) -> None:
+        return None
+
+
+class AdoptWork:
+    """Forks and pulls: a checkpoint from elsewhere becomes the newest of a model, registered or not.
+
+    The payload is that of `FileWork`; `origin` says where the checkpoint is from, in words that tell it from others.
+    """
+
+    def __init__(
+        self,
+        data_dir: DataDir,
+        find: FindModel,
+        adopted_from: Callable[[str, str], Awaitable[list[str]]],
+        on_published: Callable[[RegisteredModel, int], None],
+    ) -> None:
+        """`adopted_from` gives the origins that a model has had before."""
+        self._data_dir = data_dir
+        self._log = data_dir.logs / "files.log"
+        self._find = find
+        self._adopted_from = adopted_from
+        self._on_published = on_published
+
+    def lane(self, job: Entry) -> str:
+        found = self._find(job.project, job.name)
+        return "files" if found is None else training_lane(found[0].base_model)
+
+    def from_step(self, job: Job) -> int:
+        """Where the model stood before the job first ran: what it has made itself since is not in its way."""
+        if job.from_step is not None:
+            return job.from_step
+        found = self._find(job.project, job.name)
+        if found is not None:
+            return found[0].step
+        return checkpoints.latest(self._data_dir.model(job.project, job.name).checkpoints) or 0
+
+    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
+        origin = job.payload["origin"]
+        found = self._find(job.project, job.name)
+        if from_step:
+            if origin in await self._adopted_from(job.project, job.name):
+                finding = f"was begun from {origin} before, and goes on at step {from_step}"
+                return Done({"step": from_step, "findings": [finding], "result": {"origin": origin}})
+            raise ConflictError(
+                f"{job.project}/{job.name} is at step {from_step} already, and {origin} would take its place; choose "
+                "another name",
+                param="name",
+            )
+        if found is not None and job.payload["step"] == 0:
+            finding = "step 0 of every model is its base model: there is nothing to copy"
+            return Done({"step": 0, "findings": [finding], "result": {"origin": origin}})
+        result = await run_file_call(job.payload["call"], job.payload["params"], self._log, control)
+        step = int(result.get("step", job.payload["step"]))
+        target = self._data_dir.model(job.project, job.name).checkpoint(step)
+        changes = {"step": step, "result": {"origin": origin}, "checkpoint_path": str(target)}
+        if found is None:
+            return Done(changes)
+        model, host = found
+        try:
+            _check_same(model, target)
+            if step > 0:
+                await host.load(model.adapter_id(step), target)
+        except BaseException:
+            if step > 0:
+                await asyncio.to_thread(checkpoints.delete, target)
+            raise
+        return Done(changes, published_step=step)
+
+    async def recorded(self, job: Job, done: Done) -> None:
+        found = self._find(job.project, job.name)
+        if found is not None and done.published_step is not None:
+            self._on_published(found[0], done.published_step)
+
+
+def _check_same(model: RegisteredModel, checkpoint: Path) -> None:
+    state = checkpoints.read_state(checkpoint)
+    lora = None if model.settings.lora is None else model.settings.lora.model_dump(mode="json")
+    if (state.base_model, state.lora) != (model.base_model, lora):
+        raise ConfigError(
+            f"the checkpoint is of base model {state.base_model!r} with LoRA settings {state.lora}, and {model.key} of "
+            f"{model.base_model!r} with {lora} (None is full fine-tuning); fork into a model with the same"
+        )

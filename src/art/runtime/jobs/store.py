@@ -1,0 +1,378 @@
+"""Jobs and their events, in SQLite. What is written here survives `kill -9`.
+
+The state of a job changes in `_move` only, which looks it up in the table of `protocol.job_states` within the same
+transaction: no job can take a way that the table does not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from art.errors import ConflictError, NotFoundError, OverloadedError
+from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
+from art.protocol.jobs import JobEvent
+from art.protocol.training import JobProgress, JobStatus
+from art.runtime.jobs import trained_exchanges
+from art.runtime.registry import set_step
+from art.storage.database import Database
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
+    fingerprint INTEGER NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, created_at REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created_at);
+CREATE INDEX IF NOT EXISTS jobs_by_model ON jobs (project, name, created_at);
+CREATE TABLE IF NOT EXISTS job_events (
+    job_id TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL,
+    PRIMARY KEY (job_id, number)
+) WITHOUT ROWID;
+"""
+_LATER_COLUMNS = {
+    "lane": "TEXT NOT NULL DEFAULT ''",
+    "started_at": "REAL",
+    "needs": "TEXT NOT NULL DEFAULT '[]'",
+}
+"""Of `jobs`, for databases that were made without them."""
+_UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str
+    """Jobs of one lane run one at a time, see `JobRunner`."""
+    payload: dict[str, Any]
+    """All that is needed to run the job, and to run it again. Of a training: `call`, the trainer's arguments, resolved
+    samples among them; `metrics`, `ledger`, `findings` and `exchange_ids` of the plan, and `repeated`, which tells of
+    an earlier step with the same answers. Of others: the request."""
+    from_step: int | None = None
+    """Where the model stood when the job first began to run."""
+    needs: Sequence[str] = ()
+    """Paths of checkpoints that must stay until it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job without its payload, which may be large."""
+
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str
+
+
+class JobStore:
+    """Every method is one transaction. It shares the database with the registry: a step is published and its job ended
+    at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_per_project: int | None = None,
+        on_dropped: Callable[[sqlite3.Connection, str], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            max_per_project: jobs of one project that may be unfinished at once; `None`: any number.
+            on_dropped: told of a job that failed or was cancelled, in the transaction that records it.
+        """
+        self._on_dropped = on_dropped
+        self._max_per_project = max_per_project
+        self._database = database
+
+    async def start(self) -> None:
+        await self._database.run(_create)
+
+    async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
+        """The status of the job that has this id already, `None` if there is none.
+
+        Raises:
+            ConflictError: the id is taken by a job that was asked for in other words.
+        """
+        return await self._database.run(lambda db: _known(db, job_id, fingerprint))
+
+    async def add(self, job: Job, fingerprint: int) -> JobStatus:
+        """Store a queued job, or return the status of the one that has this id already.
+
+        Args:
+            fingerprint: of the request as it came. What it is resolved to depends on the model's step, and would make
+                a request that is sent again look like another one.
+
+        Raises:
+            ConflictError: the id is taken by a job that was asked for in other words.
+            OverloadedError: the project has as many unfinished jobs as it may.
+        """
+        payload = await asyncio.to_thread(_pack, job.payload)
+        now = time.time()
+        status = JobStatus(
+            job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="queued", created_at=now
+        )
+
+        def insert(db: sqlite3.Connection) -> JobStatus:
+            if (known := _known(db, job.job_id, fingerprint)) is not None:
+                return known
+            _check_room(db, job.project, self._max_per_project)
+            needs = orjson.dumps(list(job.needs)).decode()
+            values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload, job.lane, needs)
+            columns = "job_id, kind, project, name, state, fingerprint, payload, lane, needs, status, created_at"
+            db.execute(
+                f"INSERT INTO jobs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, status.model_dump_json(), now),
+            )
+            _add_event(db, job.job_id, JobEvent(kind="state", at=now, state="queued"))
+            return status
+
+        return await self._database.run(insert)
+
+    async def load(self, job_id: str) -> Job:
+        """An unfinished job with its payload."""
+        columns = "kind, project, name, lane, payload, from_step"
+        rows = await self._read(f"SELECT {columns} FROM jobs WHERE job_id = ?", (job_id,))
+        ((kind, project, name, lane, payload, from_step),) = rows
+        content = await asyncio.to_thread(_unpack, payload)
+        return Job(
+            job_id=job_id, kind=kind, project=project, name=name, lane=lane, payload=content, from_step=from_step
+        )
+
+    async def recover(self) -> list[Entry]:
+        """Queue again what ran when the server before this one ended, and end what it was about to stop; all queued
+        jobs, oldest first."""
+
+        def recover(db: sqlite3.Connection) -> list[Entry]:
+            begun = db.execute("SELECT job_id, state FROM jobs WHERE state IN ('running', 'cancelling')").fetchall()
+            for job_id, state in begun:
+                self._move(db, job_id, "queued" if state == "running" else "cancelled")
+            rows = db.execute(
+                "SELECT job_id, kind, project, name, lane FROM jobs WHERE state = 'queued' ORDER BY created_at, rowid"
+            )
+            return [Entry(*row) for row in rows]
+
+        return await self._database.run(recover)
+
+    async def last_turns(self) -> dict[tuple[str, str], float]:
+        """When each project last had its turn, by lane and project."""
+        rows = await self._read("SELECT lane, project, max(started_at) FROM jobs GROUP BY lane, project")
+        return {(lane, project): at or 0.0 for lane, project, at in rows}
+
+    async def status(self, job_id: str) -> JobStatus:
+        """
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        rows = await self._read("SELECT status FROM jobs WHERE job_id = ?", (job_id,))
+        if not rows:
+            raise _unknown(job_id)
+        return JobStatus.model_validate_json(rows[0][0])
+
+    async def find(
+        self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100
+    ) -> list[JobStatus]:
+        """Newest first."""
+        where = [f"state IN ({_UNFINISHED})"] if unfinished else []
+        values = [(column, value) for column, value in (("project", project), ("name", name)) if value is not None]
+        where += [f"{column} = ?" for column, _ in values]
+        rows = await self._read(
+            f"SELECT status FROM jobs WHERE {' AND '.join(where or ['1'])} "
+            "ORDER BY created_at DESC, rowid DESC LIMIT ?",
+            (*(value for _, value in values), limit),
+        )
+        return [JobStatus.model_validate_json(row[0]) for row in rows]
+
+    async def step_metrics(self, project: str, name: str, step: int, limit: int) -> list[dict[str, float]]:
+        """Metrics of up to `limit` reinforcement-learning steps that lead to `step` without a gap, oldest first."""
+        rows = await self._read(
+            "SELECT kind, status FROM jobs WHERE project = ? AND name = ? AND state = 'succeeded' "
+            "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY created_at DESC, rowid DESC LIMIT ?",
+            (project, name, limit),
+        )
+        found: list[dict[str, float]] = []
+        for kind, text in rows:
+            status = JobStatus.model_validate_json(text)
+            if kind != "train" or status.step != step - len(found):
+                break
+            found.append(status.metrics)
+        return found[::-1]
+
+    async def needed(self) -> list[str]:
+        """Paths of checkpoints that unfinished jobs need."""
+        rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")
+        return [path for (needs,) in rows for path in orjson.loads(needs)]
+
+    async def origins(self, project: str, name: str) -> list[str]:
+        """Where checkpoints that this model was given came from."""
+        rows = await self._read(
+            "SELECT json_extract(status, '$.result.origin') FROM jobs "
+            "WHERE project = ? AND name = ? AND state = 'succeeded' AND kind IN ('fork', 'pull')",
+            (project, name),
+        )
+        return [origin for (origin,) in rows if origin is not None]
+
+    async def move(
+        self, job_id: str, state: JobState, *, changes: Mapping[str, Any] | None = None, from_step: int | None = None
+    ) -> JobStatus:
+        """Give a job another state, and its status further `changes`.
+
+        Raises:
+            ConflictError: this state cannot follow the one that it has.
+            NotFoundError: there is no such job.
+        """
+        return await self._database.run(lambda db: self._move(db, job_id, state, changes, from_step))
+
+    async def finish(
+        self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None, learnt_from: Sequence[str] = ()
+    ) -> JobStatus:
+        """Succeeded: where it published a step, the model moves to it in the same transaction.
+
+        Args:
+            learnt_from: ids of the exchanges that the step learnt from.
+        """
+
+        def finish(db: sqlite3.Connection) -> JobStatus:
+            status = self._move(db, job_id, "succeeded", changes)
+            if published_step is not None:
+                set_step(db, status.project, status.name, published_step)
+                trained_exchanges.note_trained(db, learnt_from, published_step)
+            return status
+
+        return await self._database.run(finish)
+
+    async def repeated_step(self, exchange_ids: Sequence[str]) -> int | None:
+        """The step that learnt from all of these exchanges before, or the newest of several; `None` if one is new."""
+        return await self._database.run(lambda db: trained_exchanges.repeated_step(db, exchange_ids))
+
+    async def add_progress(self, job_id: str, progress: JobProgress) -> None:
+        event = JobEvent(kind="progress", at=time.time(), progress=progress)
+        await self._database.run(lambda db: _add_event(db, job_id, event))
+
+    async def events(self, job_id: str, after: int) -> list[JobEvent]:
+        """Those with a number above `after`, in order.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        rows = await self._read(
+            "SELECT number, event FROM job_events WHERE job_id = ? AND number > ? ORDER BY number", (job_id, after)
+        )
+        if not rows:
+            await self.status(job_id)
+        return [JobEvent.model_validate_json(event).model_copy(update={"number": number}) for number, event in rows]
+
+    async def forget_progress(self, before: float) -> int:
+        """Delete the progress of jobs that were asked for before that time and are over; how many events are gone.
+        Their states stay, under their numbers. Which exchanges of before that time were trained is forgotten too."""
+        sql = (
+            "DELETE FROM job_events WHERE json_extract(event, '$.kind') = 'progress' AND job_id IN "
+            f"(SELECT job_id FROM jobs WHERE created_at < ? AND state NOT IN ({_UNFINISHED}))"
+        )
+
+        def forget(db: sqlite3.Connection) -> int:
+            trained_exchanges.forget_trained(db, before)
+            return db.execute(sql, (before,)).rowcount
+
+        return await self._database.run(forget)
+
+    def _move(
+        self,
+        db: sqlite3.Connection,
+        job_id: str,
+        state: JobState,
+        changes: Mapping[str, Any] | None = None,
+        from_step: int | None = None,
+    ) -> JobStatus:
+        status = _move(db, job_id, state, changes, from_step)
+        if state in ("failed", "cancelled") and self._on_dropped is not None:
+            self._on_dropped(db, job_id)
+        return status
+
+    async def _read(self, sql: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return await asyncio.to_thread(self._database.read, sql, parameters)
+
+
+def _check_room(db: sqlite3.Connection, project: str, most: int | None) -> None:
+    if most is None:
+        return
+    where = f"state IN ({_UNFINISHED}) AND project = ?"
+    ((count,),) = db.execute(f"SELECT count(*) FROM jobs WHERE {where}", (project,))
+    if count >= most:
+        raise OverloadedError(
+            f"project {project!r} has {count} unfinished jobs, which is the limit (`limits.max_jobs_per_project` of "
+            "the server); try again when one has ended"
+        )
+
+
+def _create(db: sqlite3.Connection) -> None:
+    db.executescript(_SCHEMA + trained_exchanges.SCHEMA)
+    present = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
+    for column, definition in _LATER_COLUMNS.items():
+        if column not in present:
+            db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {definition}")
+
+
+def _move(
+    db: sqlite3.Connection,
+    job_id: str,
+    state: JobState,
+    changes: Mapping[str, Any] | None = None,
+    from_step: int | None = None,
+) -> JobStatus:
+    row = db.execute("SELECT state, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    if row is None:
+        raise _unknown(job_id)
+    if state not in NEXT_STATES[row[0]]:
+        raise ConflictError(f"job {job_id} is {row[0]} and cannot become {state}", param="job_id")
+    now = time.time()
+    times = {"started_at": now} if state == "running" else {"ended_at": now} if state in ENDED else {}
+    status = JobStatus.model_validate_json(row[1]).model_copy(update={"state": state, **times, **(changes or {})})
+    db.execute(
+        "UPDATE jobs SET state = ?, status = ?, from_step = coalesce(?, from_step), "
+        "started_at = coalesce(?, started_at), payload = CASE WHEN ? THEN NULL ELSE payload END WHERE job_id = ?",
+        (state, status.model_dump_json(), from_step, times.get("started_at"), state in ENDED, job_id),
+    )
+    _add_event(db, job_id, JobEvent(kind="state", at=now, state=state))
+    return status
+
+
+def _add_event(db: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
+    db.execute(
+        "INSERT INTO job_events (job_id, number, event) "
+        "SELECT ?, coalesce(max(number), 0) + 1, ? FROM job_events WHERE job_id = ?",
+        (job_id, event.model_dump_json(exclude_none=True), job_id),
+    )
+
+
+def _known(db: sqlite3.Connection, job_id: str, fingerprint: int) -> JobStatus | None:
+    row = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    if row is None:
+        return None
+    if row[0] != fingerprint:
+        raise ConflictError(
+            f"job {job_id} exists with other content; use a new job id for a new request", param="job_id"
+        )
+    return JobStatus.model_validate_json(row[1])
+
+
+def _unknown(job_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no job {job_id!r}", param="job_id")
+
+
+def _pack(payload: dict[str, Any]) -> bytes:
+    return zlib.compress(orjson.dumps(payload), 1)
+
+
+def _unpack(payload: bytes) -> dict[str, Any]:
+    content: dict[str, Any] = orjson.loads(zlib.decompress(payload))
+    return content

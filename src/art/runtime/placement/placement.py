@@ -1,0 +1,228 @@
+"""Which devices engine and trainer get, and whether that can work: settled before anything starts.
+
+A child sees only its own GPUs (CUDA_VISIBLE_DEVICES), and counts them from 0. What is not said is chosen:
+
+    one GPU                       engine and trainer share it
+    more than the trainer takes   the trainer has the first ones, the engine the next
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from art.config import EngineSettings, ModelSettings, TrainerConfig, VllmConfig
+from art.errors import ConfigError
+from art.runtime.placement.devices import VISIBLE, Devices
+from art.runtime.placement.parameter_count import weight_bytes
+
+Part = Literal["engine", "trainer"]
+
+ELSEWHERE = "elsewhere"
+VLLM_MEMORY_SHARE = 0.9
+"""Of a GPU, what `vllm serve` takes by default (its flag `gpu_memory_utilization`)."""
+CONTEXT_BYTES = 2**29
+"""A process on a GPU takes about so much for itself: CUDA's context and the kernels of torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Devices of one part."""
+
+    kind: str
+    """`cpu`, `cuda`, `mps`, or `elsewhere` for servers that run already."""
+    indices: tuple[int, ...] = ()
+    """Of GPUs, as the server counts them."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"cuda:{index}" for index in self.indices) or self.kind
+
+    def environment(self, devices: Devices) -> dict[str, str]:
+        """Variables that show a process just these devices."""
+        if self.kind != "cuda":
+            return {VISIBLE: ""} if self.kind == "cpu" else {}
+        if not self.indices or devices.gpus is None:
+            return {}
+        gpus = devices.gpus
+        selected = ",".join(gpus[index].selector for index in self.indices if index < len(gpus))
+        # nvidia-smi counts by PCI bus, CUDA by speed unless it is told.
+        by_bus = all(gpus[index].selector.isdigit() for index in self.indices if index < len(gpus))
+        return {VISIBLE: selected} | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_bus else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    engine: Place
+    trainer: Place
+    sleeps: bool = False
+    """Whether the engine sleeps while the trainer works."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether both live in the same memory."""
+        if self.engine.kind != "cuda" or self.trainer.kind != "cuda":
+            return self.engine.kind == self.trainer.kind
+        return bool(set(self.engine.indices) & set(self.trainer.indices))
+
+
+def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
+    """What is asked for, and the rest as the table above; it may be impossible, see `check_placement`."""
+    engine, trainer = settings.engine, settings.trainer
+    kinds = {
+        "engine": devices.default_kind if engine.device == "auto" else engine.device,
+        "trainer": devices.default_kind if trainer.device == "auto" else trainer.device,
+    }
+    for part, config in (("engine", engine), ("trainer", trainer)):
+        if config.device_indices:
+            kinds[part] = "cuda"
+    num_gpus = len(devices.gpus or ())
+    trainer_indices = (
+        trainer.device_indices
+        or tuple(index for index in range(num_gpus) if not (engine.device_indices and index in engine.device_indices))[
+            : trainer.num_processes
+        ]
+    )
+    if kinds["trainer"] == "cuda" and len(trainer_indices) < trainer.num_processes:
+        trainer_indices = trainer.device_indices or tuple(range(num_gpus))[: trainer.num_processes]
+    if isinstance(engine, VllmConfig) and engine.urls:
+        kinds["engine"] = ELSEWHERE
+    num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
+    free = [index for index in range(num_gpus) if kinds["trainer"] != "cuda" or index not in trainer_indices]
+    usable = free if len(free) >= num_engine_gpus else range(num_gpus)
+    engine_indices = engine.device_indices or tuple(usable[:num_engine_gpus])
+    placement = Placement(
+        engine=Place(kinds["engine"], engine_indices if kinds["engine"] == "cuda" else ()),
+        trainer=Place(kinds["trainer"], trainer_indices if kinds["trainer"] == "cuda" else ()),
+    )
+    return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
+
+
+def _sleeps(engine: VllmConfig, placement: Placement) -> bool:
+    """Without a GPU vLLM would free nothing."""
+    wanted = engine.sleep == "always" or (engine.sleep == "auto" and placement.engine.kind == "cuda")
+    return wanted and placement.shared
+
+
+def check_placement(
+    placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int | None = None
+) -> None:
+    """
+    Args:
+        num_weights: of the base model, if known.
+
+    Raises:
+        ConfigError: a device is not there, there are fewer than processes, or the weights alone do not fit.
+    """
+    _check_device("engine", placement.engine, settings.engine, devices)
+    _check_device("trainer", placement.trainer, settings.trainer, devices)
+    wanted = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
+    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != wanted:
+        raise ConfigError(
+            f"the flags of vLLM make {wanted} GPUs (data, pipeline and tensor parallel sizes together), but the engine "
+            f"has {placement.engine}, of {_gpus(devices)}; make the two agree",
+            param="flags",
+        )
+    if isinstance(settings.engine, VllmConfig) and settings.engine.sleep == "always" and not placement.shared:
+        raise ConfigError(
+            f'`engine.sleep` is "always", but the engine runs on {placement.engine} and the trainer on '
+            f"{placement.trainer}: it would stand still for nothing. Leave `sleep` out, or give both the same device",
+            param="sleep",
+        )
+    num_processes, num_devices = settings.trainer.num_processes, len(placement.trainer.indices)
+    if placement.trainer.kind == "cuda" and devices.gpus is not None and num_devices < num_processes:
+        raise ConfigError(
+            f"`trainer.num_processes` is {num_processes}, each on a GPU of its own, but this machine shows "
+            f"{_gpus(devices)}; lower `num_processes`",
+            param="num_processes",
+        )
+    if placement.trainer.kind == "mps" and num_processes > 1:
+        raise ConfigError(
+            f'`trainer.num_processes` is {num_processes}, but the device is "mps", a single one; set it to 1',
+            param="num_processes",
+        )
+    if num_weights is not None:
+        _check_memory(placement, settings, devices, num_weights)
+
+
+def _check_device(part: Part, place: Place, config: EngineSettings | TrainerConfig, devices: Devices) -> None:
+    given = f"`{part}.device` is {config.device!r}"
+    if place.kind == "mps" and not devices.has_mps:
+        raise ConfigError(f'{given}, but this is no Mac with Apple silicon; use "auto" or "cpu"', param="device")
+    if place.kind != "cuda" or devices.gpus is None:
+        return
+    if config.device_indices:
+        given = f"`{part}.device_indices` is {list(config.device_indices)}"
+    if not devices.gpus:
+        raise ConfigError(
+            f"{given}, but this machine shows {_gpus(devices)}. Is the driver installed, and {VISIBLE} not empty? "
+            'Else use "auto" or "cpu"',
+            param="device",
+        )
+    if missing := [index for index in config.device_indices if index >= len(devices.gpus)]:
+        raise ConfigError(
+            f"{given}, but this machine shows {_gpus(devices)}, so there is no {missing[0]}; use indices from 0 to "
+            f"{len(devices.gpus) - 1}",
+            param="device_indices",
+        )
+
+
+def _check_memory(placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int) -> None:
+    """Refuse what cannot fit whatever the batches: the trial step of the preflight measures the rest."""
+    engine, trainer = settings.engine, settings.trainer
+    kinds = placement.engine.kind, placement.trainer.kind
+    engine_bytes = weight_bytes(num_weights, kinds[0], engine.dtype)  # a rounded engine keeps whole numbers
+    trainer_bytes = weight_bytes(num_weights, kinds[1], trainer.dtype, trainer.quantization)
+    num_engine_devices = max(1, len(placement.engine.indices))
+    needs: dict[tuple[str, int], dict[str, float]] = {}
+    for index in () if kinds[0] == ELSEWHERE else placement.engine.indices or (-1,):
+        needs.setdefault((kinds[0], index), {})["engine"] = engine_bytes / num_engine_devices
+    shards = trainer.num_processes if trainer.shard_base else 1
+    for index in placement.trainer.indices or (-1,):
+        # On CPU each process has its own copy; `shard_base` splits all but embedding and head.
+        copies = trainer.num_processes if kinds[1] == "cpu" else 1
+        needs.setdefault((kinds[1], index), {})["trainer"] = trainer_bytes * copies / shards
+    for (kind, index), parts in needs.items():
+        limit, where = _memory(devices, kind, index)
+        if limit is not None and kind == "cuda" and isinstance(engine, VllmConfig) and len(parts) > 1:
+            _check_vllm_share(engine, limit, parts["trainer"] + CONTEXT_BYTES, where, sleeps=placement.sleeps)
+        overhead = CONTEXT_BYTES * len(parts) if kind == "cuda" else 0
+        if limit is not None and sum(parts.values()) + overhead > limit:
+            named = " and ".join(f"{size / 2**30:.1f} GiB for the {part}" for part, size in parts.items())
+            raise ConfigError(
+                f"the base model's weights need {named} on {where}, which has {limit / 2**30:.1f} GiB. "
+                f"{_remedy(kind, len(parts) > 1)}",
+                param="device",
+            )
+
+
+def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str, *, sleeps: bool) -> None:
+    """vLLM takes its share of a GPU at once, whatever the model's size. When it sleeps, the trainer has that for its
+    activations; but its weights stay."""
+    share = float(str(engine.flags.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)))
+    if share * limit + trainer_bytes > limit:
+        most = f"{'at most' if sleeps else 'well below'} {max(0.0, 1 - trainer_bytes / limit):.2f}"
+        raise ConfigError(
+            f"vLLM takes {share:.0%} of {where}, and the trainer's weights need {trainer_bytes / 2**30:.1f} GiB of its "
+            f"{limit / 2**30:.1f} GiB. Set `flags` to {{'gpu_memory_utilization': x}} with x {most}, or give them "
+            "different GPUs by `device_indices`",
+            param="flags",
+        )
+
+
+def _memory(devices: Devices, kind: str, index: int) -> tuple[int | None, str]:
+    if kind == "cuda":
+        if devices.gpus is None or not 0 <= index < len(devices.gpus):
+            return None, ""
+        return devices.gpus[index].memory_bytes, f"cuda:{index} ({devices.gpus[index].name})"
+    return devices.memory_bytes, "this machine"
+
+
+def _remedy(kind: str, both: bool) -> str:
+    split = "Give them different GPUs by `device_indices`, or use" if both and kind == "cuda" else "Use"
+    return f'{split} dtype "bfloat16", `trainer.quantization="nf4"` or a smaller base model'
+
+
+def _gpus(devices: Devices) -> str:
+    gpus = devices.gpus or ()
+    names = ", ".join(f"{index}: {gpu.name}" for index, gpu in enumerate(gpus))
+    return f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} ({names})" if gpus else "no NVIDIA GPU"

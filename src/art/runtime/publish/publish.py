@@ -1,0 +1,62 @@
+"""From checkpoint to served policy: load its weights, then prove that the engine samples from what was trained.
+
+The trainer left its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
+what it has just loaded (`handshake.py`). Anything wrong on the way - a stale file, a dropped layer, an adapter that
+matches nothing, a scale applied twice - moves these numbers, and the checkpoint is then not served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from art.engine import Engine
+from art.errors import HandshakeError
+from art.runtime.publish.handshake import find_problem, largest_gap, norm_differs, score_probe, worst_gap
+from art.storage import checkpoints
+
+logger = logging.getLogger(__name__)
+
+
+async def publish(
+    engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
+) -> dict[str, float]:
+    """Load `checkpoint` as `adapter_id` and prove it; returns `publish/...` and `time/publish_s` metrics.
+
+    Raises:
+        CorruptCheckpointError: a file of the checkpoint differs from its manifest.
+        AdapterError: the engine refused the weights.
+        HandshakeError: the engine does not reproduce the probe or the norm; the weights are unloaded again.
+    """
+    started = time.perf_counter()
+    await asyncio.to_thread(checkpoints.verify, checkpoint)
+    info = await engine.load_adapter(adapter_id, checkpoint)
+    probe = checkpoints.read_probe(checkpoint)
+    about = await engine.info()
+    scores = await score_probe(engine, adapter_id, probe, one_policy=about.one_policy)
+    gap = worst_gap(scores.policy, probe.logprobs)
+    effect = largest_gap(probe.base_logprobs, probe.logprobs)
+    trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm", info.norm)
+    problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
+    if problem is None and norm_differs(info.norm, trained_norm, about.dtype):
+        # Catches what a probe cannot show: weights whose effect on it is below the noise.
+        problem = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
+    if problem is not None:
+        await engine.unload_adapter(adapter_id)
+        raise HandshakeError(
+            f"{adapter_id} was not published: {problem}. The engine does not serve what was trained; the previous step "
+            "stays in place"
+        )
+    logger.info("published %s: %d layers, probe gap %.2g nats, moved by %.2g", adapter_id, info.num_layers, gap, effect)
+    base_gap = {}
+    if scores.base_alone is not None:
+        base_gap["publish/base_gap"] = largest_gap(scores.base_alone, probe.base_logprobs)
+    return {
+        "publish/probe_gap": gap,
+        **base_gap,
+        "publish/probe_effect": effect,
+        "publish/adapter_norm": info.norm,
+        "time/publish_s": time.perf_counter() - started,
+    }

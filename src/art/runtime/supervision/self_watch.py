@@ -1,0 +1,78 @@
+"""What `art-server` does about itself, when it is asked how it stands, when it stands still, and when it will not end.
+
+SIGUSR1   its event loop writes a report to `logs/report.txt`: `art status` shows it
+SIGUSR2   a handler in C writes the main thread's stack, where the event loop is, to `logs/server-stacks.log`: for when
+          the loop is blocked
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TextIO
+
+from art.storage.atomic import write_file
+from art.storage.layout import DataDir
+
+logger = logging.getLogger("art.server")
+
+REPORT_SIGNAL, STACKS_SIGNAL = signal.SIGUSR1, signal.SIGUSR2
+BLOCKED_AFTER_S = 60.0
+_ARM_S = 5.0
+
+
+class ServerWatch:
+    """For the life of one server; `run` is to be a task of its own."""
+
+    def __init__(self, data_dir: DataDir, report: Callable[[], Awaitable[str]]) -> None:
+        self._data_dir = data_dir
+        self._report = report
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stacks: TextIO | None = None
+
+    def install(self) -> None:
+        """Take the signals, before anybody can know of this process: they would end it."""
+        self._data_dir.logs.mkdir(parents=True, exist_ok=True)
+        self._stacks = self._data_dir.server_stacks.open("a")
+        faulthandler.enable()
+        # The kernel gives the signal to the main thread. The stacks of other threads cannot be read safely while they
+        # run: that has ended servers with a segmentation fault.
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=False)
+        asyncio.get_running_loop().add_signal_handler(REPORT_SIGNAL, self._on_report_signal)
+
+    async def run(self) -> None:
+        """As long as the event loop runs, put off the traceback that says where it stands still."""
+        while True:
+            faulthandler.dump_traceback_later(BLOCKED_AFTER_S, repeat=True)
+            await asyncio.sleep(_ARM_S)
+
+    def _on_report_signal(self) -> None:
+        task = asyncio.create_task(self._write(), name="report")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write(self) -> None:
+        try:
+            text = await self._report()
+            await asyncio.to_thread(write_file, self._data_dir.report, text.encode())
+        except Exception:
+            logger.exception("the report could not be written")
+
+
+def end_within(seconds: float) -> None:
+    """End this process at once, and its children with it, if it has not ended by itself in `seconds`."""
+
+    def wait() -> None:
+        time.sleep(seconds)
+        sys.stderr.write(f"art-server did not end within {seconds:.0f} s; the stacks of its threads:\n")
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end", daemon=True).start()

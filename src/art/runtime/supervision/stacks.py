@@ -1,0 +1,100 @@
+"""Where everybody stands: the stacks of this process's asyncio tasks, and of the main threads of child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType
+from typing import Any
+
+from art.runtime.children.child import STACKS_SIGNAL
+from art.runtime.supervision.vitals import process_state
+from art.storage.logs import log_since, log_size
+
+DUMP_TIMEOUT_S = 2.0
+"""A process writes its stacks within milliseconds, unless it is stopped or starved."""
+MAX_NAMES = 5
+
+
+def task_stacks() -> str:
+    """All tasks of the running event loop with what each awaits, outermost first; tasks at the same place are shown
+    once."""
+    tasks = asyncio.all_tasks()
+    places: dict[str, list[str]] = {}
+    for task in tasks:
+        places.setdefault(_await_chain(task), []).append(task.get_name())
+    parts = []
+    for place, names in sorted(places.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(sorted(names)[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        parts.append(f"{len(names)} at this place: {shown}\n{place}" if len(names) > 1 else f"{shown}\n{place}")
+    return "\n\n".join(parts)
+
+
+def _await_chain(task: asyncio.Task[Any]) -> str:
+    lines = []
+    waited: Any = task.get_coro()
+    while waited is not None:
+        code, line, inner = _frame_of(waited)
+        if code is None:
+            lines.append(f"    waits for {_describe(waited)}")
+            break
+        lines.append(f"    {code.co_filename}:{line} in {code.co_qualname}")
+        waited = inner
+    return "\n".join(lines)
+
+
+def _frame_of(waited: Any) -> tuple[CodeType | None, int, Any]:
+    """Code and line at which a coroutine is suspended, and what it awaits there."""
+    if isinstance(waited, CoroutineType):
+        frame, inner = waited.cr_frame, waited.cr_await
+    elif isinstance(waited, GeneratorType):
+        frame, inner = waited.gi_frame, waited.gi_yieldfrom
+    elif isinstance(waited, AsyncGeneratorType):
+        frame, inner = waited.ag_frame, waited.ag_await
+    elif (generators := [one for one in gc.get_referents(waited) if isinstance(one, AsyncGeneratorType)]) != []:
+        return _frame_of(generators[0])  # one step of an asynchronous generator does not tell of which
+    else:
+        return None, 0, None
+    return (None, 0, None) if frame is None else (frame.f_code, frame.f_lineno, inner)
+
+
+def _describe(waited: Any) -> str:
+    if isinstance(waited, asyncio.Task):
+        return f"task {waited.get_name()}"
+    return type(waited).__name__
+
+
+def dump_stacks(status: Mapping[str, Any]) -> str:
+    """Let the processes of a child write their stacks into their logs, and return what they wrote. Blocks for
+    `DUMP_TIMEOUT_S` at most.
+
+    Args:
+        status: of a `ChildProcess`; its heartbeat says who can do that. The signal would end any other process.
+    """
+    asked = []
+    for pid, log in status.get("dumps_stacks", ()):
+        path = Path(log)
+        asked.append((pid, path, log_size(path), process_state(pid)))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACKS_SIGNAL)
+    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    waiting = [path for _, path, _, state in asked if state not in ("T", "Z", None)]
+    sizes: Counter[Path] = Counter()
+    while waiting and time.monotonic() < deadline:
+        time.sleep(0.05)
+        before, sizes = sizes, Counter({path: log_size(path) for path in waiting})
+        if before == sizes and all(sizes[path] > size for _, path, size, _ in asked if path in waiting):
+            break
+    parts = []
+    for pid, path, size, state in asked:
+        text = log_since(path, size).strip()
+        if state == "T":
+            text = "it is stopped by a signal (SIGCONT lets it go on)"
+        parts.append(f"process {pid}, state {state}, log {path}\n{text or 'it did not answer'}")
+    return "\n\n".join(parts)

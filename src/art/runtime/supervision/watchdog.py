@@ -1,0 +1,54 @@
+"""Says in the log who waits for whom, when nothing has moved for a while.
+
+What counts as progress: an answer of a child process, or its main thread beginning something new. A child that keeps a
+caller waiting without either is reported, and so is a wait of the server's own while no child works at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from art.runtime.supervision.process import ChildProcess
+from art.runtime.supervision.waits import current_waits
+
+logger = logging.getLogger(__name__)
+
+CHECKS_PER_REPORT = 20
+"""Looks in the time after which a report is due."""
+
+
+class Watchdog:
+    """`run` is to be a task of its own. Reports again after twice the time, and so on, until something moves."""
+
+    def __init__(
+        self, processes: Callable[[], list[ChildProcess]], report: Callable[[], Awaitable[str]], after_s: float
+    ) -> None:
+        self._processes = processes
+        self._report = report
+        self._after_s = after_s
+        self._last_busy = time.monotonic()
+
+    async def run(self) -> None:
+        due_s = self._after_s
+        while True:
+            await asyncio.sleep(self._after_s / CHECKS_PER_REPORT)
+            stalled_s = self._stalled_s()
+            if stalled_s < self._after_s:
+                due_s = self._after_s
+            elif stalled_s >= due_s:
+                due_s = 2 * stalled_s
+                try:
+                    logger.warning("no progress for %.0f s\n%s", stalled_s, await self._report())
+                except Exception:  # whatever is wrong with the report, the next one may tell
+                    logger.exception("no progress for %.0f s, and no report", stalled_s)
+
+    def _stalled_s(self) -> float:
+        processes, now = self._processes(), time.monotonic()
+        if any(process.pending or process.num_waiting for process in processes):
+            self._last_busy = now
+        waits = current_waits()
+        without_children_s = min(now - self._last_busy, waits[0].age_s()) if waits else 0.0
+        return max([without_children_s, *(process.stalled_s() for process in processes)])

@@ -1,0 +1,171 @@
+"""Which attention kernel runs a layout: by its size and the device, and on CUDA by what was measured there.
+
+    up to 256 tokens     dense
+    more, on the CPU     chains
+    more, on CUDA        dense or flex, whichever was faster when a layout of such a size was first met
+    more, elsewhere      dense
+
+A measurement is a forward and backward pass of one layer's attention over a made-up group of rollouts. It holds for the
+process, for the model's shape of heads, and for all layouts of the same size class (powers of 2).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout
+from art.trainer.machine.memory import is_out_of_memory, release_memory
+from art.trainer.policy.base_model import BaseModel
+
+_log = logging.getLogger(__name__)
+
+_DENSE_UP_TO = 256
+"""Measured on a CPU with 4 heads of 16: at 180 tokens dense takes 0.8 ms and chains 0.9 ms, at 390 tokens 3.0 and 2.1,
+at 1,900 tokens 73 and 10. Many very short chains favour dense in a small layout. On CUDA small layouts are so fast in
+every way that they are not worth the compilation of a kernel."""
+
+_SIZE_CLASSES: Final = (512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens at which is measured; a layout belongs to the first that is not below it, or to the last."""
+
+_CANDIDATES: Final[tuple[KernelName, ...]] = ("dense", "flex")
+"""On CUDA. The first wins where none can run, for it needs nothing but memory, and smaller micro-batches need less."""
+
+_NUM_COMPLETIONS = 8
+_NUM_WARM_UPS, _NUM_PASSES = 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What the time of a kernel depends on beside the layout."""
+
+    num_heads: int
+    num_groups: int
+    """Heads of keys and values."""
+    size: int
+    value_size: int
+    """Multi-head latent attention (DeepSeek, Kimi) has values that are narrower than keys."""
+    dtype: torch.dtype
+    device: torch.device
+    has_sinks: bool = False
+
+    @classmethod
+    def of(cls, base: BaseModel) -> HeadShape:
+        model: Any = base.model
+        config = model.config.get_text_config()
+        num_heads = config.num_attention_heads
+        size = value_size = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        if getattr(config, "qk_nope_head_dim", None) is not None:
+            size, value_size = config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim
+        return cls(
+            num_heads=num_heads,
+            num_groups=getattr(config, "num_key_value_heads", None) or num_heads,
+            size=size,
+            value_size=value_size,
+            dtype=base.head.weight.dtype,
+            device=base.device,
+            has_sinks=any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+        )
+
+    def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
+        """Query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and perhaps sinks [H], the same each time."""
+        generator = torch.Generator().manual_seed(0)
+        rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
+        shapes: list[tuple[int, ...]] = [(1, count, num_tokens, size) for count, size in rows]
+        if self.has_sinks:
+            shapes.append((self.num_heads,))
+        return [torch.randn(shape, generator=generator).to(self.device, self.dtype) for shape in shapes]
+
+
+def choose_kernel(base: BaseModel, num_tokens: int) -> KernelName:
+    """The kernel for a layout of `num_tokens` of this model. The first of its size class on CUDA takes seconds."""
+    if num_tokens <= _DENSE_UP_TO:
+        return "dense"
+    if base.device.type == "cuda":
+        return fastest_kernel(HeadShape.of(base), size_class(num_tokens))
+    return "chains" if base.device.type == "cpu" else "dense"
+
+
+def size_class(num_tokens: int) -> int:
+    return next((size for size in _SIZE_CLASSES if num_tokens <= size), _SIZE_CLASSES[-1])
+
+
+@cache
+def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
+    """Measured at the first call."""
+    seconds = {kernel: time_kernel(kernel, heads, num_tokens) for kernel in _CANDIDATES}
+    chosen = min(_CANDIDATES, key=lambda kernel: seconds[kernel])
+    _log.info(
+        "attention of %d heads of %d, layouts of about %d tokens: %s (%s)",
+        heads.num_heads,
+        heads.size,
+        num_tokens,
+        chosen,
+        ", ".join(f"{kernel} {1e3 * s:.3g} ms" for kernel, s in seconds.items()),
+    )
+    return chosen
+
+
+def time_kernel(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
+    """Seconds that forward and backward pass take; infinite where memory runs out, or where flex does not compile."""
+    try:
+        return _time_passes(kernel, heads, num_tokens)
+    except Exception as error:  # of a compiler: whatever is missing, Triton, a C compiler, support for this head size
+        is_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
+        if kernel != "flex" and not is_memory:
+            raise
+        _log.warning(
+            "the %r attention kernel cannot run %d tokens here: %s: %s", kernel, num_tokens, type(error).__name__, error
+        )
+    release_memory()
+    return math.inf
+
+
+def _time_passes(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
+    function, scale = KERNELS[kernel], heads.size**-0.5
+
+    def run(layout: TreeLayout, inputs: list[torch.Tensor]) -> float:
+        _finish(heads.device)
+        start = time.perf_counter()
+        query, key, value, *sinks = inputs
+        out = function(query, key, value, layout, Formula(scale, sinks=sinks[0] if sinks else None))
+        torch.autograd.grad(out, inputs, out)
+        _finish(heads.device)
+        return time.perf_counter() - start
+
+    with torch.enable_grad():
+        for size in (num_tokens // 2, num_tokens):  # two lengths, so that what is compiled is compiled for any length
+            layout = example_layout(size, heads.device)
+            inputs = [x.requires_grad_() for x in heads.random_inputs(len(layout.token_ids))]
+            for _ in range(_NUM_WARM_UPS):
+                run(layout, inputs)
+        return min(run(layout, inputs) for _ in range(_NUM_PASSES))
+
+
+def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
+    """A prompt with completions that together are as long as it is, `num_tokens` in all but for rounding."""
+    answer = max(1, num_tokens // (2 * _NUM_COMPLETIONS))
+    prompt = max(1, num_tokens - answer * _NUM_COMPLETIONS)
+    ends = prompt + answer * np.arange(1, _NUM_COMPLETIONS + 1)
+    completion = prompt + np.arange(answer)
+    positions = torch.from_numpy(np.concatenate([np.arange(prompt), np.tile(completion, _NUM_COMPLETIONS)])).to(device)
+    subtree_end = np.concatenate([np.full(prompt, ends[-1]), np.repeat(ends, answer)])
+    return TreeLayout(
+        token_ids=positions,
+        positions=positions,
+        subtree_end=torch.from_numpy(subtree_end).to(device),
+        chains=[],
+        kernel="dense",
+    )
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,43 @@
+"""The frozen base weights split over the processes by torch's FSDP2, for models that do not fit one device.
+
+Each decoder layer's weights are gathered when it runs, forward and backward, and dropped again. Nothing of the adapter
+is sharded: it is injected afterwards, and `fully_shard` manages only what it saw. Embedding, final norm and head stay
+whole, since the head is read outside of the model's forward pass. As gathering needs every process, all must run the
+model equally often.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from art.trainer.attention.tree_attention import TreeLayout
+from art.trainer.policy.layers import decoder_layers
+
+
+def shard_layers(model: Any, device: torch.device) -> None:
+    """Split the decoder layers of a Hugging Face causal LM over all processes, layer by layer, from where they were
+    loaded to `device`.
+
+    Raises:
+        ConfigError: the model does not say which of its modules are its layers.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers = decoder_layers(model, option="shard_base")
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    whole = set(model.parameters())
+    for layer in layers:
+        whole -= set(layer.parameters())
+        fully_shard(layer, mesh=mesh)
+    backbone = getattr(model, model.base_model_prefix)
+    fully_shard(backbone, mesh=mesh, ignored_params=whole)  # the root, which overlaps gathering with computing
+
+
+def idle_layout(device: torch.device) -> TreeLayout:
+    """One token, for a pass that adds nothing, beside a process with more to do."""
+    token = torch.zeros(1, dtype=torch.int64, device=device)
+    return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")

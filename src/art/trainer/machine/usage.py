@@ -1,0 +1,128 @@
+"""How well a step used its device: the arithmetic that it needs, what the device can do, and memory."""
+
+from __future__ import annotations
+
+import functools
+import re
+import resource
+import sys
+import time
+
+import torch
+
+from art.trainer.policy.base_model import BaseModel
+from art.trainer.step.step_metrics import StepRecord
+
+_GPU_PEAKS = {
+    "B200": 2.25e15,
+    "GH200": 9.89e14,
+    "H200": 9.89e14,
+    "H100 PCIe": 7.56e14,
+    "H100 NVL": 8.35e14,
+    "H100": 9.89e14,
+    "A100": 3.12e14,
+    "L40S": 3.62e14,
+    "L4": 1.21e14,
+    "A10G": 7.0e13,
+    "A10": 1.25e14,
+    "RTX 4090": 1.65e14,
+    "RTX 3090": 7.1e13,
+}
+"""Dense bfloat16 operations per second with float32 sums, by data sheet."""
+
+_PRODUCT_SIZE = 1024
+_NUM_PRODUCTS = 3
+
+
+def measure_usage(
+    base: BaseModel, record: StepRecord, updates_s: float, *, peak_flops: float, trains_base_weights: bool
+) -> dict[str, float]:
+    """Metrics of updates that took `updates_s` on a device that can do `peak_flops` operations per second."""
+    flops_per_s = count_flops(base, record, trains_base_weights=trains_base_weights) / updates_s
+    return {
+        "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
+        "throughput/train_flops_per_s": flops_per_s,
+        "throughput/train_utilization": flops_per_s / peak_flops,
+        "throughput/peak_flops_per_s": peak_flops,
+        "throughput/peak_memory_bytes": float(peak_memory_bytes(base.device)),
+        "time/step_updates_s": updates_s,
+    }
+
+
+def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: bool = False) -> float:
+    """Operations that the step's updates need, a multiplication and an addition being two.
+
+    Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for that of the weight if it is trained.
+    With a frozen base that is 4 N D where arXiv 2001.08361 has 6 N D; the thin products of its adapter are not counted.
+    Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight. What is computed
+    twice, e.g. by gradient checkpointing, is counted once.
+    """
+    config = base.model.config
+    config = getattr(config, "get_text_config", lambda: config)()
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
+    linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
+    return float(linear + attention + 4 * record.num_rows * base.head.weight.numel())
+
+
+def count_active_weights(base: BaseModel) -> int:
+    """Weights of the backbone's linear layers that one token meets: of a mixture of experts, those of its experts."""
+    linear = sum(
+        module.in_features * module.out_features
+        for name, module in base.backbone.named_modules()
+        if isinstance(module, torch.nn.Linear) and "lora_" not in name and ".experts." not in name
+    )
+    return int(linear + _count_expert_weights(base) * _share_of_experts(base))
+
+
+def _count_expert_weights(base: BaseModel) -> int:
+    return sum(
+        weight.numel()
+        for name, weight in base.backbone.named_parameters()
+        if ".experts." in name and "lora_" not in name and weight.dim() >= 2
+    )
+
+
+def _share_of_experts(base: BaseModel) -> float:
+    config = base.model.config
+    total = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return config.num_experts_per_tok / total if total else 1.0
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second that the device can do in `dtype`, with the threads that torch has now."""
+    return _peak_flops(device, dtype, torch.get_num_threads())
+
+
+@functools.cache
+def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        known = known_peak(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known
+    size = _PRODUCT_SIZE if device.type == "cpu" else 8 * _PRODUCT_SIZE
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(_NUM_PRODUCTS):
+        started = time.perf_counter()
+        float((a @ b)[0, 0])  # reading a number waits for the device
+        times.append(time.perf_counter() - started)
+    return float(2 * size**3 / min(times))
+
+
+def known_peak(gpu: str) -> float | None:
+    """By data sheet; the first entry whose words are among those of the GPU's name."""
+    return next((peak for name, peak in _GPU_PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """CUDA: most that tensors took since the reset. Else: most that this process ever had resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere

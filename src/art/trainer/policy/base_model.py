@@ -1,0 +1,182 @@
+"""The frozen base model: loading it, running a layout through it, and proving that the two fit together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from art.config import TrainerConfig
+from art.errors import ConfigError
+from art.kernels.quantization import loading_options
+from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
+from art.trainer.contract import TrainingSample
+from art.trainer.machine.shard import shard_layers
+from art.trainer.step.logprobs import Head, group_by_row, target_logprobs
+from art.trainer.tree.tree import build_tree, check_sample
+
+_log = logging.getLogger(__name__)
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Largest difference in nats between a tree and separate sequences; what a wrong mask or head does is far above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    name: str
+    model: torch.nn.Module
+    """Hugging Face causal LM with `ATTENTION_NAME` as its attention."""
+    backbone: torch.nn.Module
+    """Its decoder without the head; gives final hidden states."""
+    head: Head
+    device: torch.device
+    is_sharded: bool = False
+    """Its layers' weights are split over processes: all must run it equally often, and none sees a whole weight."""
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.head.weight)
+
+
+def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
+    """Load `name` (a directory or a hub id), frozen.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its architecture does not compute what the trainer would train.
+    """
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    device = choose_device(config)
+    dtype = _choose_dtype(config, device)
+    try:
+        options = loading_options(config.quantization, device=str(device), dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"cannot load base model {name!r}: {error}. Expected a directory with a Hugging Face causal language "
+            "model, or the id of one on the hub",
+            param="base_model",
+        ) from error
+    model.requires_grad_(False)
+    if config.shard_base:
+        shard_layers(model, device)
+    if config.quantization == "none":  # quantised weights are made in their place
+        model = model.to(device)
+    _set_mode(model, gradient_checkpointing=config.gradient_checkpointing)
+    head = model.get_output_embeddings()
+    base = BaseModel(
+        name=name,
+        model=model,
+        backbone=getattr(model, model.base_model_prefix),
+        head=Head(head.weight, getattr(head, "bias", None)),
+        device=device,
+        is_sharded=config.shard_base,
+    )
+    check_architecture(base)
+    _log.info("loaded %s: %s, %s on %s", name, type(model).__name__, dtype, device)
+    return base
+
+
+def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Final hidden states [T, H] of a layout; `weights` stand in for parameters of the backbone by name."""
+    inputs: dict[str, Any] = {
+        "input_ids": layout.token_ids[None],
+        "position_ids": layout.positions[None],
+        "use_cache": False,
+        "tree_layout": layout,
+    }
+    if weights is None:
+        output = base.backbone(**inputs)
+    else:
+        output = torch.func.functional_call(base.backbone, dict(weights), kwargs=inputs)
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def check_architecture(base: BaseModel) -> None:
+    """Compare a small tree with the model's own forward pass over each sequence alone.
+
+    Layers that mix neighbours without attention (state-space models), heads that do more than a linear map and
+    attention that ignores the layout all fail here, by name, instead of training something else in silence.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    ids = [(11 + 7 * i) % base.vocab_size for i in range(12)]
+    sequences = [ids, ids[:5] + ids[8:] + ids[:3]]
+    samples = [
+        TrainingSample(
+            sample_id=str(number),
+            rollout_id=str(number),
+            token_ids=sequence,
+            loss_mask=[i > 0 for i in range(len(sequence))],
+            sampling_logprobs=[0.0] * len(sequence),
+            advantages=[0.0] * len(sequence),
+        )
+        for number, sequence in enumerate(sequences)
+    ]
+    paths = [path for sample in samples if (path := check_sample(sample, vocab_size=base.vocab_size))]
+    tree = build_tree(paths)
+    rows = group_by_row(tree.targets, base.device)
+    with torch.no_grad():
+        hidden = run_backbone(base, make_layout(tree, device=base.device, kernel="dense"))
+        ours = torch.empty(len(rows.rows))
+        ours[rows.order.cpu()] = target_logprobs(hidden, base.head, rows)[0].cpu()
+        theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])
+    difference = float((ours - theirs).abs().max())
+    if not difference <= _TOLERANCE.get(base.head.weight.dtype, 0.3):
+        raise ConfigError(
+            f"{type(base.model).__name__} of {base.name!r} cannot be trained: over a prefix tree it gives log-probs "
+            f"that differ by {difference:.3g} nats from its own forward pass. Its layers mix tokens other than by "
+            "attention, or its head is more than a linear map",
+            param="base_model",
+        )
+
+
+def _own_logprobs(base: BaseModel, token_ids: list[int]) -> Tensor:
+    """Log-probs of `token_ids[1:]` by the model's own attention and head, on the CPU."""
+    model: Any = base.model
+    model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+    try:
+        ids = torch.tensor([token_ids], device=base.device)
+        logprobs = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return logprobs.gather(1, ids[0, 1:, None])[:, 0].cpu()
+
+
+def choose_device(config: TrainerConfig) -> torch.device:
+    """What is configured, else CUDA, else Apple's, else the CPU."""
+    if config.device != "auto":
+        return torch.device(config.device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _choose_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype | str:
+    if config.dtype == "auto":
+        return {"cpu": torch.float32, "cuda": torch.bfloat16}.get(device.type, "auto")
+    return torch.float32 if config.dtype == "float32" else torch.bfloat16
+
+
+def _set_mode(model: Any, *, gradient_checkpointing: bool) -> None:
+    """Evaluation mode, as dropout would make trainer and engine disagree; checkpointing works in training mode only."""
+    model.train(gradient_checkpointing)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()

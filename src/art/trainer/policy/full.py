@@ -1,0 +1,192 @@
+"""Full fine-tuning: all weights of the decoder layers and the final norm are trained, without an adapter.
+
+A second copy of the decoder, the *twin*, holds the trained weights; the base model stays beside it for KL and other
+references. Embedding and language-model head are those of the base model, frozen: the log-probs' gradient is taken in
+the forward pass, which only a frozen head allows, and the embedding often is the same tensor.
+
+The weights in `values` are float32 whatever the base model's dtype is. The steps of usual learning rates are smaller
+than what bfloat16 can tell apart, so they add up in float32, and the layers compute with the rounded sum: the weights
+that an engine of the same dtype serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from art.errors import AdapterError, ConfigError
+from art.storage import checkpoints
+from art.trainer.attention.tree_attention import TreeLayout
+from art.trainer.policy.base_model import BaseModel, run_backbone
+from art.trainer.policy.compilation import compile_layers
+from art.trainer.policy.policy import Policy
+from art.trainer.tensor_files import dump_named, read_named
+
+_COPIED_FILES = (
+    *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("tokenizer*", "vocab*", "merges.txt", "spiece.model", "chat_template*"),
+)
+"""What transformers reads beside the weights: copied from the base model's folder into each checkpoint."""
+
+_NORM_ELEMENTS = 2**24
+"""Numbers that are widened to float64 at a time."""
+
+
+class FullPolicy(Policy):
+    """The trained decoder: a `Policy` whose `tensors` are named as in the Hugging Face model."""
+
+    weights_file = checkpoints.MODEL_WEIGHTS
+    trains_base_weights = True
+
+    def __init__(self, base: BaseModel, *, compiles: bool = False) -> None:
+        """Copy the decoder of `base`; `compiles` runs the copy's layers through torch.compile.
+
+        Raises:
+            ConfigError: the base weights are quantised or sharded.
+        """
+        if base.is_sharded or getattr(base.model, "is_quantized", False):
+            raise ConfigError(
+                "full fine-tuning needs the whole base weights: not with `shard_base` or `quantization`", param="lora"
+            )
+        self.base = base
+        self.config = None
+        self._twin = _make_twin(base)
+        if compiles:
+            compile_layers(self._twin)
+        frozen = _frozen_weights(base)
+        self._start = {name: weight for name, weight in base.model.named_parameters() if id(weight) not in frozen}
+        parameters = dict(self._twin.model.named_parameters())
+        size = sum(weight.numel() for weight in self._start.values())
+        self.values = torch.empty(size, device=base.device)
+        self.grads = torch.zeros(size, device=base.device)
+        self.tensors = {}
+        self._rounded: list[tuple[Tensor, Tensor]] = []
+        start = 0
+        for name, weight in self._start.items():
+            view = slice(start, start + weight.numel())
+            value, grad = self.values[view].view(weight.shape), self.grads[view].view(weight.shape)
+            self.tensors[name] = value
+            self._attach(parameters[name].requires_grad_(), value, grad)
+            start = view.stop
+        self._accumulates = False
+        self._files = _read_model_files(base.name)
+        self.reset()
+
+    def _attach(self, parameter: Any, value: Tensor, grad: Tensor) -> None:
+        """Let `parameter` be `value`, or its rounded copy, and collect its gradient in `grad`."""
+        if parameter.dtype == torch.float32:
+            parameter.data, parameter.grad = value, grad
+            return
+
+        def collect(parameter: Any) -> None:
+            grad.add_(parameter.grad)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(collect)
+        self._rounded.append((parameter.data, value))
+
+    # -- weights --
+
+    def reset(self) -> None:
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self._start[name])
+
+    def files(self) -> dict[str, bytes]:
+        """A folder that transformers loads: the whole model, frozen weights included, with the base's configuration and
+        tokenizer."""
+        return {**self._files, checkpoints.MODEL_WEIGHTS: dump_named(self._all_weights())}
+
+    def load(self, data: bytes) -> None:
+        """See `Policy`. The frozen weights must be those of the base model."""
+        expected = self._all_weights()
+        found = read_named(data, expected, checkpoints.MODEL_WEIGHTS)
+        for name in expected.keys() - self.tensors.keys():
+            if not torch.equal(found[name].to(expected[name].device), expected[name]):
+                raise AdapterError(
+                    f"{checkpoints.MODEL_WEIGHTS} has another {name!r} than the base model {self.base.name!r}; the "
+                    "embedding and the language-model head stay frozen. It belongs to another base model"
+                )
+        for name, tensor in self.tensors.items():
+            tensor.copy_(found[name])
+
+    def norm(self) -> float:
+        """Of the weights as the layers have them, rounded to their dtype."""
+        self._round()
+        weights = dict(self._twin.model.named_parameters())
+        return _norm(weights[name].detach().float() - start.float() for name, start in self._start.items())
+
+    def change_norm(self, before: Tensor) -> float:
+        """Of the float32 weights: what is too small to show in the rounded ones counts too."""
+        return _norm((self.values - before).split(_NORM_ELEMENTS))
+
+    def _all_weights(self) -> dict[str, Tensor]:
+        """Of the whole model as `save_pretrained` would name them, tied ones once."""
+        model = self._twin.model
+        tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        tied -= {name for name, _ in model.named_parameters()}
+        return {name: self.tensors.get(name, t) for name, t in model.state_dict().items() if name not in tied}
+
+    def _round(self) -> None:
+        for rounded, value in self._rounded:
+            rounded.copy_(value)
+
+    # -- forward and backward --
+
+    def hidden_states(self, layout: TreeLayout) -> Tensor:
+        if not self._accumulates:
+            self._round()
+        return run_backbone(self._twin, layout)
+
+    def base_hidden_states(self, layout: TreeLayout) -> Tensor:
+        return run_backbone(self.base, layout)
+
+    @contextlib.contextmanager
+    def accumulate_gradients(self) -> Iterator[None]:
+        self.grads.zero_()
+        self._round()
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
+
+    def remove(self) -> None:
+        """Nothing to do: the base model was never touched."""
+
+
+def _make_twin(base: BaseModel) -> BaseModel:
+    """`base` with weights of its own, but for the frozen ones."""
+    model: Any = copy.deepcopy(base.model, _frozen_weights(base))  # what its memory names is not copied
+    return replace(base, model=model, backbone=getattr(model, model.base_model_prefix))
+
+
+def _frozen_weights(base: BaseModel) -> dict[int, Tensor]:
+    """Of embeddings and the head, by id."""
+    embeddings = (module for module in base.model.modules() if isinstance(module, torch.nn.Embedding))
+    weights = (*(module.weight for module in embeddings), base.head.weight, base.head.bias)
+    return {id(weight): weight for weight in weights if weight is not None}
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    """Frobenius norm of all together, summed in float64, which MPS does not have."""
+    there = (part.cpu() if part.device.type == "mps" else part for part in parts)
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in there))
+
+
+def _read_model_files(name: str) -> dict[str, bytes]:
+    """Configuration and tokenizer of the base model `name`, a folder or a hub id, by file name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(name, allow_patterns=list(_COPIED_FILES)))
+    found = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
+    return {path.name: path.read_bytes() for path in found}

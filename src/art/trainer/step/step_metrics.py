@@ -1,0 +1,198 @@
+"""What a step reports, computed from the records of its micro-batches. `art.metrics.catalogue` says what each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from art.trainer.streams import BASE, SAMPLED_BASE
+from art.trainer.tree.tree import SamplePath, Targets
+
+RATIO_LOW, RATIO_HIGH = 0.9, 1.1
+"""Importance ratios outside are counted."""
+
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchRecord:
+    """What one forward and backward pass saw. All arrays are [N], one entry per target."""
+
+    update: int
+    """Which of the step's optimiser updates it belongs to, from 0."""
+    policy_logprobs: NDArray[np.float32]
+    sampling_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    clipped_low: NDArray[np.bool_]
+    clipped_high: NDArray[np.bool_]
+    is_rl: NDArray[np.bool_]
+    streams: dict[str, NDArray[np.float32]]
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Filled while a step runs."""
+
+    micro_batches: list[MicroBatchRecord] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # per update
+    grad_norms: list[float] = field(default_factory=list)  # per update
+    num_tree_tokens: int = 0
+    num_visible_keys: int = 0
+    """Over the tree's tokens, how many each attends to."""
+    num_rows: int = 0
+    """Hidden states that went through the language-model head."""
+    num_gated: int = 0
+    """Reinforcement-learning samples that the gate looked at."""
+    num_mismatched: int = 0
+    num_mismatched_targets: int = 0
+    num_truncated_targets: int = 0
+
+
+def record_targets(
+    targets: Targets,
+    logprobs: NDArray[np.float32],
+    entropy: NDArray[np.float32],
+    *,
+    clipped_low: NDArray[np.bool_],
+    clipped_high: NDArray[np.bool_],
+    update: int,
+) -> MicroBatchRecord:
+    return MicroBatchRecord(
+        update=update,
+        policy_logprobs=logprobs,
+        sampling_logprobs=targets.sampling_logprobs,
+        advantages=targets.advantages,
+        entropy=entropy,
+        clipped_low=clipped_low,
+        clipped_high=clipped_high,
+        is_rl=~targets.is_sft,
+        streams=targets.streams,
+    )
+
+
+def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
+    """Metrics of a step from `step`, but for those that only the caller knows (time, optimiser, adapter, device)."""
+    entropy = _concatenate(record, lambda part: part.entropy)
+    unshared = sum(len(path.sample.token_ids) for path in paths)
+    grad_norms = np.asarray(record.grad_norms)
+    metrics = {
+        "loss/train": _mean(record.losses),
+        "loss/entropy": _mean(entropy),
+        **_entropy_where_it_varies(entropy),
+        "loss/grad_norm": _mean(grad_norms),
+        "loss/grad_norm_max": float(grad_norms.max()),
+        "loss/grad_clipped_share": _mean(grad_norms > max_grad_norm),
+        "data/step_trainer_tokens": float(record.num_tree_tokens),
+        "data/step_tokens_unshared": float(unshared),
+        "data/step_shared_share": 1 - record.num_tree_tokens / unshared,
+        "data/step_trainable_tokens": float(len(entropy)),
+        "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
+        "data/step_num_gradient_steps": float(len(record.losses)),
+    }
+    is_rl = _concatenate(record, lambda part: part.is_rl)
+    if not is_rl.any():
+        return metrics
+    staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
+    return (
+        metrics
+        | _entropy_by_sign(record, entropy, is_rl)
+        | _clipping(record, is_rl)
+        | _against_sampler(record, is_rl)
+        | _against_base(record, is_rl)
+        | {
+            "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
+            "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
+            "offpolicy/truncated_share": record.num_truncated_targets / int(is_rl.sum()),
+            "offpolicy/mean_staleness": _mean(staleness),
+        }
+    )
+
+
+def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:
+    """Mean entropy weighted by itself, and the share of the targets that would have that much if all others had none.
+
+    Their product is the plain mean. Tokens that are certain, as those of JSON around an argument, count for nothing.
+
+    Example: [1, 1, 0, 0, 0, 0, 0, 0] has a mean of 0.25: an entropy of 1 in a share of 0.25.
+    """
+    total, squares = entropy.sum(dtype=np.float64), np.square(entropy, dtype=np.float64).sum()
+    if squares == 0:
+        return {"loss/entropy_varying": 0.0, "loss/entropy_varying_share": 0.0}
+    share = total**2 / (len(entropy) * squares)
+    return {"loss/entropy_varying": float(squares / total), "loss/entropy_varying_share": float(share)}
+
+
+def _entropy_by_sign(record: StepRecord, entropy: NDArray[np.float64], is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    advantages = _concatenate(record, lambda part: part.advantages)
+    signs = {"loss/entropy_rewarded": advantages > 0, "loss/entropy_punished": advantages < 0}
+    return {name: _mean(entropy[is_rl & sign]) for name, sign in signs.items() if (is_rl & sign).any()}
+
+
+def _clipping(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    low = _concatenate(record, lambda part: part.clipped_low)[is_rl]
+    high = _concatenate(record, lambda part: part.clipped_high)[is_rl]
+    return {
+        "loss/masked_share": _mean(low | high),
+        "loss/clipped_low_share": _mean(low),
+        "loss/clipped_high_share": _mean(high),
+    }
+
+
+def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    """Importance ratios r = policy / sampler over all updates, and of the first and the last of them."""
+    log_ratio = _log_ratio(
+        _concatenate(record, lambda part: part.policy_logprobs)[is_rl],
+        _concatenate(record, lambda part: part.sampling_logprobs)[is_rl],
+    )
+    ratio = np.exp(log_ratio)
+    outside = (ratio < RATIO_LOW) | (ratio > RATIO_HIGH)
+    k3 = ratio - 1 - log_ratio
+    update = np.concatenate([np.full(len(part.is_rl), part.update) for part in record.micro_batches])[is_rl]
+    first, last = update == update.min(), update == update.max()
+    names = [f"offpolicy/ratio_p{round(100 * q):02d}" for q in _QUANTILES]
+    return dict(zip(names, map(float, np.quantile(ratio, _QUANTILES)), strict=True)) | {
+        "loss/kl_to_sampler": _mean(k3),
+        "loss/kl_to_sampler_k1": _mean(-log_ratio),
+        "offpolicy/ratio_mean": _mean(ratio),
+        "offpolicy/ratio_max": float(ratio.max()),
+        "offpolicy/ratio_outside_share": _mean(outside),
+        "offpolicy/first_update_gap": _mean(np.abs(log_ratio[first])),
+        "offpolicy/first_update_kl": _mean(k3[first]),
+        "offpolicy/first_update_outside_share": _mean(outside[first]),
+        "offpolicy/last_update_kl": _mean(k3[last]),
+    }
+
+
+def _against_base(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+    """Of the targets whose log-prob under the base is known: all, some or none."""
+    known = [part.streams.get(BASE, part.streams.get(SAMPLED_BASE)) for part in record.micro_batches]
+    missing = [np.full(len(part.is_rl), np.nan) for part in record.micro_batches]
+    base = np.concatenate([b if b is not None else nan for b, nan in zip(known, missing, strict=True)])
+    chosen = is_rl & ~np.isnan(base)
+    if not chosen.any():
+        return {}
+    policy = _concatenate(record, lambda part: part.policy_logprobs)
+    log_ratio = _log_ratio(base[chosen], policy[chosen])
+    return {
+        "loss/kl_to_base": _mean(np.exp(log_ratio) - 1 - log_ratio),
+        "loss/kl_to_base_k1": _mean(-log_ratio),
+        "loss/kl_to_base_targets": float(chosen.sum()),
+    }
+
+
+def _concatenate(record: StepRecord, choose: Callable[[MicroBatchRecord], NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate([choose(part) for part in record.micro_batches])
+
+
+def _log_ratio(above: ArrayLike, below: ArrayLike) -> NDArray[np.float64]:
+    """log(above / below) of log-probs, clipped: its exponential stays finite, whatever a broken sampler reports."""
+    return np.clip(np.subtract(above, below, dtype=np.float64), -50.0, 50.0)
+
+
+def _mean(values: ArrayLike) -> float:
+    return float(np.asarray(values, dtype=np.float64).mean())

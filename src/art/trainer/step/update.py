@@ -1,0 +1,197 @@
+"""One optimiser update: forward and backward over its micro-batches. Reinforcement learning and SFT alike.
+
+    L = L_rl / N_rl + L_sft / N_sft
+
+where each sum runs over the targets of a component, weighted, and each N is the sum of the samples' shares over the
+*whole* update (by default their weights, target by target). The denominator is known before the first micro-batch runs,
+so the gradient does not depend on how the update was cut into micro-batches, nor on the processes that run them.
+Targets that a loss or the gate masks stay in N: leaving tokens out must not make the others louder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from art.config import LossConfig, MismatchConfig
+from art.errors import TrainingError
+from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
+from art.trainer.machine.distributed import ALONE, Team
+from art.trainer.machine.shard import idle_layout
+from art.trainer.policy.policy import Policy
+from art.trainer.step.logprobs import target_logprobs
+from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
+from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.step.step_metrics import StepRecord, record_targets
+from art.trainer.streams import ANCHOR
+from art.trainer.tree.tree import FloatArray, SamplePath, Targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimiser update is made of."""
+
+    paths: list[SamplePath]
+    learning_rate: float
+    terms: tuple[LossConfig, ...] = ()
+    """Of the "rl" samples; their weighted sum is trained."""
+    anchor: Literal["sampler", "step_start"] = "sampler"
+    """`step_start` reads the stream `ANCHOR`; without one this is the only update, and the policy is its own anchor."""
+    mismatch: MismatchConfig | None = None
+
+
+def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
+    """[N] what the loss of each target is multiplied with, in an update of `paths`: its weight / N of its component."""
+    totals = {False: 0.0, True: 0.0}  # by "is SFT"
+    for path in paths:
+        totals[path.sample.component == "sft"] += path.share
+    return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
+
+
+def compute_gradient(
+    policy: Policy,
+    update: Update,
+    micro_batches: list[MicroBatch],
+    record: StepRecord,
+    tick: Callable[[], None],
+    team: Team = ALONE,
+) -> int | None:
+    """Leave the gradient of the update's loss in `policy.grads`; fill `record`; `tick` after every micro-batch.
+
+    `micro_batches` are this process's own. What is left behind, or raised, is that of all of them, on every process.
+    Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same
+    gradient.
+
+    Returns:
+        The most tokens in a micro-batch that fitted into memory, if larger ones did not; the same on every process.
+
+    Raises:
+        TrainingError: the loss is not finite, or too many samples do not come from this policy, or a single sample
+            does not fit into memory.
+    """
+    num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
+
+    def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
+        return _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=number)
+
+    gathered = team.gather(run_fitting(micro_batches, run, policy.base))
+    loss = sum(loss for (loss, _), _ in gathered)
+    if not math.isfinite(loss):
+        raise TrainingError(
+            "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
+            "log-probs of this step"
+        )
+    for (_, part), _ in gathered:
+        _add(part, record)
+    if update.mismatch is not None:
+        judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
+    record.losses.append(loss)
+    team.sum_gradients(policy.grads)
+    return min((fitting for _, fitting in gathered if fitting is not None), default=None)
+
+
+def _accumulate(
+    policy: Policy,
+    update: Update,
+    micro_batches: Iterator[MicroBatch],
+    tick: Callable[[], None],
+    *,
+    num_idle: int,
+    number: int,
+) -> tuple[float, StepRecord]:
+    """This process's loss and record; its gradient is left in the policy."""
+    loss, record = 0.0, StepRecord()
+    with policy.accumulate_gradients():
+        for micro_batch in micro_batches:
+            loss += _backward(policy, update, micro_batch, record, number=number)
+            tick()
+        for _ in range(num_idle):
+            (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
+    return loss, record
+
+
+def _add(part: StepRecord, record: StepRecord) -> None:
+    """Counts add up, lists are joined."""
+    for field in fields(StepRecord):
+        setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
+
+
+def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
+    """Forward and backward of one micro-batch; returns its share of the loss."""
+    rows = micro_batch.rows
+    hidden = policy.hidden_states(micro_batch.layout)
+    by_row, entropy = target_logprobs(hidden, policy.base.head, rows)
+    # The few numbers per target are worked on by the CPU, in the targets' own order.
+    order = rows.order.cpu()
+    logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
+    inputs = _loss_inputs(logprobs, update, micro_batch)
+    scales = torch.from_numpy(_target_scales(micro_batch.targets, update.paths))
+    if update.mismatch is not None:
+        scales = scales * _correct(inputs, micro_batch, update.mismatch, record)
+    losses = _target_losses(inputs, update.terms, torch.from_numpy(micro_batch.targets.is_sft))
+    total = torch.dot(losses.values, scales)
+    total.backward()
+    target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
+    loss = float(total.detach())
+    record.micro_batches.append(
+        record_targets(
+            micro_batch.targets,
+            logprobs.detach().numpy(),
+            target_entropy.numpy(),
+            clipped_low=losses.clipped_low.numpy(),
+            clipped_high=losses.clipped_high.numpy(),
+            update=number,
+        )
+    )
+    record.num_tree_tokens += len(micro_batch.layout.token_ids)
+    record.num_visible_keys += int(micro_batch.layout.positions.sum()) + len(micro_batch.layout.token_ids)
+    record.num_rows += len(rows.starts) - 1
+    return loss
+
+
+def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:
+    targets = micro_batch.targets
+    streams = {name: torch.from_numpy(values) for name, values in targets.streams.items()}
+    sampling = torch.from_numpy(targets.sampling_logprobs)
+    anchor = sampling if update.anchor == "sampler" else streams.get(ANCHOR, logprobs.detach())
+    return LossInputs(
+        policy_logprobs=logprobs,
+        anchor_logprobs=anchor,
+        sampling_logprobs=sampling,
+        advantages=torch.from_numpy(targets.advantages),
+        samples=torch.from_numpy(targets.samples),
+        num_samples=len(micro_batch.paths),
+        streams=streams,
+    )
+
+
+def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> TokenLoss:
+    """Loss of every target by its component: cross-entropy, or the weighted sum of the terms."""
+    plain = sft_loss(inputs.policy_logprobs)
+    if not terms:
+        return plain
+    parts = [(term.weight, term_loss(inputs, term)) for term in terms]
+    values = torch.stack([weight * part.values for weight, part in parts]).sum(0)
+    low = torch.stack([part.clipped_low for _, part in parts]).any(0)
+    high = torch.stack([part.clipped_high for _, part in parts]).any(0)
+    # Every loss is finite everywhere, so the branch not taken sends back zeros.
+    return TokenLoss(torch.where(is_sft, plain.values, values), ~is_sft & low, ~is_sft & high)
+
+
+def _correct(inputs: LossInputs, micro_batch: MicroBatch, config: MismatchConfig, record: StepRecord) -> Tensor:
+    """[N] factors: 0 for what this policy did not produce, the truncated ratio if configured, else 1."""
+    is_sft = torch.from_numpy(micro_batch.targets.is_sft)
+    start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
+    log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)
+    correction = correct_mismatch(log_ratio, inputs.samples, len(micro_batch.paths), config)
+    record.num_gated += len(np.unique(micro_batch.targets.samples[~micro_batch.targets.is_sft]))
+    record.num_mismatched += int(correction.masked_samples.sum())
+    record.num_mismatched_targets += int((correction.factors == 0).sum())
+    record.num_truncated_targets += correction.num_truncated
+    return correction.factors

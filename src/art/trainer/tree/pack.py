@@ -1,0 +1,99 @@
+"""Split a batch into micro-batches: sets of samples whose prefix tree fits the token budget.
+
+A tree is cut between two paths of its depth-first order, and each part repeats the path from the root, so a micro-batch
+is simply a set of samples, laid out anew by `build_tree`. Small trees are put together, best fit first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from art.trainer.tree.tree import SamplePath, sort_paths
+
+_CUT_WINDOW = 0.25
+"""A full piece may give back this share of itself to be cut where the paths share least, at a group's border."""
+
+
+def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
+    """Indices into `paths` per micro-batch, each tree at most `max_tokens` long.
+
+    A single path that is longer than the budget becomes a micro-batch of its own. The result depends on the tokens and
+    ids of the samples only, not on their order.
+    """
+    order, shared = sort_paths(paths)
+    lengths = [len(paths[index].token_ids) for index in order]
+    pieces: list[tuple[int, list[int]]] = []  # tree tokens, ranks in `order`
+    for first, last in _trees(shared):
+        pieces.extend(_cut(first, last, lengths, shared, max_tokens))
+    pieces.sort(key=lambda piece: -piece[0])
+    bins: list[tuple[int, list[int]]] = []
+    for size, ranks in pieces:
+        fitting = [i for i, (used, _) in enumerate(bins) if used + size <= max_tokens]
+        if fitting:
+            best = max(fitting, key=lambda i: bins[i][0])
+            bins[best] = (bins[best][0] + size, bins[best][1] + ranks)
+        else:
+            bins.append((size, ranks))
+    return [[order[rank] for rank in ranks] for _, ranks in bins]
+
+
+def _trees(shared: Sequence[int]) -> list[tuple[int, int]]:
+    """Rank ranges `[first, last)` of the trees: a path that shares nothing starts a new one."""
+    starts = [rank for rank, depth in enumerate(shared) if depth == 0]
+    return list(zip(starts, [*starts[1:], len(shared)], strict=True))
+
+
+def _cut(
+    first: int, last: int, lengths: Sequence[int], shared: Sequence[int], max_tokens: int
+) -> list[tuple[int, list[int]]]:
+    """Parts of the tree of ranks `[first, last)`, each within the budget where a single path is."""
+    parts = []
+    while first < last:
+        sizes = [lengths[first]]
+        while first + len(sizes) < last:
+            rank = first + len(sizes)
+            size = sizes[-1] + lengths[rank] - shared[rank]
+            if size > max_tokens:
+                break
+            sizes.append(size)
+        end = first + len(sizes)
+        if end < last:
+            candidates = [e for e in range(first + 1, end + 1) if sizes[e - first - 1] >= (1 - _CUT_WINDOW) * sizes[-1]]
+            end = min(candidates, key=lambda e: (shared[e], -e))
+        parts.append((sizes[end - first - 1], list(range(first, end))))
+        first = end
+    return parts
+
+
+def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list[list[SamplePath]]:
+    """Consecutive parts with about equally many tokens; samples of one rollout stay together.
+
+    Samples come group by group, so a part mostly holds whole groups. Fewer rollouts than parts give fewer parts.
+    """
+    rollouts = group_by_rollout(paths)
+    total = sum(len(path.token_ids) for path in paths)
+    parts: list[list[SamplePath]] = [[]]
+    done = 0
+    for number, rollout in enumerate(rollouts):
+        num_left, parts_left = len(rollouts) - number, num_minibatches - len(parts)
+        is_full = done * num_minibatches >= total * len(parts)
+        if parts[-1] and parts_left > 0 and (is_full or num_left <= parts_left):
+            parts.append([])
+        parts[-1].extend(rollout)
+        done += sum(len(path.token_ids) for path in rollout)
+    return parts
+
+
+def split_batches(paths: Sequence[SamplePath], batch_size: int) -> list[list[SamplePath]]:
+    """Batches of `batch_size` rollouts each, in the given order; the last may be smaller."""
+    rollouts = group_by_rollout(paths)
+    starts = range(0, len(rollouts), batch_size)
+    return [[path for rollout in rollouts[start : start + batch_size] for path in rollout] for start in starts]
+
+
+def group_by_rollout(paths: Sequence[SamplePath]) -> list[list[SamplePath]]:
+    """Samples by rollout, in the order in which rollouts first appear."""
+    rollouts: dict[str, list[SamplePath]] = {}
+    for path in paths:
+        rollouts.setdefault(path.sample.rollout_id, []).append(path)
+    return list(rollouts.values())

@@ -1,0 +1,233 @@
+"""The prefix tree of a batch: every token computed once, whoever shares it.
+
+All samples are token paths. Sorted by their tokens, neighbours share the longest prefixes, and laying each path's new
+part behind the one before gives the tree in depth-first order. Three integers per token then say everything:
+
+    samples       A = 5 6 7 8      B = 5 6 9      C = 5 6 7 3 3
+    sorted        C, A, B          shared with the one before: 0, 3, 2
+    token_ids     5 6 7 3 3 8 9
+    positions     0 1 2 3 4 3 2
+    subtree_end   7 7 6 5 5 6 7
+
+    query q attends key k   iff   k <= q < subtree_end[k]
+
+What is learnt is a flat list of targets, each read at the token before it (its query). Equal tokens of several samples
+merge, and every sample keeps its own target. Tokens behind a sample's last query cannot matter and are not laid out.
+Here is no torch: layouts are numpy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from art.errors import TrajectoryError
+from art.trainer.contract import TrainingSample
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePath:
+    """A validated `TrainingSample` with at least one target, as arrays."""
+
+    sample: TrainingSample
+    token_ids: IntArray  # [T] up to the last query
+    query_positions: IntArray  # [N] place in `token_ids` at which each target is read
+    target_token_ids: IntArray  # [N]
+    sampling_logprobs: FloatArray  # [N]
+    advantages: FloatArray  # [N]
+    key: bytes
+    """Sorts like `token_ids`, by memcmp."""
+    streams: dict[str, FloatArray] = field(default_factory=dict)
+    """Further log-probs [N] of the targets by name: a teacher's, or what `art.trainer.step.measure` added."""
+
+    @property
+    def share(self) -> float:
+        """What the sample adds to the normaliser of its component."""
+        if self.sample.share is not None:
+            return self.sample.share
+        return self.sample.weight * len(self.query_positions)
+
+    def with_stream(self, name: str, values: FloatArray) -> SamplePath:
+        return replace(self, streams=self.streams | {name: values})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What is learnt from one layout. `N` targets; several may share a query."""
+
+    queries: IntArray  # [N] index into the layout: the token *before* the target
+    token_ids: IntArray  # [N] the token to predict there
+    sampling_logprobs: FloatArray  # [N]
+    advantages: FloatArray  # [N]
+    weights: FloatArray  # [N]
+    temperatures: FloatArray  # [N]
+    samples: IntArray  # [N] index into the samples that the tree was built from
+    is_sft: NDArray[np.bool_]  # [N] component "sft", else "rl"
+    streams: dict[str, FloatArray]  # [N] each; zeros where a sample lacks one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A run of the layout without branches inside: what one path adds to the paths before it.
+
+    Attention needs no mask beyond causality here: the queries `[start, end)` see the keys `path[:i]` up to themselves.
+    """
+
+    start: int
+    end: int
+    path: IntArray  # [D] layout indices from the root to token `end - 1`, so path[-(end - start):] is the run itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixTree:
+    """A depth-first layout of `T` tokens."""
+
+    token_ids: IntArray  # [T]
+    positions: IntArray  # [T] depth of the token in its own sequence
+    subtree_end: IntArray  # [T] end of the token's subtree in the layout
+    chains: list[Chain]
+    targets: Targets
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | None:
+    """The arrays of `sample`, or `None` if nothing of it is to be learnt.
+
+    Raises:
+        TrajectoryError: lengths differ, a token is outside the vocabulary, a number is not finite, or the first token
+            is to be learnt (nothing comes before it that could predict it).
+    """
+    name, length = f"sample {sample.sample_id!r}", len(sample.token_ids)
+    lengths = (len(sample.loss_mask), len(sample.sampling_logprobs), len(sample.advantages))
+    if length == 0 or lengths != (length,) * 3:
+        raise TrajectoryError(
+            f"{name} has {length} tokens but {lengths[0]} mask entries, {lengths[1]} sampling log-probs and "
+            f"{lengths[2]} advantages; expected as many of each, and at least one"
+        )
+    token_ids = np.asarray(sample.token_ids, dtype=np.int64)
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise TrajectoryError(f"{name} has a token outside the model's vocabulary of {vocab_size}")
+    numbers = {"weight": sample.weight, "temperature": sample.temperature, "share": sample.share}
+    for what, value in numbers.items():
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise TrajectoryError(f"{name} has {what} {value}; it must be finite and >= 0")
+    positions = np.flatnonzero(np.asarray(sample.loss_mask, dtype=np.bool_))
+    if len(positions) == 0 or sample.weight == 0:
+        return None
+    if positions[0] == 0:
+        raise TrajectoryError(f"{name} wants its first token learnt, but no token comes before it; mask it out")
+    logprobs = np.asarray(sample.sampling_logprobs, dtype=np.float32)[positions]
+    advantages = np.asarray(sample.advantages, dtype=np.float32)[positions]
+    if not (np.isfinite(logprobs).all() and np.isfinite(advantages).all()):
+        raise TrajectoryError(f"{name} has a sampling log-prob or an advantage that is not finite")
+    streams: dict[str, FloatArray] = {}
+    if sample.teacher_logprobs is not None:
+        streams["teacher"] = _teacher_logprobs(sample, name)[positions]
+    inputs = token_ids[: positions[-1]]
+    return SamplePath(
+        sample=sample,
+        token_ids=inputs,
+        query_positions=positions - 1,
+        target_token_ids=token_ids[positions],
+        sampling_logprobs=logprobs,
+        advantages=advantages,
+        key=inputs.astype(">u4").tobytes(),
+        streams=streams,
+    )
+
+
+def _teacher_logprobs(sample: TrainingSample, name: str) -> FloatArray:
+    values = np.asarray(sample.teacher_logprobs, dtype=np.float32)
+    if values.shape != (len(sample.token_ids),) or not np.isfinite(values).all():
+        raise TrajectoryError(
+            f"{name} has {values.size} teacher log-probs for {len(sample.token_ids)} tokens; expected as many finite "
+            "numbers as tokens"
+        )
+    return values
+
+
+def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
+    """The order in which paths are laid out, and how many tokens each shares with the one before it.
+
+    Ties go by sample id, so that the layout does not depend on the order in which samples came.
+    """
+    order = sorted(range(len(paths)), key=lambda i: (paths[i].key, paths[i].sample.sample_id))
+    shared = [0] * len(order)
+    for rank in range(1, len(order)):
+        before, here = paths[order[rank - 1]].token_ids, paths[order[rank]].token_ids
+        length = min(len(before), len(here))
+        differs = before[:length] != here[:length]
+        first = int(differs.argmax()) if length else 0
+        shared[rank] = first if length and differs[first] else length
+    return order, shared
+
+
+def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:
+    """Lay out `paths` (at least one); targets name samples by their index in `paths`."""
+    order, shared = sort_paths(paths)
+    tokens: list[IntArray] = []
+    positions: list[IntArray] = []
+    complete: list[tuple[IntArray, int]] = []  # layout indices, and where their subtrees end
+    chains: list[Chain] = []
+    path: IntArray = np.zeros(0, dtype=np.int64)  # layout indices of the current path, from the root
+    queries = [path] * len(paths)
+    size = 0
+    for index, depth in zip(order, shared, strict=True):
+        ids = paths[index].token_ids
+        # Paths come sorted: one that is fully shared equals the one before it, and adds nothing.
+        if depth < len(ids):
+            complete.append((path[depth:], size))
+            start, added = size, len(ids) - depth
+            size += added
+            tokens.append(ids[depth:])
+            positions.append(np.arange(depth, len(ids)))
+            if 0 < depth == len(path):
+                start = chains.pop().start  # it only goes on where the last chain ended
+            path = np.concatenate([path[:depth], np.arange(size - added, size)])
+            chains.append(Chain(start=start, end=size, path=path))
+        queries[index] = path[paths[index].query_positions]
+    complete.append((path, size))
+    subtree_end = np.empty(size, dtype=np.int64)
+    for indices, end in complete:
+        subtree_end[indices] = end
+    return PrefixTree(
+        token_ids=np.concatenate(tokens),
+        positions=np.concatenate(positions),
+        subtree_end=subtree_end,
+        chains=chains,
+        targets=_collect_targets(paths, queries),
+    )
+
+
+def _collect_targets(paths: Sequence[SamplePath], queries: Sequence[IntArray]) -> Targets:
+    counts = [len(path.query_positions) for path in paths]
+
+    def spread(values: list[float]) -> FloatArray:
+        return np.repeat(np.asarray(values, dtype=np.float32), counts)
+
+    return Targets(
+        queries=np.concatenate(queries),
+        token_ids=np.concatenate([path.target_token_ids for path in paths]),
+        sampling_logprobs=np.concatenate([path.sampling_logprobs for path in paths]),
+        advantages=np.concatenate([path.advantages for path in paths]),
+        weights=spread([path.sample.weight for path in paths]),
+        # Greedy samples carry the log-probs of the unscaled distribution (see `art.engine`).
+        temperatures=spread([path.sample.temperature or 1.0 for path in paths]),
+        samples=np.repeat(np.arange(len(paths)), counts),
+        is_sft=np.repeat(np.asarray([path.sample.component == "sft" for path in paths], dtype=np.bool_), counts),
+        streams={name: _stream(paths, name) for name in sorted({name for path in paths for name in path.streams})},
+    )
+
+
+def _stream(paths: Sequence[SamplePath], name: str) -> FloatArray:
+    absent = [np.zeros(len(path.query_positions), dtype=np.float32) for path in paths]
+    return np.concatenate([path.streams.get(name, zeros) for path, zeros in zip(paths, absent, strict=True)])
