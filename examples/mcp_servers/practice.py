@@ -82,7 +82,7 @@ class Practice(McpTask):
 
     @functools.cached_property
     def tool_schemas(self) -> list[Any]:
-        """The tools in the text of a rollout, to the letter: a tiny model has one token for what it always saw alike."""
+        """The tools in the exact text of a rollout: a tiny model has one token for text that it always saw alike."""
         listed = _finish(self.module.server.list_tools())
         # On the wire the type of a schema comes first.
         schemas = [{"type": "object"} | dict(tool.input_schema) for tool in listed]
