@@ -82,9 +82,13 @@ class Practice(McpTask):
 
     @functools.cached_property
     def tool_schemas(self) -> list[Any]:
-        """As a rollout offers them."""
+        """The tools in the exact text of a rollout: a tiny model has one token for text that it always saw alike."""
         listed = _finish(self.module.server.list_tools())
-        tools = [MCPTool(tool.name, tool.description or "", dict(tool.input_schema)) for tool in listed]
+        # On the wire the type of a schema comes first.
+        schemas = [{"type": "object"} | dict(tool.input_schema) for tool in listed]
+        tools = [
+            MCPTool(tool.name, tool.description or "", schema) for tool, schema in zip(listed, schemas, strict=True)
+        ]
         return [*(tool.to_tool_schema() for tool in tools), complete_task_tool]
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:

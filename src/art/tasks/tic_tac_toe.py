@@ -59,7 +59,7 @@ class TicTacToe(Task):
     name: ClassVar[str] = "tic_tac_toe"
     description: ClassVar[str] = "tic-tac-toe against an opponent that plays at random"
     headline_metric: ClassVar[str] = "win"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, warm_start_steps=400)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, warm_start_steps=200)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         """Every game starts from the empty board; what differs is how the opponent will play."""
