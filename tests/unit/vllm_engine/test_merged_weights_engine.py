@@ -141,10 +141,10 @@ def test_an_adapter_becomes_a_folder_of_whole_weights(tmp_path: Path) -> None:
         model = merged.prepare("m@1", checkpoint)
         assert merged.prepare("m@1", checkpoint) is model
         assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
-        merged = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / "model.safetensors")
         expected = base["model.layers.0.mlp.down_proj.weight"] + 2 * 2 * value  # alpha / rank * B A
-        np.testing.assert_allclose(merged["model.layers.0.mlp.down_proj.weight"], expected, rtol=1e-6)
-        np.testing.assert_array_equal(merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+        np.testing.assert_allclose(tensors["model.layers.0.mlp.down_proj.weight"], expected, rtol=1e-6)
+        np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
         assert model.info.norm == pytest.approx(4 * value * 15**0.5)
     merged.clear()
     assert not folder.exists()
