@@ -24,7 +24,7 @@ _SMALL_WORDS = frozenset(
 _SITUATIONS = (
     "My sister moved to Lisbon in spring.", "We run a small bakery near the harbour.",
     "Yesterday's meeting ended in a row.", "I am new here and slightly lost.", "Our old printer has given up again.",
-    "The night train was four hours late.", "Grandfather keeps bees behind his barn.",
+    "The night train was four hours late.", "Grandfather keeps bees beyond his barn.",
     "It has rained since Tuesday morning.", "My manager wants numbers by noon.", "Two of my students share a laptop.",
     "The museum closes early on Mondays.", "I lost my notebook in a taxi.",
     "They repainted the kitchen bright yellow.", "Somebody left a bicycle in the hallway.",

@@ -121,7 +121,7 @@ async def test_the_judge_can_use_the_rewards_that_rollouts_have_set(settings: Ju
         assert scored is not None
         assert rewards_of(scored) == pytest.approx([0.0, 1.0, 0.5]), "on the scale from -0.5 to 1"
         assert [trajectory.metrics["independent_reward"] for trajectory in scored] == rewards_of(group)
-        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages was remembered"):
+        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages is known"):
             await Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings).judge(
                 rollouts("d", "e")
             )

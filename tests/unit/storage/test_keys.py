@@ -57,7 +57,7 @@ def test_a_key_expires(store: KeyStore, clock: Clock) -> None:
     clock.now += 10
     with pytest.raises(AuthenticationError, match="expired"):
         store.find(text)
-    with pytest.raises(InvalidRequestError, match="before"):
+    with pytest.raises(InvalidRequestError, match="in the future"):
         store.create("ci", project=None, scopes=["infer"], expires_at=clock.now)
 
 
