@@ -1,10 +1,10 @@
-"""A job for a tiny model, and scripted models that write and judge for it: which desk is a customer's message for?
+"""A small job for AutoRL (which desk is a customer's message for?), with a scripted generator and a scripted judge.
 
 user       Hello, the courier has lost my parcel. Can you help?
 assistant  shipping
 
-art tiny-model ./tiny --task desk:Desk        a model that knows the format and half of the desks
-python desk.py                                serves a generator and a judge until Ctrl-C
+art tiny-model ./tiny --task desk:Desk        makes a model that knows the format and some of the desks
+python desk.py                                serves the generator and the judge until Ctrl-C
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ _CLOSINGS = [
     " Best, Kim",
 ]
 _GUESSES = [*DESKS, "billing or returns", "shipping or billing", "sorry"]
-"""What the tiny model says otherwise, whatever the message."""
+"""Answers in the warm start that do not depend on the message."""
 KNOWN = 0.4
-"""How often it is shown the right desk. Without any hint it learns to name a desk, and not which one."""
+"""Share of warm-start answers that are always right. Without them the model learns to name a desk, but not which."""
 
 
 def messages() -> dict[str, str]:
-    """Messages and the desks that they are for, in an order that shows all kinds early."""
+    """Messages with their desks, in random order."""
     rng = random.Random(0)
-    found = {
+    desks = {
         f"{opening}{complaint}.{closing}": desk
         for desk, complaints in DESKS.items()
         for complaint in complaints
         for opening, closing in zip(rng.sample(_OPENINGS, 4), rng.sample(_CLOSINGS, 4), strict=True)
     }
-    return dict(rng.sample(list(found.items()), len(found)))
+    return dict(rng.sample(list(desks.items()), len(desks)))
 
 
 MESSAGES = messages()
 
 
 class Desk(DatasetTask):
-    """The same job with synthetic play, for the warm start of a tiny model."""
+    """The job with scripted play, for the warm start of a tiny model."""
 
     name: ClassVar[str] = "desk"
     description: ClassVar[str] = DESCRIPTION
@@ -89,7 +89,7 @@ class Desk(DatasetTask):
         super().__init__(Dataset(task=task, scenarios=[WrittenScenario(input=text) for text in MESSAGES]))
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        """The format, and a hint of the job: half of the answers name the right desk."""
+        """Show the format and a hint of the job: about half of the answers name the right desk."""
         conversations = []
         for text, desk in rng.choices(list(MESSAGES.items()), k=count):
             answer = desk if rng.random() < KNOWN else rng.choice(_GUESSES)
@@ -106,10 +106,10 @@ class Desk(DatasetTask):
 
 
 def grade(trajectory: dict[str, Any]) -> float:
-    """The right desk alone 0.95, with more 0.6; another desk 0.3; anything else 0.1."""
-    said = [*trajectory.get("context", []), *trajectory["messages"]]
-    right = MESSAGES.get(next(m["content"] for m in said if m["role"] == "user"))
-    answer = str(said[-1]["content"]).strip()
+    """Score 0.95 for just the right desk, 0.6 for the right desk with more text, 0.3 for another desk, else 0.1."""
+    messages = [*trajectory.get("context", []), *trajectory["messages"]]
+    right = MESSAGES.get(next(m["content"] for m in messages if m["role"] == "user"))
+    answer = str(messages[-1]["content"]).strip()
     if right is not None and right in answer:
         return 0.95 if answer == right else 0.6
     return 0.3 if answer in DESKS else 0.1
@@ -120,13 +120,13 @@ def scripted_generator(**options: Any) -> ScriptedGenerator:
 
 
 def scripted_judge(**options: Any) -> ScriptedJudge:
-    """It favours what it is shown first, and errs."""
+    """A judge that favours the first trajectory and makes errors."""
     return ScriptedJudge(grade, **{"position_bias": 0.1, "noise": 0.1, **options})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8020, help="of the generator; the judge has the next one")
+    parser.add_argument("--port", type=int, default=8020, help="port of the generator; the judge uses the next one")
     args = parser.parse_args()
     with scripted_generator(port=args.port) as generator, scripted_judge(port=args.port + 1) as judge:
         sys.stdout.write(f"generator at {generator.base_url}, judge at {judge.base_url}\n")

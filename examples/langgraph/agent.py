@@ -1,4 +1,4 @@
-"""A LangGraph agent that sends support tickets to a team. What ART needs are the two lines with a comment."""
+"""A LangGraph agent that sends support tickets to a team. The two lines with a comment are for ART."""
 
 import random
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Ticket(NamedTuple):
 
 
 def all_tickets(split: str) -> list[Ticket]:
-    """A third of all pairs of greeting and complaint is for the split `test`, the others are for `train`."""
+    """All pairs of greeting and complaint in a split. A third of them are in `test`, the others in `train`."""
     complaints = [(complaint, team) for team, texts in COMPLAINTS.items() for complaint in texts]
     return [
         Ticket(f"{greeting} {complaint}", team)
@@ -40,7 +40,7 @@ def draw_tickets(split: str, *, seed: int, count: int) -> list[Ticket]:
 
 
 class Desk:
-    """A ticket, and where it was sent."""
+    """A ticket, and the team that it was sent to."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket

@@ -1,6 +1,6 @@
-"""Train the agent of `agent.py`, and show what it does with other tickets before and after; see README.md.
+"""Train the agent of `agent.py`, and test it on held-out tickets before and after; see README.md.
 
-python train.py ./tiny     # or any Hugging Face model that calls tools and that your machine can hold
+python train.py ./tiny     # or any Hugging Face model that calls tools and fits on your machine
 """
 
 import argparse
@@ -13,7 +13,7 @@ import art
 
 
 async def evaluate(model: art.TrainableModel, count: int) -> float:
-    """The share of held-out tickets that come to the right team; the same tickets each time."""
+    """The share of held-out tickets that the agent sends to the right team. The tickets are the same each time."""
     tickets = draw_tickets("test", seed=0, count=count)
     trajectories = await art.gather_trajectories((rollout(model, ticket) for ticket in tickets), pbar_desc="test")
     return statistics.fmean(trajectory.metrics["right"] for trajectory in trajectories)
@@ -41,13 +41,13 @@ async def train(
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base_model", help="hub id or path")
-    parser.add_argument("--name", default="agent-001", help="of the model; one that is known is trained further")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--tickets", type=int, default=12, help="in a step")
-    parser.add_argument("--rollouts", type=int, default=8, help="of each ticket")
-    parser.add_argument("--tests", type=int, default=150, help="held-out tickets, handled before and after")
-    parser.add_argument("--seed", type=int, default=0, help="of the tickets to train on")
+    parser.add_argument("base_model", help="hub id or path of the base model")
+    parser.add_argument("--name", default="agent-001", help="name of the model; an existing one is trained further")
+    parser.add_argument("--steps", type=int, default=30, help="training steps")
+    parser.add_argument("--tickets", type=int, default=12, help="tickets per step")
+    parser.add_argument("--rollouts", type=int, default=8, help="rollouts of each ticket")
+    parser.add_argument("--tests", type=int, default=150, help="held-out tickets to test on before and after")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training tickets")
     async with art.LocalBackend() as backend:
         await train(backend, **vars(parser.parse_args()))
 

@@ -1,9 +1,9 @@
-"""What a tiny model is shown before `train.py`: beginners at work, who know the form of every call.
+"""The warm start of a tiny model before `train.py`: conversations of beginners who know the form of every call.
 
-art tiny-model ./tiny --task warm_up:Support
+    art tiny-model ./tiny --task warm_up:Support
 
-They read the ticket in half of the cases, send what they have read to the right team more often than not, and the rest
-anywhere. A larger model needs none of this.
+They read the ticket in half of the cases, and then send it to the right team more often than not. Otherwise they send
+it to a random team. A larger model does not need this.
 """
 
 import json
@@ -17,7 +17,7 @@ import art
 from art.task import Conversation, Scenario, Split, Task, TaskDefaults
 
 SKILL = 0.5
-"""How often somebody who has read the ticket knows the team; otherwise it is any of them."""
+"""Probability that a player who has read the ticket knows the team; otherwise the team is random."""
 
 
 class Support(Task):

@@ -1,4 +1,4 @@
-"""What there is to do at the two servers: every job with the call that does it, and how beginners get it wrong."""
+"""The jobs that can be done with the two servers, each with the call that does it and with beginners' wrong calls."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ PEOPLE = ["ann", "bob", "cleo", "dan"]
 TITLES = ["planning", "interview", "design review", "dentist", "customer call", "retrospective"]
 DAYS = [str(date(2030, 1, 7) + timedelta(days=i)) for i in range(5)]
 PER_KIND = 12
-"""Jobs of each kind, where there are more."""
+"""Largest number of jobs of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     task: str
     difficulty: int
-    """The same for jobs that are alike: those to train on and those held out then have some of each."""
+    """Equal for jobs of a kind, so that both training and held-out jobs have some of each kind."""
     call: Call
+    """The call that does the job."""
     answer: Callable[[str], str]
-    """What to say, from what the tool returned."""
+    """Returns the right answer from the tool's result."""
     mistaken: Callable[[str], str]
-    """What to say for somebody who reads the wrong line of it."""
+    """Returns the answer of a player who reads the wrong line of the result."""
     slips: tuple[Call, ...]
-    """Calls that do not do it."""
+    """Wrong calls."""
 
 
 def inventory_jobs() -> list[Job]:
-    """Prices, stocks, categories; new prices; deliveries and sales."""
+    """Jobs about prices, stocks and categories, new prices, deliveries and sales."""
     kinds: list[list[Job]] = []
-    for task, wanted, other in (
+    for task, field, other in (
         ("What is the price of {}?", "price", "stock"),
         ("How many of {} are in stock?", "stock", "reorder_at"),
         ("Which category is {} in?", "category", "name"),
     ):
         kinds.append(
             [
-                _job(task.format(sku), 1, ("get_product", {"sku": sku}), wanted, other,
+                _job(task.format(sku), 1, ("get_product", {"sku": sku}), field, other,
                      [("get_product", {"sku": wrong}) for wrong in (*SKUS, "P-400") if wrong != sku])
                 for sku in SKUS
             ]
@@ -75,14 +76,14 @@ def inventory_jobs() -> list[Job]:
 
 
 def calendar_jobs() -> list[Job]:
-    """When something is and how long, what somebody does on a day; cancelling and moving."""
+    """Jobs about the time and length of events, about the events of a day, and about cancelling and moving events."""
     kinds = [
         [
-            _job(task.format(title), difficulty, ("search_events", {"text": title}), wanted, other,
+            _job(task.format(title), difficulty, ("search_events", {"text": title}), field, other,
                  [("search_events", {"text": wrong}) for wrong in (*TITLES, "lunch") if wrong != title])
             for title in TITLES
         ]
-        for difficulty, task, wanted, other in (
+        for difficulty, task, field, other in (
             (3, "When is the {}?", "start", "title"),
             (2, "How many minutes is the {}?", "minutes", "id"),
         )
@@ -113,23 +114,24 @@ def calendar_jobs() -> list[Job]:
                  [("move_event", {"id": wrong, "start": f"{day} {hour}:00"}) for wrong in events if wrong != event]
                  + [("move_event", {"id": event, "start": f"{wrong} {hour}:00"}) for wrong in DAYS if wrong != day])
             for event in events
-            for day, hour in ((DAYS[3], 10), (DAYS[4], 13))  # where nothing is in the way
+            for day, hour in ((DAYS[3], 10), (DAYS[4], 13))  # nobody is busy then
         ]
     )  # fmt: skip
     return _some_of_each(kinds)
 
 
-def _job(task: str, difficulty: int, call: Call, wanted: str, other: str, slips: list[Call]) -> Job:
-    """One whose answer is the field `wanted` of the first object that the tool returns."""
+def _job(task: str, difficulty: int, call: Call, field: str, other: str, slips: list[Call]) -> Job:
+    """Make a job whose answer is `field` of the first object that the tool returns. Beginners read `other` instead."""
     return Job(
         task=task, difficulty=difficulty, call=call, slips=tuple(slips),
-        answer=lambda result: _field(result, wanted), mistaken=lambda result: _field(result, other),
+        answer=lambda result: _field(result, field), mistaken=lambda result: _field(result, other),
     )  # fmt: skip
 
 
 def _field(result: str, name: str) -> str:
-    """
-    Example: _field('{"price": 35.5}', "price") is "35.5"; of `{"result": []}` it is "nothing".
+    """A field of the first object in a tool's result, as text.
+
+    Example: _field('{"price": 35.5}', "price") is "35.5", and _field('{"result": []}', "price") is "nothing".
     """
     try:
         first, _ = json.JSONDecoder().raw_decode(result)

@@ -1,11 +1,11 @@
-"""Practice with the two servers, without a pretrained model, a real judge or an account.
+"""Train with the two servers without a pretrained model, a real judge or an account.
 
-    art tiny-model tiny/inventory --task practice:Inventory     a model of 0.1 M parameters that has seen the tools
-    python practice.py inventory --port 8010                    writes scenarios and judges rollouts, by a script
+    art tiny-model tiny/inventory --task practice:Inventory     makes a model of 0.1 M parameters that knows the tools
+    python practice.py inventory --port 8010                    serves a scripted generator and judge
 
-The tiny model is made for this: it has read conversations of beginners, who know the form of every call but often take
-the wrong product or read the wrong line. It can do nothing else. The judge looks for evidence in the transcript: the
-call that the task wants, its result, an answer that says what came back.
+The tiny model is made for one server and can do nothing else: it was trained on conversations of beginners, who know
+the form of every call but often take the wrong product or read the wrong line. The judge looks for evidence in the
+transcript: the right call, its result, and an answer with that result.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ from art.testing.scripted_server import Reply, ScriptedServer, completion
 
 HERE = Path(__file__).parent
 CALL_SKILL, ANSWER_SKILL = 0.8, 0.4
-"""Of the play: how often a call is the right one, and how often the right line of its result is read."""
+"""Probabilities in the scripted play that a call is right, and that the right line of its result is read."""
 WITH_TOOLS = 0.2
-"""Share of the play that shows the descriptions of the tools; they are 1400 tokens, ten times the conversation."""
+"""Share of the play that shows the tool descriptions, whose 1400 tokens are ten times the rest of a conversation."""
 _numbers = itertools.count()
 
 
 class Practice(McpTask):
-    """The jobs of one server, with play that shows the form of its calls to a tiny model."""
+    """The jobs of one server, with scripted play that shows a tiny model the form of the calls."""
 
     num_to_train: ClassVar[int] = 36
-    """Scenarios; 12 more are held out. What training never sees, such as a day, is unlearnt: better most jobs."""
+    """Number of training scenarios; 12 more are held out. It is most of the jobs, since a tiny model forgets what
+    training never shows, such as a day."""
 
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
         learning_rate=2e-3,
@@ -71,12 +72,12 @@ class Practice(McpTask):
 
     @functools.cached_property
     def module(self) -> Any:
-        """The server's own code, in this process: what its tools return without asking them over a wire."""
+        """The server's module, imported into this process to call its tools directly."""
         spec = importlib.util.spec_from_file_location(f"{self.folder}_server", HERE / self.folder / "server.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
+        sys.modules[spec.name] = module  # dataclasses look up their module there
         spec.loader.exec_module(module)
         return module
 
@@ -92,7 +93,7 @@ class Practice(McpTask):
         return [*(tool.to_tool_schema() for tool in tools), complete_task_tool]
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The text of a tool's result, as a rollout shows it to the model."""
+        """Call a tool, and return its result as the text that a rollout shows to the model."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         try:
@@ -108,12 +109,12 @@ class Practice(McpTask):
         return "\n".join(json.dumps(item, indent=2) for item in (result if isinstance(result, list) else [result]))
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        """Play and drill in turns: a model this small has to learn to copy, of which a whole rollout shows little."""
+        """Alternate play and drills. A tiny model has to learn to copy, and a whole rollout shows little copying."""
         return [self._play(rng) if i % 2 else self._drill(rng) for i in range(count)]
 
     def _play(self, rng: random.Random) -> Conversation:
-        """A rollout of a beginner."""
-        self.module.rollout.set(f"practice-{next(_numbers)}")  # in a state of its own
+        """Make a rollout of a beginner."""
+        self.module.rollout.set(f"practice-{next(_numbers)}")  # a fresh state of the server
         job = rng.choice(self.jobs)
         messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": job.task}]
         call = job.call if rng.random() < CALL_SKILL else rng.choice(job.slips)
@@ -124,7 +125,7 @@ class Practice(McpTask):
         return Conversation(messages=messages, tools=self.tool_schemas if rng.random() < WITH_TOOLS else None)
 
     def _drill(self, rng: random.Random) -> Conversation:
-        """Short exchanges: a task and its call, or a task with a result and the answer."""
+        """Make short exchanges: a task and its call, sometimes with the result and the answer."""
         messages: list[Any] = []
         for job in rng.sample(self.jobs, 3):
             self.module.rollout.set(f"practice-{next(_numbers)}")
@@ -136,27 +137,26 @@ class Practice(McpTask):
         return Conversation(messages=messages)
 
     def grade(self, trajectory: dict[str, Any]) -> tuple[float, str]:
-        """Score and explanation of a rollout, by what its transcript shows."""
+        """Score a rollout by its transcript, with an explanation."""
         messages = [*trajectory.get("context", []), *trajectory["messages"]]
         task = next((message["content"] for message in messages if message["role"] == "user"), "")
         job = next((job for job in self.jobs if job.task == task), None)
         if job is None:
             return 0.5, "The script does not know this task."
         calls, summary = _calls_of(messages)
-        done = [result for call, result in calls if call == job.call and not result.startswith("Error")]
+        results = [result for call, result in calls if call == job.call and not result.startswith("Error")]
         errors = sum(result.startswith("Error") for _, result in calls)
-        others = len(calls) - len(done) - errors
-        said = summary is not None and bool(done) and _says(summary, job.answer(done[0]))
-        score = 0.05 + 0.45 * bool(done) + 0.4 * said + 0.1 * (summary is not None) - 0.1 * errors - 0.15 * others
-        name, wanted = job.call
-        words = [f"It called {name} as the task wants." if done else f"It never called {name} with {wanted}."]
+        others = len(calls) - len(results) - errors
+        is_right = summary is not None and bool(results) and _says(summary, job.answer(results[0]))
+        score = 0.05 + 0.45 * bool(results) + 0.4 * is_right + 0.1 * (summary is not None)
+        score -= 0.1 * errors + 0.15 * others
+        name, arguments = job.call
+        words = [f"It called {name} as the task asks." if results else f"It never called {name} with {arguments}."]
         if summary is None:
             words.append("It did not answer.")
         else:
-            words.append(
-                f"Its answer {summary!r} {'says what came back' if said else 'is not what the task asks for'}."
-            )
-        words += [f"{errors} calls failed."] * bool(errors) + [f"{others} calls were no help."] * bool(others)
+            words.append(f"Its answer {summary!r} {'has the result' if is_right else 'is not what the task asks for'}.")
+        words += [f"{errors} calls failed."] * bool(errors) + [f"{others} calls did not help."] * bool(others)
         return min(max(round(score, 2), 0.0), 1.0), " ".join(words)
 
     @functools.cached_property
@@ -164,19 +164,19 @@ class Practice(McpTask):
         return ScriptedJudge(self.grade)
 
     def reply(self, body: dict[str, Any]) -> Reply:
-        """The answer to a request for scenarios or for scores."""
+        """Answer a request for scenarios or for scores."""
         shape = body.get("response_format", {}).get("json_schema", {})
         if shape.get("name") != "scenarios":
             return self.judge.answer(body)
         return completion(body, {"content": json.dumps({"scenarios": self.write(body["messages"][-1]["content"])})})
 
     def write(self, prompt: str) -> list[dict[str, Any]]:
-        """Scenarios for a prompt of `generate_scenarios`: as many as it asks for, other ones than it names."""
-        asked = re.search(r"Write exactly (\d+) scenarios", prompt)
+        """Write scenarios for a prompt of `generate_scenarios`: the number that it asks for, and none that it names."""
+        count = re.search(r"Write exactly (\d+) scenarios", prompt)
         known = re.findall(r"^- (.*)$", prompt, re.MULTILINE)
         jobs = random.Random(0).sample(self.jobs, len(self.jobs))
         free = [jobs[index] for index in without_twins((job.task for job in jobs), known)]
-        return [{"task": job.task, "difficulty": job.difficulty} for job in free[: int(asked[1]) if asked else 10]]
+        return [{"task": job.task, "difficulty": job.difficulty} for job in free[: int(count[1]) if count else 10]]
 
 
 class Inventory(Practice):
@@ -198,7 +198,7 @@ PRACTICES = {"inventory": Inventory, "calendar": Calendar}
 
 
 def _finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns. In a thread: the caller may be on an event loop already."""
+    """Run a coroutine in a thread and return its result. The caller may already be on an event loop."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
@@ -215,24 +215,24 @@ def _returned(text: str) -> dict[str, Any]:
 
 
 def _calls_of(messages: list[dict[str, Any]]) -> tuple[list[tuple[Call, str]], str | None]:
-    """Every call of a tool with its result, and the summary of `complete_task` if it was called."""
+    """Every tool call with its result, and the summary of `complete_task` if it was called."""
     results = {m["tool_call_id"]: str(m.get("content")) for m in messages if m["role"] == "tool"}
     calls: list[tuple[Call, str]] = []
     summary = None
-    for asked in (call for message in messages for call in message.get("tool_calls") or ()):
-        name, given = asked["function"]["name"], asked["function"]["arguments"]
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        name, text = call["function"]["name"], call["function"]["arguments"]
         arguments: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(given)
+            arguments = json.loads(text)
         if name == "complete_task":
             summary = str(arguments.get("summary", "")) if isinstance(arguments, dict) else ""
         else:
-            calls.append(((name, arguments), results.get(asked["id"], "Error: no result")))
+            calls.append(((name, arguments), results.get(call["id"], "Error: no result")))
     return calls, summary
 
 
 def _says(summary: str, answer: str) -> bool:
-    """Whether the answer is in there as words of its own, and not just one of many."""
+    """Whether a summary contains the answer as whole words, with little other text."""
     return len(summary) <= len(answer) + 30 and bool(re.search(rf"(?<![\w.]){re.escape(answer)}(?!\w|\.\d)", summary))
 
 

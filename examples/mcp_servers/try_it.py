@@ -1,8 +1,8 @@
-"""`art mcp-rl` from beginning to end, on this machine alone: a tiny model, one of the two servers, a scripted judge.
+"""Run all of `art mcp-rl` on this machine, with a tiny model, one of the two servers and a scripted judge.
 
-    python try_it.py inventory --seed 0            out/inventory-seed0/report.html
+    python try_it.py inventory --seed 0            writes out/inventory-seed0/report.html
 
-Makes the tiny model if it is not there (minutes), starts the server and the judge, and runs the command that it prints.
+It makes the tiny model if there is none (minutes), starts the server and the judge, and prints and runs the command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     end = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="What follows after -- are options of art mcp-rl.",
+        epilog="Options after -- are passed to art mcp-rl.",
     )  # fmt: skip
     parser.add_argument("server", choices=sorted(PRACTICES))
     parser.add_argument("--seed", type=int, default=0)
@@ -53,14 +53,14 @@ def main() -> None:
 def run(*arguments: str) -> None:
     sys.stdout.write(f"art {shlex.join(arguments)}\n")
     sys.stdout.flush()
-    # litellm asks the network for prices otherwise.
+    # Without this, litellm downloads a table of prices.
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     subprocess.run([sys.executable, "-m", "art.cli.main", *arguments], cwd=HERE, env=environment, check=True)
 
 
 @contextlib.contextmanager
 def serving(server: str) -> Iterator[str]:
-    """The address of a server of this folder, which runs until the block ends."""
+    """Run one of the two servers while the block runs, and yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     process = subprocess.Popen([sys.executable, str(HERE / server / "server.py"), "--http", "--port", str(port)])

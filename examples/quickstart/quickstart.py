@@ -1,6 +1,6 @@
-"""Teach a model to answer "maybe": your own rollout, your own reward, trained where it runs.
+"""Teach a model to answer "maybe", with your own rollout and reward, on this machine.
 
-art tiny-model ./tiny --task yes_no_maybe     # or any Hugging Face model that your machine can hold
+art tiny-model ./tiny --task yes_no_maybe     # or any Hugging Face model that fits on your machine
 python quickstart.py
 """
 

@@ -1,4 +1,4 @@
-"""Train tic-tac-toe on an `art-server` elsewhere. This machine only plays: it needs no torch and no GPU."""
+"""Train tic-tac-toe on an `art-server` elsewhere. This machine only runs the rollouts: it needs no torch and no GPU."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int =
                 ),
                 pbar_desc=f"step {step}",
             )
-            rate = 3e-3 * (num_steps - step) / num_steps  # falls, so that the policy settles
+            rate = 3e-3 * (num_steps - step) / num_steps  # falls linearly, so that the policy converges
             result = await backend.train(model, groups, learning_rate=rate, num_minibatches=4, verbose=True)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             shares = [trajectory.metrics[task.headline_metric] for group in groups for trajectory in group]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# An agent without any library: it asks by curl under a base URL of its own, and sets its reward by PUT.
+# An agent without any library: each rollout calls the model by curl under its own base URL, and sets its reward by PUT.
 #
 #     ART_SERVER_URL=http://127.0.0.1:5000 ART_API_KEY=... sh rollouts.sh
 #
@@ -15,21 +15,21 @@ RUN=${RUN:-$(date +%s)}
 PROJECT=${MODEL%/*}
 NAME=${MODEL#*/}
 
-call() { # method, path, [JSON body]: the answer; repeated while the server is away
+call() { # method, path, [JSON body]: prints the answer; tries again while the server is down
     curl --silent --show-error --fail --retry 8 --retry-connrefused --max-time 120 -X "$1" "$URL$2" \
         -H "Authorization: Bearer $ART_API_KEY" -H "Content-Type: application/json" ${3:+--data "$3"}
 }
 
-wait_for_step() { # at least: the model's step, once train.py has come so far
+wait_for_step() { # step: waits until the model has reached it, and prints the model's step
     for _ in $(seq 600); do
-        found=$(call GET "/api/models/$PROJECT/$NAME" 2>/dev/null | sed -n 's/.*"step":\([0-9]*\).*/\1/p')
-        if [ -n "$found" ] && [ "$found" -ge "$1" ]; then
-            echo "$found"
+        current=$(call GET "/api/models/$PROJECT/$NAME" 2>/dev/null | sed -n 's/.*"step":\([0-9]*\).*/\1/p')
+        if [ -n "$current" ] && [ "$current" -ge "$1" ]; then
+            echo "$current"
             return
         fi
         sleep 0.2
     done
-    echo "$MODEL did not come to step $1 within two minutes; does train.py run?" >&2
+    echo "$MODEL did not reach step $1 within two minutes; is train.py running?" >&2
     return 1
 }
 

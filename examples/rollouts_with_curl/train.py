@@ -1,4 +1,4 @@
-"""Train on rollouts that a shell script makes with curl. Start a server, this, then `rollouts.sh`; see README.md."""
+"""Train on rollouts of a shell script that uses curl. Start a server, this, then `rollouts.sh`; see README.md."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ import art
 
 
 async def train(backend: art.Backend, base_model: str, *, num_steps: int, num_groups: int, rollouts: int) -> None:
-    """Steps on whatever `rollouts.sh` finishes; the policy that it asks is always the newest."""
+    """Train on the groups that `rollouts.sh` finishes. The script always samples from the newest policy."""
     model = art.TrainableModel(name="agent", project="shell", base_model=base_model)
     await model.register(backend)
     print(f"{model.get_inference_name()} is ready at step {await model.get_step()}", flush=True)

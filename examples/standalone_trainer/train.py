@@ -1,10 +1,10 @@
-"""The trainer by itself, without server or engine: a LoRA learns the lines of a text file.
+"""Use the trainer without server and engine: train a LoRA on the lines of a text file.
 
     python train.py MODEL lines.txt checkpoints
     torchrun --standalone --nproc-per-node 2 train.py MODEL lines.txt checkpoints
 
-In several processes it is the same program: each runs it from top to bottom, and the trainer shares out the work.
-Started again, it goes on after the last checkpoint.
+With several processes, each runs this whole program, and the trainer divides the work among them. When started again,
+the program continues after the last checkpoint.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from art.trainer.trainer import Trainer
 
 
 def to_sample(number: int, token_ids: list[int]) -> TrainingSample:
-    """Every token but the first is learnt. With component "rl", log-probs and advantages would count too."""
+    """Train on every token but the first. Log-probs and advantages are only used with the component "rl"."""
     return TrainingSample(
         sample_id=f"line-{number}",
         rollout_id=f"line-{number}",
@@ -35,8 +35,8 @@ def to_sample(number: int, token_ids: list[int]) -> TrainingSample:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="directory or hub id of a causal language model")
-    parser.add_argument("text", type=Path, help="file whose lines are learnt")
-    parser.add_argument("checkpoints", type=Path, help="directory to write them to, in PEFT's format")
+    parser.add_argument("text", type=Path, help="file whose lines to train on")
+    parser.add_argument("checkpoints", type=Path, help="directory for the checkpoints, in PEFT's format")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
             TrainSFTConfig(learning_rate=1e-3, batch_size=8),
             from_checkpoint=options.checkpoints / f"{step - 1:04d}",
             to_checkpoint=options.checkpoints / f"{step:04d}",
-            job_id=f"step-{step}",  # a step that is there already, under the same id, is not trained again
+            job_id=f"step-{step}",  # an existing step with the same id is not trained again
         )
         if team.rank == 0:
             print(f"step {result.step}: loss {result.metrics['loss/train']:.4f}")

@@ -130,7 +130,7 @@ def test_which_model_must_be_clear(client: ArtClient, server: FakeArtServer) -> 
 
 
 def test_tasks_without_a_user_take_no_prompt(client: ArtClient) -> None:
-    with pytest.raises(ConfigError, match="takes no prompt"):
+    with pytest.raises(ConfigError, match="does not take a prompt"):
         client.run_agent("tic_tac_toe", "hello")
     with pytest.raises(ConfigError, match="no task is named"):
         client.run_agent("chess")

@@ -142,7 +142,7 @@ def test_a_wrong_name_costs_no_more_than_a_second(folder: Path) -> None:
             r"broken\.py, line 6\): ModuleNotFoundError",
         ),
         ("class Echo(Task):", "class Echo(Tusk):", r"broken\.py, line 6\): NameError: name 'Tusk'"),
-        ("class Echo(Task):", "class Echo:", "expected a Task or a subclass of it, found <class"),
+        ("class Echo(Task):", "class Echo:", "expected a Task or a subclass of it, got <class"),
         (
             '    name = "echo"',
             '    name = "echo"\n    def __init__(self): self.a = 1 / 0',
@@ -175,10 +175,10 @@ def changed(folder: Path, old: str, new: str) -> Task:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("range(count)", "range(3)", "'train', seed=0, count=4) gave 3 scenarios; expected 4"),
-        ("range(count)", "range(9)", "gave 9 scenarios; expected 4"),
-        ("        return [self.scenario", "        [self.scenario", "gave 0 scenarios"),
-        ("self.scenario(split, seed, index, {})", "{}", "must give a list of `Scenario`.*; got {}"),
+        ("range(count)", "range(3)", "'train', seed=0, count=4) returned 3 scenarios, expected 4"),
+        ("range(count)", "range(9)", "returned 9 scenarios, expected 4"),
+        ("        return [self.scenario", "        [self.scenario", "returned 0 scenarios"),
+        ("self.scenario(split, seed, index, {})", "{}", "must return a list of `Scenario`.*; got {}"),
     ],
 )
 def test_scenarios_are_checked(folder: Path, old: str, new: str, said: str) -> None:
@@ -193,10 +193,10 @@ def test_a_held_out_split_may_have_fewer_scenarios(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("warm_start_conversations", "warm_start", "has no synthetic play to warm-start a tiny model with"),
-        ("        return [Conversation(", "        [Conversation(", "gave 0 conversations, expected 2"),
-        ("Conversation(messages=said)", "said", "must give a list of `Conversation`"),
-        ('"role": "assistant"', '"role": "user"', "must end with a message of the assistant"),
+        ("warm_start_conversations", "warm_start", "has no scripted play for the warm start"),
+        ("        return [Conversation(", "        [Conversation(", "returned 0 conversations, expected 2"),
+        ("Conversation(messages=said)", "said", "must return a list of `Conversation`"),
+        ('"role": "assistant"', '"role": "user"', "must end with an assistant message"),
     ],
 )
 def test_play_is_checked(folder: Path, old: str, new: str, said: str) -> None:

@@ -171,7 +171,7 @@ BOX = open_mailbox(mailbox_seed("test", 0))
 def asked(prompt: str) -> set[Any]:
     question = read_question(prompt, BOX)
     assert question.kind == "emails", prompt
-    return set(question.wanted)
+    return set(question.emails)
 
 
 def days_ago(email: Any) -> int:
@@ -207,17 +207,17 @@ def test_prompts_about_many_emails_are_understood() -> None:
     assert asked(f"all emails from {email.sender}") == {other for other in BOX.emails if other.sender == email.sender}
     assert asked(f'my emails about "{email.topic}"') == {other for other in BOX.emails if other.topic == email.topic}
     about = read_question(f'What is the {email.attribute} of "{email.topic}"?', BOX)
-    assert (about.kind, about.wanted) == ("value", (email,))
+    assert (about.kind, about.emails) == ("value", (email,))
     for unclear in ("who?", "Show me my emails", "What is the weather in Bonn?"):
-        assert (read_question(unclear, BOX).kind, read_question(unclear, BOX).wanted) == ("value", ())
+        assert (read_question(unclear, BOX).kind, read_question(unclear, BOX).emails) == ("value", ())
 
 
 def test_answers_that_name_emails() -> None:
     question = read_question("Find all unread emails from last week", BOX)
-    ids = [email.id for email in question.wanted]
-    other = next(email for email in BOX.emails if email not in question.wanted)
+    ids = [email.id for email in question.emails]
+    other = next(email for email in BOX.emails if email not in question.emails)
     right = [
-        f"There are {len(ids)}: " + ", ".join(f"{email.subject} of {email.date}" for email in question.wanted),
+        f"There are {len(ids)}: " + ", ".join(f"{email.subject} of {email.date}" for email in question.emails),
         " and ".join(map(str, reversed(ids))),
     ]
     assert [question.judge(answer, BOX) for answer in right] == ["correct"] * 2

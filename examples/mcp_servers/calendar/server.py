@@ -1,4 +1,4 @@
-"""An MCP server: a calendar of one week, in memory. `python server.py` speaks stdio, `--http` HTTP."""
+"""An MCP server with a calendar of one week, in memory. `python server.py` uses stdio, `--http` HTTP."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ server = MCPServer(
     log_level="WARNING",
 )
 rollout: ContextVar[str] = ContextVar("rollout", default="")
-"""Whose request it is, over HTTP: there one process serves many rollouts at once."""
+"""The rollout that made the current request. Over HTTP, one process serves many rollouts at once."""
 calendars: dict[str, dict[int, Event]] = {}
-"""By rollout; "" for whoever does not say."""
+"""Events by rollout and id; clients that name no rollout share the calendar ""."""
 MAX_CALENDARS = 1000
-"""The oldest is forgotten first."""
+"""Number of calendars to keep; the oldest is deleted first."""
 
 
 class KeepRolloutsApart:
-    """Takes the rollout from its header, so that each finds a week of its own, as if it had started the server."""
+    """Reads the rollout from a header, so that each rollout has its own calendar, as if it had started the server."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -68,7 +68,7 @@ class KeepRolloutsApart:
 
 
 def events() -> dict[int, Event]:
-    """The calendar of this rollout, by the number of each event."""
+    """The events of this rollout's calendar, by id."""
     name = rollout.get()
     if name not in calendars:
         if len(calendars) > MAX_CALENDARS:
@@ -81,11 +81,11 @@ def events() -> dict[int, Event]:
 @server.tool()
 async def list_events(day: str, person: str | None = None) -> list[dict[str, Any]]:
     """Events of a day (YYYY-MM-DD), of one person or of all."""
-    wanted = parse_day(day)
+    on = parse_day(day)
     if person is not None:
         check_people([person])
-    found = [e for e in events().values() if e.begin.date() == wanted and (person is None or person in e.people)]
-    return [asdict(event) for event in sorted(found, key=lambda event: event.begin)]
+    matches = [e for e in events().values() if e.begin.date() == on and (person is None or person in e.people)]
+    return [asdict(event) for event in sorted(matches, key=lambda event: event.begin)]
 
 
 @server.tool()
@@ -96,18 +96,18 @@ async def search_events(text: str) -> list[dict[str, Any]]:
 
 @server.tool()
 async def find_free_times(day: str, minutes: int, people: list[str]) -> list[str]:
-    """Starts, every half hour, at which all these people are free for so many minutes."""
-    wanted = parse_day(day)
+    """Starts, every half hour, at which all these people are free for this many minutes."""
+    on = parse_day(day)
     check_people(people)
     if not 0 < minutes <= (CLOSES - OPENS) * 60:
         raise ToolError(f"an event has from 1 to {(CLOSES - OPENS) * 60} minutes, not {minutes}")
-    found = []
-    start = datetime(wanted.year, wanted.month, wanted.day, OPENS)
+    starts = []
+    start = datetime(on.year, on.month, on.day, OPENS)
     while start + timedelta(minutes=minutes) <= start.replace(hour=CLOSES, minute=0):
         if not clashes(start, minutes, people):
-            found.append(f"{start:%Y-%m-%d %H:%M}")
+            starts.append(f"{start:%Y-%m-%d %H:%M}")
         start += timedelta(minutes=30)
-    return found
+    return starts
 
 
 @server.tool()

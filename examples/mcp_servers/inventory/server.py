@@ -1,4 +1,4 @@
-"""An MCP server: the inventory of a small shop, in SQLite. `python server.py` speaks stdio, `--http` HTTP."""
+"""An MCP server with the inventory of a small shop, in SQLite. `python server.py` uses stdio, `--http` HTTP."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ server = MCPServer(
 )
 lock = threading.RLock()  # tools run in threads
 rollout: ContextVar[str] = ContextVar("rollout", default="")
-"""Whose request it is, over HTTP: there one process serves many rollouts at once."""
+"""The rollout that made the current request. Over HTTP, one process serves many rollouts at once."""
 databases: dict[str, sqlite3.Connection] = {}
-"""By rollout; "" for whoever does not say."""
+"""Databases by rollout; clients that name no rollout share the database ""."""
 MAX_DATABASES = 1000
-"""The oldest is forgotten first."""
+"""Number of databases to keep; the oldest is closed first."""
 
 
 class KeepRolloutsApart:
-    """Takes the rollout from its header, so that each finds a shop of its own, as if it had started the server."""
+    """Reads the rollout from a header, so that each rollout has its own shop, as if it had started the server."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -55,7 +55,7 @@ class KeepRolloutsApart:
 
 
 def database() -> sqlite3.Connection:
-    """The shop of this rollout."""
+    """The database of this rollout's shop."""
     name = rollout.get()
     with lock:
         if name not in databases:
@@ -66,14 +66,14 @@ def database() -> sqlite3.Connection:
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """The database at `path`, filled if it is new."""
-    opened = sqlite3.connect(path, check_same_thread=False)
-    opened.row_factory = sqlite3.Row
-    opened.executescript(SCHEMA)
-    if not opened.execute("SELECT 1 FROM products").fetchone():
-        opened.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?, ?)", PRODUCTS)
-    opened.commit()
-    return opened
+    """Open the database at `path`, and fill it if it is new."""
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.executescript(SCHEMA)
+    if not connection.execute("SELECT 1 FROM products").fetchone():
+        connection.executemany("INSERT INTO products VALUES (?, ?, ?, ?, ?, ?)", PRODUCTS)
+    connection.commit()
+    return connection
 
 
 def rows(query: str, *values: Any) -> list[dict[str, Any]]:
@@ -96,10 +96,10 @@ def search_products(text: str) -> list[dict[str, Any]]:
 @server.tool()
 def get_product(sku: str) -> dict[str, Any]:
     """One product: name, category, price, stock, and the stock at which to order more."""
-    found = rows("SELECT * FROM products WHERE sku = ?", sku)
-    if not found:
+    products = rows("SELECT * FROM products WHERE sku = ?", sku)
+    if not products:
         raise ToolError(f"there is no product {sku}")
-    return found[0]
+    return products[0]
 
 
 @server.tool()
@@ -112,13 +112,13 @@ def list_low_stock() -> list[dict[str, Any]]:
 def change_stock(sku: str, change: int, reason: str) -> dict[str, Any]:
     """Add to the stock of a product, or take from it with a negative change. The stock cannot go below 0."""
     product = get_product(sku)
-    with lock, database() as opened:
-        done = opened.execute(
+    with lock, database() as connection:
+        update = connection.execute(
             "UPDATE products SET stock = stock + ?1 WHERE sku = ?2 AND stock + ?1 >= 0", (change, sku)
         )
-        if not done.rowcount:
+        if not update.rowcount:
             raise ToolError(f"{sku} has a stock of {product['stock']}; it cannot change by {change}")
-        opened.execute("INSERT INTO movements (sku, change, reason) VALUES (?, ?, ?)", (sku, change, reason))
+        connection.execute("INSERT INTO movements (sku, change, reason) VALUES (?, ?, ?)", (sku, change, reason))
     return get_product(sku)
 
 
@@ -128,8 +128,8 @@ def set_price(sku: str, price: float) -> dict[str, Any]:
     get_product(sku)
     if price <= 0:
         raise ToolError(f"a price is above 0, not {price}")
-    with lock, database() as opened:
-        opened.execute("UPDATE products SET price = ? WHERE sku = ?", (price, sku))
+    with lock, database() as connection:
+        connection.execute("UPDATE products SET price = ? WHERE sku = ?", (price, sku))
     return get_product(sku)
 
 
@@ -147,7 +147,7 @@ def categories() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--db", default=":memory:", help="file to keep; by default each start begins anew")
+    parser.add_argument("--db", default=":memory:", help="database file; by default the database is in memory")
     parser.add_argument("--http", action="store_true", help="serve http://HOST:PORT/mcp instead of stdio")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8020)
@@ -157,7 +157,7 @@ def main() -> None:
         import uvicorn
 
         app: Any = server.streamable_http_app(host=args.host)
-        # A shop that is kept in a file is one shop, for whoever comes.
+        # A database file is one shop for all rollouts.
         uvicorn.run(app if args.db != ":memory:" else KeepRolloutsApart(app), host=args.host, port=args.port,
                     log_level="warning")  # fmt: skip
     else:

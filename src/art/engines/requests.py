@@ -1,4 +1,4 @@
-"""Checks of what callers send, so that one bad request cannot fail the batch that it would be computed in."""
+"""Check requests to an engine, so that one bad request cannot fail the whole batch that it would be computed in."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from art.errors import ContextLengthError, InvalidRequestError
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
-    """
+    """Check a request to generate.
+
     Raises:
         InvalidRequestError: a parameter is out of range.
-        ContextLengthError: the prompt leaves no room for a token.
+        ContextLengthError: the prompt leaves no room for a single new token.
     """
 
     def refuse(param: str, expected: str) -> InvalidRequestError:
@@ -40,15 +41,16 @@ def check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         bad = next(t for t in token_ids if not 0 <= t < info.vocab_size)
         raise InvalidRequestError(
-            f"`{param}` holds token {bad}; the vocabulary has ids 0 to {info.vocab_size - 1}", param=param
+            f"`{param}` contains token id {bad}; the vocabulary has ids 0 to {info.vocab_size - 1}", param=param
         )
 
 
 def check_score(token_ids: list[int], info: EngineInfo) -> None:
-    """
+    """Check a request to score a token path.
+
     Raises:
-        InvalidRequestError: fewer than 2 tokens, or a token outside the vocabulary.
-        ContextLengthError: more tokens than the context holds.
+        InvalidRequestError: there are fewer than 2 tokens, or a token is outside the vocabulary.
+        ContextLengthError: there are more tokens than the context holds.
     """
     check_tokens(token_ids, "token_ids", info)
     if len(token_ids) < 2:
@@ -59,7 +61,7 @@ def check_score(token_ids: list[int], info: EngineInfo) -> None:
 def check_length(num_tokens: int, limit: int, info: EngineInfo) -> None:
     if num_tokens > limit:
         raise ContextLengthError(
-            f"the prompt has {num_tokens} tokens, but the model's context of {info.max_context} must hold it with "
-            f"the completion (at most {limit}); shorten the prompt",
+            f"the prompt has {num_tokens} tokens, but at most {limit} fit into the model's context of "
+            f"{info.max_context} tokens together with the completion; shorten the prompt",
             param="messages",
         )

@@ -1,12 +1,12 @@
 """OpenAI chat completions on a token-only engine.
 
     request --resolve--> policy
-            --conversations--> recorded turn that it continues, if any
+            --conversations--> the recorded turn that the request continues, if any
             --bridge or render--> prompt tokens
-            --engine--> completion tokens (one per choice)
+            --engine--> completion tokens (one sequence per choice)
             --parse--> message      --recorder--> exchange      --> answer
 
-An answer leaves only after its exchange is committed. Leaving early (a client that hangs up) cancels the engine's work.
+The answer is sent only after its exchange is committed. When a client hangs up, the engine's work is cancelled.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """A request, made ready for the engine. Shared by its choices."""
+    """A request that is ready for the engine. All its choices share it."""
 
     request: ChatRequest
     rollout_id: str | None
     policy: PolicyRef
     renderer: Renderer
     messages: list[Message]
-    """As rendered: earlier answers have the reasoning that was recorded for them."""
+    """The messages as rendered: earlier answers include the reasoning that was recorded for them."""
     tools: list[Tool] | None
     conversation: bytes
     prompt_token_ids: list[int]
@@ -57,7 +57,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class ChatStream:
-    """An answer that is on its way."""
+    """A streamed answer."""
 
     num_prompt_tokens: int
     chunks: AsyncGenerator[dict[str, Any], None]
@@ -71,19 +71,22 @@ class Gateway:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
         self.tokens: Counter[tuple[str, str]] = Counter()
-        """Of all requests so far, by model (`project/name`) and kind: prompt, cached (part of prompt), completion."""
+        """Tokens since the server started, by model (`project/name`) and kind: prompt, cached, completion.
+
+        Cached tokens are also counted as prompt tokens.
+        """
         self._resolver = resolver
         self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
-        """A whole answer, as OpenAI's `chat.completion` object.
+        """Answer a request with one `chat.completion` object of OpenAI's API.
 
-        Every choice has an `exchange_id`, one that a stop string ended has it as `stop_reason`, and the answer has a
-        `policy_version`. `logprobs` lists every sampled token, the one that ended the answer included.
+        It has three fields more: `policy_version`, an `exchange_id` in every choice, and `stop_reason` in a choice
+        that ended at a stop string. `logprobs` lists every sampled token, including the one that ended the answer.
 
         Raises:
-            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: of the request.
-            ProcessError: the engine is gone. StorageError: the exchange could not be recorded.
+            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
+            ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
         turn = await self._prepare(request, rollout_id)
         count = request.n or 1
@@ -100,32 +103,33 @@ class Gateway:
     async def stream(
         self, request: ChatRequest, *, rollout_id: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The same answer as `chat.completion.chunk` objects. Closing the generator cancels the engine's work.
+        """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
-        The chunk with a `finish_reason` comes after the exchange is committed. Raises as `complete` does: from this
-        call for what the request alone shows, else from the generator.
+        The chunk with a `finish_reason` comes after the exchange is committed. Closing the generator cancels the
+        engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
+        generator raises what goes wrong later.
         """
         return (await self.open_stream(request, rollout_id=rollout_id)).chunks
 
     async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
-        """`stream`, with what is known before the first token."""
+        """Answer like `stream`, and also return the number of prompt tokens before the first chunk."""
         turn = await self._prepare(request, rollout_id)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
     async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
-        """Tokens of the prompt that the request would become, however long."""
+        """Count the prompt tokens of a request, even of one that is longer than the model's context."""
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
     def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
-        """The conversation that ended with an exchange; its last message names the exchange.
+        """Return the conversation that ended with an exchange. Its last message has the `exchange_id`.
 
         Raises:
-            NotFoundError: it is not recorded, or of another project than `project`.
+            NotFoundError: the exchange is not recorded, or belongs to another project than `project`.
         """
-        found = self.recorder.find([exchange_id]).get(exchange_id)
-        if found is None or project not in (None, found.project):
+        exchange = self.recorder.find([exchange_id]).get(exchange_id)
+        if exchange is None or project not in (None, exchange.project):
             raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
-        return [*found.request_messages, {**found.message, "exchange_id": exchange_id}]
+        return [*exchange.request_messages, {**exchange.message, "exchange_id": exchange_id}]
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
@@ -173,18 +177,18 @@ class Gateway:
         hashes = conversation_hashes(
             f"{policy.project}/{policy.name}", tools, request.chat_template_kwargs, messages
         )  # fmt: skip
-        found = self.conversations.find(messages, hashes, rollout_id)
+        earlier = self.conversations.find(messages, hashes, rollout_id)
         for message in messages:
             message.pop("exchange_id", None)
         parent: Exchange | None = None
-        branch = found if isinstance(found, Branch) else None
+        branch = earlier if isinstance(earlier, Branch) else None
         prompt: list[int] | None = None
-        if isinstance(found, tuple):
-            parent, covered = found
-            known = [*parent.request_messages, parent.message]
-            turn = RecordedTurn(known, parent.prompt_token_ids, parent.completion_token_ids)
-            bridged = renderer.bridge(turn, messages[covered:], tools)
-            messages = known + messages[covered:]
+        if isinstance(earlier, tuple):
+            parent, num_covered = earlier
+            recorded = [*parent.request_messages, parent.message]
+            turn = RecordedTurn(recorded, parent.prompt_token_ids, parent.completion_token_ids)
+            bridged = renderer.bridge(turn, messages[num_covered:], tools)
+            messages = recorded + messages[num_covered:]
             if isinstance(bridged, Branch):
                 parent, branch = None, bridged
             else:
@@ -208,7 +212,10 @@ class Gateway:
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
-        """The policy of a model name; agents that cannot be told another one get the model of their rollout."""
+        """Find the policy for a model name. An unknown name means the model that its rollout was announced with.
+
+        That serves agents whose model name cannot be changed.
+        """
         try:
             return await self._resolver.resolve(model)
         except NotFoundError:
@@ -218,10 +225,10 @@ class Gateway:
         return await self._resolver.resolve(announced)
 
     async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
-        """One choice: from the engine into the record."""
+        """Sample, parse and record one choice."""
         request, renderer = turn.request, turn.renderer
         policy = turn.policy
-        while not self._resolver.is_ready(policy):  # another took its place while this request waited
+        while not self._resolver.is_ready(policy):  # its adapter was unloaded while this request waited
             policy = await self._resolve(request.model, turn.rollout_id)
         parse_tools = bool(turn.tools) and request.tool_choice != "none"
         completion = Completion(
@@ -242,7 +249,7 @@ class Gateway:
             top_p=1.0 if request.top_p is None else request.top_p,
             num_top_logprobs=request.top_logprobs or 0,
         )
-        # With stop strings the tokens are wanted as they come, to end as soon as one is there.
+        # With stop strings, read the tokens as they are sampled, to stop at the first match.
         chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
         over = False
         async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
@@ -253,7 +260,7 @@ class Gateway:
                 if writer is not None:
                     writer.write(completion.take(), completion.take_reports())
         if not over:
-            raise ProcessError(f"the engine gave completion {exchange_id} up without a reason; send the request again")
+            raise ProcessError(f"the engine ended completion {exchange_id} without a finish reason; send it again")
         self._count(turn, index, completion)
         message, finish_reason = completion.finish(exchange_id)
         await self._record(turn, policy, generate, completion, message, finish_reason)
@@ -323,8 +330,8 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             raise InvalidRequestError(error.message, param="chat_template_kwargs") from error
     if request.tools and not renderer.handles_tools:
         raise InvalidRequestError(
-            f"{policy.project}/{policy.name} cannot call tools: its chat template takes none, or writes calls in a way "
-            "that is not known here; leave `tools` out and describe them in a message",
+            f"{policy.project}/{policy.name} cannot call tools: its chat template does not accept tools, or writes "
+            "calls in a format that ART cannot parse; leave `tools` out and describe the tools in a message",
             param="tools",
         )
     return renderer
@@ -365,7 +372,7 @@ def _choice(finished: Finished) -> dict[str, Any]:
 
 
 def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:
-    """The prompt counts once however many choices share it."""
+    """Token usage of an answer; its choices share one prompt, which counts once."""
     prompt, completion = len(turn.prompt_token_ids), sum(choice.num_tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
@@ -376,7 +383,7 @@ def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:
 
 
 async def _gather(coroutines: list[Coroutine[Any, Any, Finished]]) -> list[Finished]:
-    """All results in order; if one fails or we are cancelled, the others are cancelled first."""
+    """Results in order. When one fails, or the caller is cancelled, all others are cancelled and awaited."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""One completion under way: tokens from the engine become text, log-prob reports and finally a message."""
+"""Turn the engine's tokens for one completion into text, log-prob entries and finally a message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from art.protocol.chat import FinishReason, Message
 
 
 class Completion:
-    """Feed it the engine's chunks until `add` says that it is over."""
+    """A completion that is being sampled. Call `add` with the engine's chunks until it returns true."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Completion:
         self._finish: str | None = None
 
     def add(self, chunk: TokenChunk) -> bool:
-        """Take in tokens; true once the completion is over and the rest is not wanted."""
+        """Add tokens. Returns true once the completion has ended, so that later chunks can be ignored."""
         ids = chunk.token_ids
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids
         kept = len(ids)
@@ -62,20 +62,20 @@ class Completion:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the completion, if one did."""
         return None if self._scanner is None else self._scanner.matched
 
     def take(self) -> list[Delta]:
-        """Parts of the message that became certain."""
+        """Return the parts of the message that became final since the last call."""
         return self._parser.take()
 
     def take_reports(self) -> list[dict[str, Any]]:
-        """Log-prob entries of OpenAI's shape for tokens since the last call, if asked for."""
+        """Return OpenAI log-prob entries for the tokens since the last call; none without `with_logprobs`."""
         reports, self._reports = self._reports, []
         return reports
 
     def finish(self, exchange_id: str) -> tuple[Message, FinishReason]:
-        """The whole message. Its tool calls are named after the exchange, so that their ids are unique."""
+        """Return the whole message. The ids of its tool calls contain the exchange id, which makes them unique."""
         parsed = self._parser.finish()
         message = parsed.to_message(exchange_id)
         if self._finish == "stop" and parsed.tool_calls:
@@ -94,13 +94,13 @@ class Completion:
 
     def _token_report(self, token: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes[token]
-        # JSON knows no infinity; OpenAI's smallest log-prob stands for it.
+        # JSON has no infinity; OpenAI's smallest log-prob replaces it.
         return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A completion that is over and recorded."""
+    """A completion that has ended and is recorded."""
 
     index: int
     exchange_id: str

@@ -1,4 +1,4 @@
-"""Which policy answers a request: the seam between the gateway and whoever knows the registered models."""
+"""Model names, and the interface through which the gateway asks for the policy that answers a request."""
 
 from __future__ import annotations
 
@@ -14,43 +14,46 @@ from art.gateway.format.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef:
-    """All that sampling from one step of one model needs."""
+    """Everything needed to sample from one step of one model."""
 
     project: str
     name: str
     policy_version: int
-    """Step of the weights. 0 also for a base model without adapter: step 0 leaves its weights as they are."""
+    """Step of the weights. 0 also means the base model without an adapter: step 0 does not change its weights."""
     engine: Engine
     adapter: str | None
-    """Adapter to sample with, `None` for the base model."""
+    """Name of the adapter to sample with; `None` for the base model."""
     renderer: Renderer
     max_context: int
-    """Prompt plus completion, in tokens."""
+    """Largest number of tokens of prompt and completion together."""
 
 
 class ModelResolver(Protocol):
-    """Knows the registered models. `resolve_ready` is called for each request and should be a dictionary look-up."""
+    """Finds the policy for a model name among the registered models."""
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
-        """The policy if it can be sampled from right now."""
+        """Return the policy if it can be sampled from right now.
+
+        Called for each request, so it should be as cheap as a dictionary look-up.
+        """
         ...
 
     def is_ready(self, policy: PolicyRef) -> bool:
-        """Whether that policy can be sampled from right now."""
+        """Whether the policy can be sampled from right now."""
         ...
 
     async def resolve(self, model: str) -> PolicyRef:
-        """The policy, after waiting for whatever it needs: a publish to end, an adapter to load.
+        """Return the policy once it can be sampled from: wait for a publish to end or an adapter to load.
 
         Raises:
-            NotFoundError: no such model or step.
+            NotFoundError: there is no such model or step.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """What a request calls a model: `project/name`, `project/name@step`, `name`, `name@step`."""
+    """The parts of a model name in a request: `project/name`, `project/name@step`, `name` or `name@step`."""
 
     project: str | None
     name: str
@@ -61,33 +64,34 @@ _MODEL_NAME = re.compile(r"(?:([^/@]+)/)?([^/@]+)(?:@(\d{1,9}))?")
 
 
 def parse_model_name(model: str) -> ModelName:
-    """
+    """Split a model name into its parts.
+
     Raises:
-        NotFoundError: the name has another form, so there cannot be such a model.
+        NotFoundError: the name has none of the known forms, so no model can have it.
     """
     match = _MODEL_NAME.fullmatch(model)
     if match is None:
         raise NotFoundError(
-            f"there is no model {model!r}: a model is called 'project/name', 'project/name@step' or 'name'",
+            f"there is no model {model!r}: write 'project/name', 'project/name@step' or 'name'",
             param="model",
         )
     project, name, step = match.groups()
     return ModelName(project, name, None if step is None else int(step))
 
 
-def find_model(wanted: ModelName, registered: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The registered `(project, name)` that is meant.
+def find_model(model: ModelName, registered: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Return the registered `(project, name)` that a model name means.
 
     Raises:
-        NotFoundError: there is none, or a bare name is taken in several projects.
+        NotFoundError: no model has the name, or models of several projects have the bare name.
     """
     known = sorted(registered)
-    found = [key for key in known if key[1] == wanted.name and wanted.project in (None, key[0])]
-    if len(found) == 1:
-        return found[0]
-    asked = wanted.name if wanted.project is None else f"{wanted.project}/{wanted.name}"
-    if found:
-        candidates = ", ".join("/".join(key) for key in found)
-        raise NotFoundError(f"model {asked!r} is in several projects; say which: {candidates}", param="model")
+    matches = [key for key in known if key[1] == model.name and model.project in (None, key[0])]
+    if len(matches) == 1:
+        return matches[0]
+    asked = model.name if model.project is None else f"{model.project}/{model.name}"
+    if matches:
+        candidates = ", ".join("/".join(key) for key in matches)
+        raise NotFoundError(f"model {asked!r} is in several projects; use one of {candidates}", param="model")
     names = ", ".join("/".join(key) for key in known[:20]) or "none"
-    raise NotFoundError(f"there is no model {asked!r}; registered are: {names}", param="model")
+    raise NotFoundError(f"there is no model {asked!r}; registered models: {names}", param="model")

@@ -1,4 +1,4 @@
-"""Stop strings over tokens: find them wherever token borders fall, and let no part of one out."""
+"""Find stop strings in a stream of tokens, also across token borders, and hold back tokens that may begin one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a scan lets through.
+    """The tokens that a scan releases.
 
     Example: stop string "END", tokens "go", " E", "N", "D now"
-        after " E"     token_ids=["go"]      the space too belongs to a token that may be cut
-        after "D now"  token_ids=[], cut=b" ", num_matched=4 of all tokens pushed
+        after " E"     token_ids=["go"]          " E" is held back whole, since it may have to be cut
+        after "D now"  token_ids=[], cut=b" ", matched=True
     """
 
     token_ids: list[int]
-    """Whole tokens, free of any stop string."""
+    """Whole tokens that are certainly not part of a stop string."""
     cut: bytes = b""
-    """At a match: the bytes before it of the token in which it begins."""
+    """At a match, the bytes before the stop string in the token where it begins."""
     matched: bool = False
 
 
 class StopScanner:
-    """Feed it the tokens of one completion; it holds back those that may be part of a stop string."""
+    """Scans the tokens of one completion and holds back those that may be part of a stop string."""
 
     def __init__(self, strings: list[str], token_bytes: Mapping[int, bytes]) -> None:
         self._strings = [string.encode() for string in strings]
@@ -31,9 +31,9 @@ class StopScanner:
         self._held: list[int] = []
         self._buffer = b""  # bytes of the held tokens
         self.num_tokens = 0
-        """Tokens seen, up to and including the one that completed a match."""
+        """Number of tokens scanned; after a match, up to and including the token that completed it."""
         self.matched: str | None = None
-        """The stop string that was found."""
+        """The stop string that was found first."""
 
     def push(self, token_ids: list[int]) -> Scan:
         released: list[int] = []
@@ -41,9 +41,9 @@ class StopScanner:
             self.num_tokens += 1
             self._held.append(token)
             self._buffer += self._token_bytes[token]
-            found = [(start, string) for string in self._strings if (start := self._buffer.find(string)) >= 0]
-            if found:
-                start, string = min(found, key=lambda match: match[0])
+            matches = [(start, string) for string in self._strings if (start := self._buffer.find(string)) >= 0]
+            if matches:
+                start, string = min(matches, key=lambda match: match[0])
                 self.matched = string.decode()
                 whole, cut = self._release(start)
                 return Scan(released + whole, cut, matched=True)
@@ -51,12 +51,12 @@ class StopScanner:
         return Scan(released)
 
     def finish(self) -> list[int]:
-        """The tokens still held, when the completion ended otherwise."""
+        """Release the tokens still held back, for a completion that ended without a stop string."""
         held, self._held, self._buffer = self._held, [], b""
         return held
 
     def _release(self, end: int) -> tuple[list[int], bytes]:
-        """Tokens that lie wholly before byte `end` of the buffer, and the bytes up to there of the next one."""
+        """Release the tokens that end at or before byte `end` of the buffer, and the next token's bytes up to there."""
         count = position = 0
         for token in self._held:
             size = len(self._token_bytes[token])
@@ -70,7 +70,7 @@ class StopScanner:
         return whole, cut
 
     def _longest_prefix(self) -> int:
-        """Length of the longest end of the buffer that begins some stop string."""
+        """Length of the longest suffix of the buffer that is a proper prefix of a stop string."""
         buffer = self._buffer
         longest = max(len(string) for string in self._strings) - 1
         for size in range(min(longest, len(buffer)), 0, -1):

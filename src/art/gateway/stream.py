@@ -1,4 +1,4 @@
-"""Parts of one choice as OpenAI's chunk choices."""
+"""Write one streamed choice as entries of OpenAI's chunks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from art.protocol.chat import FinishReason
 
 
 class ChoiceWriter:
-    """Turns deltas into the `choices` entries of `chat.completion.chunk` objects and hands them to `put`.
+    """Turns deltas into the `choices` entries of `chat.completion.chunk` objects and passes them to `put`.
 
-    Log-prob reports go with the next entry: text that is held back (half a character, a possible stop string) makes
-    them come a little later.
+    Log-prob entries travel with the next text. While text is held back (half a character, a possible stop string),
+    they wait with it.
     """
 
     def __init__(self, index: int, exchange_id: str, put: Callable[[dict[str, Any]], None]) -> None:

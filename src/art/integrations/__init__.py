@@ -1,1 +1,1 @@
-"""Agents of other people's frameworks as rollouts. Each file needs the extra of its name; nothing else imports them."""
+"""Use agents and environments of other frameworks as rollouts. Each module needs the extra with its name."""

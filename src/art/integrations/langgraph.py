@@ -1,4 +1,4 @@
-"""LangGraph agents as rollouts: two lines change, the import of `init_chat_model` and the call of the rollout.
+"""Use LangGraph agents as rollouts. Two lines change: the import of `init_chat_model` and the call of the rollout.
 
     from art.langgraph import init_chat_model, wrap_rollout
 
@@ -9,8 +9,8 @@
 
     trajectory = await wrap_rollout(model, rollout)(model, scenario)
 
-What `init_chat_model` gives is LangChain's own `ChatOpenAI`, so streams, tools, retries and sub-graphs are LangChain's.
-A sub-agent with messages of its own becomes an additional history. Needs the extra `langgraph`.
+`init_chat_model` returns LangChain's own `ChatOpenAI`, so streams, tools, retries and sub-graphs work as in LangChain.
+A sub-agent with its own messages becomes an additional history. Needs the extra `langgraph`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _SET_BY_ART = {
     "client", "async_client", "root_client", "root_async_client", "http_client", "http_async_client",
     "http_socket_options", "model_name",
 }  # fmt: skip
-"""Arguments that say where to ask and how to connect."""
-
+"""Arguments that set the address or the connection, which are those of the captured model."""
 
 Rollout = Callable[P, Awaitable[Trajectory]]
 
@@ -45,15 +44,14 @@ def wrap_rollout(model: Model[Any, Any], fn: Rollout[P]) -> Rollout[P]: ...
 @overload
 def wrap_rollout(model: Model[Any, Any]) -> Callable[[Rollout[P]], Rollout[P]]: ...
 def wrap_rollout(model: Model[Any, Any], fn: Any = None) -> Any:
-    """`fn` with `model` behind every `init_chat_model` that is called inside; without `fn` the decorator that does so.
+    """Wrap a rollout function so that every `init_chat_model` inside it uses `model`. Without `fn`, return a decorator.
 
-    The trajectory that `fn` returns keeps its reward, metrics, metadata and logs, and gets the conversations: the
-    longest as its own, others as additional histories.
+    The trajectory that `fn` returns keeps its reward, metrics, metadata and logs. The conversations with the model are
+    added: the longest one as the trajectory's own, others as additional histories.
 
     Raises:
-        ConfigError: from the rollout, when it has asked the model nothing, or returns something else.
+        ConfigError: the rollout did not call the model, or did not return a trajectory. Raised by the wrapped rollout.
     """
-
     if fn is None:
         return functools.partial(wrap_rollout, model)
 
@@ -69,11 +67,11 @@ def wrap_rollout(model: Model[Any, Any], fn: Any = None) -> Any:
 
 
 def _fill(trajectory: Trajectory, captured: Trajectory) -> Trajectory:
-    if trajectory is captured:  # that of `art.auto_trajectory()`
+    if trajectory is captured:  # the rollout returned `art.auto_trajectory()`
         return trajectory
     if not captured.messages_and_choices:
         raise ConfigError(
-            "the wrapped rollout has asked the model nothing: make its chat models inside of it, by "
+            "the wrapped rollout did not call the model: make its chat models inside the rollout with "
             "`art.langgraph.init_chat_model(...)`" + "".join(f"; {line}" for line in captured.logs)
         )
     trajectory.messages_and_choices = captured.messages_and_choices
@@ -95,35 +93,34 @@ def init_chat_model(
     config_prefix: str | None = None,
     **kwargs: Any,
 ) -> ChatOpenAI:
-    """A `ChatOpenAI` that asks the model of the surrounding `wrap_rollout` or `art.capture(model)`.
+    """Make a `ChatOpenAI` that calls the model of the enclosing `wrap_rollout` or `art.capture(model)`.
+
+    Structured output of a trainable model is a tool that the model may call, since nothing may constrain what it
+    samples. An answer without that call gives `None`, as with LangChain's parsers.
 
     Args:
-        model: what the agent used until now, `"gpt-4.1"`. It and `model_provider` have no effect: that the policy
-            answers in its place is what this function is for. Only a step of it, `model.get_inference_name(step)`, is
-            asked as it says.
-        **kwargs: of `ChatOpenAI`. Unlike there, `temperature` is 1 by default, as training assumes, and `timeout` and
-            `max_retries` are those of `model.openai_client()`, which outlast a restart of the server.
-
-    Structured output of a trainable model is a tool that it may call: nothing forces what it samples. An answer without
-    that call gives `None`, as LangChain's parsers do.
+        model: the model that the agent used before, e.g. `"gpt-4.1"`. It has no effect, since the policy answers in
+            its place, nor has `model_provider`. Only the name of a step, `model.get_inference_name(step)`, is used.
+        **kwargs: arguments of `ChatOpenAI`. By default `temperature` is 1, as training assumes, and `timeout` and
+            `max_retries` are those of `model.openai_client()`, which survive a restart of the server.
 
     Raises:
-        ConfigError: no capture of a model surrounds the call, an argument cannot be honoured, or the extra is missing.
+        ConfigError: no capture of a model encloses the call, an argument cannot be honoured, or the extra is missing.
     """
     refused = sorted(_SET_BY_ART & kwargs.keys())
     if configurable_fields is not None or config_prefix is not None:
         refused += ["configurable_fields", "config_prefix"]
     if refused:
         raise ConfigError(
-            f"init_chat_model cannot honour {', '.join(refused)}: the captured model's address and client are used, "
-            "and settings are fixed when the chat model is made; make it inside of the rollout with the values it needs"
+            f"init_chat_model does not support {', '.join(refused)}: it uses the address and client of the captured "
+            "model, and its settings cannot change later; call it inside the rollout with the values that you need"
         )
     captured = current_capture()
     policy = None if captured is None else captured.model
     if captured is None or policy is None:
         raise ConfigError(
-            "init_chat_model is to be called inside of a rollout: run that by `wrap_rollout(model, rollout)(...)`, or "
-            "in `async with art.capture(model)`"
+            "call init_chat_model inside a rollout, and run the rollout with `wrap_rollout(model, rollout)(...)` or in "
+            "`async with art.capture(model)`"
         )
     is_step = model is not None and model.startswith(f"{policy.get_inference_name()}@")
     kwargs = {"temperature": 1.0, "model": model if is_step else policy.get_inference_name()} | kwargs
@@ -131,14 +128,14 @@ def init_chat_model(
 
 
 def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAI clients of the captured model, with the given time-out, retries, headers and query."""
+    """The OpenAI clients of the captured model, with time-out, retries, headers and query from `kwargs`."""
     names = {
         "timeout": "timeout", "request_timeout": "timeout", "max_retries": "max_retries",
         "default_headers": "default_headers", "default_query": "default_query",
     }  # fmt: skip
     options = {names[key]: value for key, value in kwargs.items() if key in names and value is not None}
     if captured.model.trainable:
-        options["base_url"] = captured.base_url  # also holds in threads that have no context
+        options["base_url"] = captured.base_url  # also works in threads, which do not see the capture's context
     client = captured.model.openai_client().with_options(**options)
     blocking = captured.model.blocking_openai_client().with_options(**options)
     return {
@@ -148,11 +145,11 @@ def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routes(is_trainable: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What keeps LangChain to the requests that the endpoint answers, or the capture can read."""
+    """Arguments that keep LangChain to requests that ART's server answers, or that the capture can read."""
     if is_trainable:
         return {} if "disabled_params" in kwargs else {"disabled_params": {"parallel_tool_calls": None}}
     if kwargs.get("use_responses_api"):
-        raise ConfigError("use_responses_api=True: of an endpoint other than ART's only chat completions are captured")
+        raise ConfigError("use_responses_api=True: only chat completions are captured from a server other than ART's")
     return {"use_responses_api": False} if "use_responses_api" not in kwargs else {}
 
 
@@ -166,15 +163,15 @@ def _chat_class(is_trainable: bool) -> Any:
         ) from error
 
     class PolicyChat(ChatOpenAI):  # type: ignore[misc]
-        """A `ChatOpenAI` for a model that learns from what it samples, and therefore samples without constraints."""
+        """A `ChatOpenAI` that never constrains sampling, for a model that learns from what it samples."""
 
         def with_structured_output(
             self, schema: Any = None, *, method: str | None = None, include_raw: bool = False, **kwargs: Any
         ) -> Any:
             if method not in (None, "function_calling"):
                 raise ConfigError(
-                    f"method={method!r}: a trainable model's answer is not forced into a format; leave `method` out, "
-                    "and the schema is offered as a tool"
+                    f"method={method!r}: ART does not constrain what a trainable model samples; leave `method` out to "
+                    "offer the schema as a tool"
                 )
             kwargs = {key: value for key, value in kwargs.items() if key != "strict"}
             return super().with_structured_output(

@@ -1,10 +1,10 @@
-"""Environments that are served by OpenEnv as tasks: an observation is a message, an action is a tool call.
+"""Use environments served by OpenEnv as tasks: an observation is a message, an action is a tool call.
 
     task = OpenEnvTask("http://127.0.0.1:8000")                        # art train my_module:task
     trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
 
-An environment with tools (an `MCPEnvironment`) offers the model those. Any other offers one tool, `act`, whose
-parameters are the environment's action. Needs the extra `openenv`, of openenv 0.10.
+An environment with tools (an `MCPEnvironment`) offers its tools to the model. Any other environment offers one tool,
+`act`, whose parameters are the environment's action. Needs the extra `openenv` with openenv 0.10.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ INSTALL = "pip install 'agent-reinforcement-trainer[openenv]'"
 SYSTEM = "You act in an environment by calling tools. Each result is what you observe next."
 ACT = "act"
 _MAX_SEED = 2**31
-"""Above what common generators of random numbers take."""
+"""Exclusive upper bound of seeds; common random generators take no larger ones."""
 _BEGIN = "Begin."
-"""Said where an environment shows nothing at first."""
+"""First user message if the environment shows nothing at first."""
 _CONNECT_TIMEOUT_S = 30.0
 
 
 class OpenEnvTask(Task):
-    """
-    A scenario's seed and `inputs` are the arguments of the environment's `reset`, so rollouts of a group begin alike.
-    The reward is the sum over the steps. Override `scenarios` for an environment that numbers its tasks.
+    """Acts in an environment served by OpenEnv.
+
+    A scenario's seed and `inputs` are the arguments of the environment's `reset`, so all rollouts of a group begin in
+    the same state. The reward is the sum over the steps. Override `scenarios` if the environment numbers its tasks.
 
     Metrics: `done`, `num_turns`, `num_actions`, `num_invalid_actions`. `metadata["ending"]` is `done`, `out_of_turns`,
-    `no_action` (an answer without a call), `cut_short` (an answer was too long) or `context_full`; all but the first
-    are the policy's fault and keep the reward so far.
+    `no_action` (an answer without a call), `cut_short` (an answer was too long) or `context_full`. All but `done` are
+    the policy's fault, and keep the reward so far.
     """
 
     name: ClassVar[str] = "openenv"
@@ -63,26 +64,27 @@ class OpenEnvTask(Task):
     ) -> None:
         """
         Args:
-            url: of the environment's server.
-            max_turns: answers of the model.
-            max_sessions: rollouts at once. At most the server's `max_concurrent_envs`, which is 1 unless set.
-            headers: of the connection; for keys.
+            url: address of the environment's server.
+            max_turns: largest number of answers of the model.
+            max_sessions: largest number of concurrent rollouts. It must not exceed the server's `max_concurrent_envs`,
+                which is 1 by default.
+            headers: HTTP headers of the connection, e.g. for keys.
             request: further arguments of each request to the model: `max_completion_tokens`, ... The temperature is 1
-                unless given.
-            show: the text of an observation; by default its only text, or JSON.
+                by default.
+            show: converts an observation to text; by default its only text, or JSON.
 
         Raises:
             ConfigError: openenv is missing, or a limit is below 1.
         """
         if max_turns < 1 or max_sessions < 1:
-            raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_sessions=}")
+            raise ConfigError(f"`max_turns` and `max_sessions` must be at least 1, got {max_turns} and {max_sessions}")
         self._client_class = _load_client()
         self._url, self._headers = url.rstrip("/"), dict(headers or {})
         self._system_prompt, self._max_turns, self._max_sessions = system_prompt, max_turns, max_sessions
         self._request = {"temperature": 1.0, **(request or {})}
         self._show = show or show_observation
         self._action: dict[str, Any] | None = None
-        """JSON schema of an action, once asked for."""
+        """JSON schema of an action, fetched by the first rollout."""
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
@@ -91,22 +93,23 @@ class OpenEnvTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """
+        """Run one episode. An invalid action does not raise; the model is told about it.
+
         Raises:
-            ToolServerError: the environment is gone, full or failed. An action that it does not take does not raise.
+            ToolServerError: the environment does not answer, is full, or failed.
         """
         gate = self._gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._max_sessions))
         async with gate, AsyncExitStack() as stack:
             env = self._client_class(self._url, headers=self._headers or None)
             await self._ask(stack.enter_async_context(env))
             first = await self._ask(env.reset(seed=scenario.seed % _MAX_SEED, **scenario.inputs))
-            seat = _Seat(env=env, show=self._show, tools=await self._find_tools(env))
+            session = _Session(env=env, show=self._show, tools=await self._find_tools(env))
             trajectory = Trajectory(
                 messages_and_choices=[
                     {"role": "system", "content": self._system_prompt},
                     {"role": "user", "content": self._show(first.observation) or _BEGIN},
                 ],
-                tools=list(seat.tools.values()),
+                tools=list(session.tools.values()),
                 reward=float(first.reward or 0.0),
                 metadata={"scenario_id": scenario.id},
                 metrics={"num_turns": 0, "num_actions": 0, "num_invalid_actions": 0},
@@ -114,39 +117,39 @@ class OpenEnvTask(Task):
             ending = "done" if first.done else "out_of_turns"
             while ending == "out_of_turns" and trajectory.metrics["num_turns"] < self._max_turns:
                 seed = derive_seed(scenario.seed, rollout_index, int(trajectory.metrics["num_turns"]))
-                ending = await self._turn(model, step, seed, trajectory, seat) or ending
+                ending = await self._turn(model, step, seed, trajectory, session) or ending
         trajectory.metrics["done"] = float(ending == "done")
         trajectory.metadata |= {"outcome": "ok" if ending == "done" else "policy_fault", "ending": ending}
         return trajectory.finish()
 
     async def _turn(
-        self, model: Model[Any, Any], step: int | None, seed: int, trajectory: Trajectory, seat: _Seat
+        self, model: Model[Any, Any], step: int | None, seed: int, trajectory: Trajectory, session: _Session
     ) -> str | None:
-        """One answer and its actions; how the rollout ended, if it did."""
+        """Take one answer of the model and its actions. Returns the ending if the rollout ended."""
         calls = await take_turn(model, trajectory, step=step, **{"seed": seed, **self._request})
         if isinstance(calls, str):
             return calls
         for call in calls:
-            text, reward, is_done = await self._act(seat, trajectory, call.function)
+            text, reward, is_done = await self._act(session, trajectory, call.function)
             trajectory.reward += reward
             trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})
             if is_done:
                 return "done"
         return None if calls else "no_action"
 
-    async def _act(self, seat: _Seat, trajectory: Trajectory, function: Any) -> tuple[str, float, bool]:
-        """What the action shows and earns, and whether it ended the episode."""
+    async def _act(self, session: _Session, trajectory: Trajectory, function: Any) -> tuple[str, float, bool]:
+        """Take an action. Returns the observation's text, the reward, and whether the episode ended."""
         trajectory.metrics["num_actions"] += 1
         try:
-            action = seat.to_action(function.name, function.arguments)
-            result = await self._ask(seat.env.step(action))
+            action = session.to_action(function.name, function.arguments)
+            result = await self._ask(session.env.step(action))
         except _InvalidActionError as error:
             trajectory.metrics["num_invalid_actions"] += 1
             return f"Error: {error}", 0.0, False
-        return seat.show(result.observation), float(result.reward or 0.0), bool(result.done)
+        return session.show(result.observation), float(result.reward or 0.0), bool(result.done)
 
     async def _find_tools(self, env: Any) -> dict[str, Any]:
-        """Tools by name, as a request lists them."""
+        """The environment's tools by name, in OpenAI's form."""
         if self._action is None:
             async with httpx2.AsyncClient(headers=self._headers, timeout=_CONNECT_TIMEOUT_S) as http:
                 answer = await self._ask(http.get(f"{self._url}/schema"))
@@ -160,16 +163,17 @@ class OpenEnvTask(Task):
         return {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in listed}
 
     async def _ask(self, question: Any) -> Any:
-        """
+        """Await a call of the environment.
+
         Raises:
-            _InvalidActionError: the environment does not take the action.
-            ToolServerError: anything else.
+            _InvalidActionError: the environment does not accept the action.
+            ToolServerError: the call failed for any other reason.
         """
         try:
             return await question
         except Exception as error:
             if "(code: VALIDATION_ERROR)" in str(error):
-                raise _InvalidActionError("the environment does not take this action") from error
+                raise _InvalidActionError("the environment does not accept this action") from error
             hint = (
                 "; start the server with a larger `max_concurrent_envs`, or pass a smaller `max_sessions`"
                 if "CAPACITY_REACHED" in str(error)
@@ -180,12 +184,12 @@ class OpenEnvTask(Task):
 
 
 class _InvalidActionError(Exception):
-    """The model is told."""
+    """An invalid action, of which the model is told."""
 
 
 @dataclass(slots=True)
-class _Seat:
-    """One rollout's place in the environment."""
+class _Session:
+    """One rollout's session in the environment."""
 
     env: Any
     show: Callable[[dict[str, Any]], str]
@@ -193,33 +197,36 @@ class _Seat:
 
     def to_action(self, name: str, arguments: str) -> dict[str, Any]:
         try:
-            given = json.loads(arguments or "{}")
+            values = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            raise _InvalidActionError(f"the arguments of {name} are no JSON: {error}") from error
-        if name not in self.tools or not isinstance(given, dict):
-            raise _InvalidActionError(f"there is no tool {name} with such arguments; there are {', '.join(self.tools)}")
-        return given if list(self.tools) == [ACT] else {"type": "call_tool", "tool_name": name, "arguments": given}
+            raise _InvalidActionError(f"the arguments of {name} are not valid JSON: {error}") from error
+        if name not in self.tools or not isinstance(values, dict):
+            raise _InvalidActionError(
+                f"there is no tool {name} with such arguments; the tools are {', '.join(self.tools)}"
+            )
+        return values if list(self.tools) == [ACT] else {"type": "call_tool", "tool_name": name, "arguments": values}
 
 
 def show_observation(observation: dict[str, Any]) -> str:
-    """The only text of an observation, or JSON of what it holds; of a tool's result, its text.
+    """Convert an observation to text: its only text field, or JSON of its fields. A tool's result gives its text.
 
-    Example: {"board": "X..", "metadata": {}} is `X..`, {"board": "X..", "moves": [1, 2]} is JSON, {} is ``.
+    Example: {"board": "X..", "metadata": {}} gives `X..`, {"board": "X..", "moves": [1, 2]} gives JSON, and {} gives an
+    empty text.
     """
     if "tool_name" in observation:
         if observation.get("error"):
             return f"Error: {observation['error'].get('message', observation['error'])}"
         return _text_of(observation.get("result"))
-    held = {
+    shown = {
         key: value
         for key, value in observation.items()
         if key not in ("done", "reward", "metadata") and value not in (None, "", [], {})
     }
-    return _text_of(next(iter(held.values()))) if len(held) == 1 else json.dumps(held) if held else ""
+    return _text_of(next(iter(shown.values()))) if len(shown) == 1 else json.dumps(shown) if shown else ""
 
 
 def _text_of(value: Any) -> str:
-    if isinstance(value, dict) and isinstance(value.get("content"), list):  # of MCP
+    if isinstance(value, dict) and isinstance(value.get("content"), list):  # an MCP result
         texts = [part["text"] for part in value["content"] if isinstance(part, dict) and "text" in part]
         if texts:
             return "\n".join(texts)
@@ -239,5 +246,5 @@ def _load_client() -> Any:
     try:
         from openenv.core.generic_client import GenericEnvClient
     except ImportError as error:
-        raise ConfigError(f"environments of OpenEnv need openenv 0.10 or later: {INSTALL}") from error
+        raise ConfigError(f"OpenEnv environments need openenv 0.10 or later: {INSTALL}") from error
     return GenericEnvClient

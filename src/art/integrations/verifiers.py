@@ -1,11 +1,11 @@
-"""Environments of Prime Intellect's `verifiers` as tasks: its tasks are the scenarios, its rewards the rewards.
+"""Use environments of Prime Intellect's `verifiers` as tasks, with their tasks as scenarios and their rewards.
 
     task = VerifiersTask("my-env-v1")                                  # art train my_module:task
     trajectory = await task.rollout(model, task.scenarios("train", seed=0, count=1)[0])
 
-The environment runs its own program for the agent, with its own tools. That program asks a proxy of verifiers, and the
-proxy asks ART under the base URL of the rollout. So the trajectory is the server's record of exact exchanges, tool
-calls and histories included, and nothing of verifiers is patched. Needs the extra `verifiers`, of verifiers 0.4.
+The environment runs its own agent program with its own tools. The program calls a proxy of verifiers, which calls ART
+under the base URL of the rollout. So the trajectory is the server's record of exact exchanges, with tool calls and
+histories, and verifiers is not patched. Needs the extra `verifiers` with verifiers 0.4.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'agent-reinforcement-trainer[verifiers]'"
 MAX_TASKS = 10_000
-"""Of an environment that has no end of them."""
+"""Number of tasks to load from an environment with endless tasks."""
 _TENTHS: dict[int, Split] = {8: "val", 9: "test"}
-"""The other eight tenths of an environment's tasks are for training."""
+"""Split by the last digit of a task's hash. The other eight tenths of the tasks are for training."""
 _CONTEXT_FULL = "context_length_exceeded"
 
 
 class VerifiersTask(Task):
-    """
-    Each task of the environment belongs to one split, by a hash of its `key`: eight tenths are for training.
+    """Trains on the tasks of an environment of verifiers.
 
-    Metrics of a trajectory are those of the environment, and its rewards by name as `reward/<name>`; the trajectory's
-    reward is their weighted sum.
+    A hash of a task's `key` decides its split; eight tenths of the tasks are for training. A trajectory has the
+    environment's metrics, and each of its rewards as the metric `reward/<name>`. Its reward is their weighted sum.
     """
 
     name: ClassVar[str] = "verifiers"
@@ -52,32 +51,32 @@ class VerifiersTask(Task):
     def __init__(self, env: str | Mapping[str, Any] | Any, *, sampling: Mapping[str, Any] | None = None) -> None:
         """
         Args:
-            env: id of an installed taskset, or what verifiers takes as an environment's configuration, such as
+            env: id of an installed taskset, or an environment configuration of verifiers, such as
                 `{"taskset": {"id": "my-env-v1"}, "agent": {"runtime": {"type": "subprocess"}}}`.
-            sampling: settings of each request, `max_tokens` and the like. The temperature is 1 unless given.
+            sampling: sampling settings of each request, e.g. `max_tokens`. The temperature is 1 by default.
 
         Raises:
-            ConfigError: verifiers 0.4 is missing.
+            ConfigError: verifiers 0.4 is not installed.
         """
         self._vf = _load_verifiers()
         config = {"taskset": {"id": env}} if isinstance(env, str) else env
         self._env = self._vf.load_environment(self._vf.resolve_env_config(config))
         self._sampling = {"temperature": 1.0, **(sampling or {})}
         self._tasks: dict[str, Any] = {}
-        """By key, in the environment's order."""
+        """The environment's tasks by key, in their order."""
         self._serving = _Serving(self._env)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Tasks of the split, drawn at random; one may come up again.
+        """Draw tasks of a split at random, with repetition.
 
         Raises:
-            ConfigError: the environment has no task of this split.
+            ConfigError: the environment has no task in this split.
         """
         keys = [key for key in self._load_tasks() if _TENTHS.get(derive_seed(key) % 10, "train") == split]
         if not keys:
             raise ConfigError(
-                f"none of the environment's {len(self._tasks)} tasks is of the split {split!r}, which a hash of each "
-                "task's key decides; an environment needs some dozens of tasks for all three splits"
+                f"none of the environment's {len(self._tasks)} tasks is in split {split!r}: a hash of its key decides "
+                "the split of a task, and an environment needs some dozens of tasks to have all three"
             )
         rng = random.Random(derive_seed(self.name, split, seed))
         return [self.scenario(split, seed, index, {"key": rng.choice(keys)}) for index in range(count)]
@@ -85,10 +84,11 @@ class VerifiersTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """
+        """Run one episode of the environment.
+
         Raises:
             ConfigError: the model is not trainable, or the environment has several agents.
-            ToolServerError: the environment failed: its program, its tools, its rewards or the model's server.
+            ToolServerError: the environment's program, tools or rewards failed, or the model's server did.
         """
         task = self._load_tasks()[scenario.inputs["key"]]
         async with capture(model) as captured, self.serving():
@@ -105,8 +105,10 @@ class VerifiersTask(Task):
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Keep the environment's servers up: the proxy, and tools that rollouts share. Each rollout does so for itself;
-        around a whole training it saves starting them anew for every step."""
+        """Keep the environment's servers running: the proxy, and tools that rollouts share.
+
+        Each rollout does this itself. Around a whole training, it saves restarting the servers for every step.
+        """
         await self._serving.enter()
         try:
             yield
@@ -120,19 +122,22 @@ class VerifiersTask(Task):
 
 
 class _Serving:
-    """`env.serving()` while somebody is inside. A task of its own opens and closes it, as its cancel scopes want."""
+    """Keeps `env.serving()` open while it has users.
+
+    One asyncio task opens and closes it, since its cancel scopes must be left by the task that entered them.
+    """
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._num_inside = 0
+        self._num_users = 0
         self._holder: asyncio.Task[None] | None = None
-        """Of those who are inside now, or were last."""
+        """The task that holds `env.serving()` open, or held it last."""
         self._ready: asyncio.Future[None] | None = None
         self._stop = asyncio.Event()
 
     async def enter(self) -> None:
-        self._num_inside += 1
-        if self._num_inside == 1 or self._ready is None:
+        self._num_users += 1
+        if self._num_users == 1 or self._ready is None:
             self._ready, self._stop = asyncio.get_running_loop().create_future(), asyncio.Event()
             self._holder = asyncio.create_task(self._hold(self._holder, self._ready, self._stop))
         try:
@@ -142,14 +147,16 @@ class _Serving:
             raise
 
     async def leave(self) -> None:
-        self._num_inside -= 1
-        if self._num_inside == 0 and self._holder is not None:
+        self._num_users -= 1
+        if self._num_users == 0 and self._holder is not None:
             self._stop.set()
             await asyncio.shield(self._holder)
 
-    async def _hold(self, before: asyncio.Task[None] | None, ready: asyncio.Future[None], stop: asyncio.Event) -> None:
-        if before is not None and not before.done():  # the environment holds one set of servers at a time
-            await asyncio.wait({before})
+    async def _hold(
+        self, previous: asyncio.Task[None] | None, ready: asyncio.Future[None], stop: asyncio.Event
+    ) -> None:
+        if previous is not None and not previous.done():  # the environment can have one set of servers at a time
+            await asyncio.wait({previous})
         try:
             async with self._env.serving():
                 ready.set_result(None)
@@ -157,28 +164,31 @@ class _Serving:
         except Exception as error:
             if not ready.done():
                 ready.set_exception(ToolServerError(f"the environment did not start: {type(error).__name__}: {error}"))
-            else:  # the rollouts are over, and have their rewards
-                logger.warning("the servers of an environment did not end well", exc_info=True)
+            else:  # the rollouts have ended and have their rewards
+                logger.warning("the servers of an environment failed while they were closed", exc_info=True)
 
 
 def _score(trajectory: Trajectory, episode: Any) -> None:
-    """Reward and metrics of the one agent's trace.
+    """Set reward and metrics of a trajectory from the trace of the episode's agent.
 
     Raises:
-        ConfigError, ToolServerError: as `rollout` says.
+        ConfigError: the environment has several agents.
+        ToolServerError: the episode failed.
     """
     if len(episode.traces) > 1:
         agents = ", ".join(trace.agent.name for trace in episode.traces)
         raise ConfigError(
-            f"environment {episode.env.id!r} has several agents ({agents}); a trajectory has one reward, so only "
-            "environments of one agent can be trained on"
+            f"environment {episode.env.id!r} has several agents ({agents}), but a trajectory has one reward; use an "
+            "environment with one agent"
         )
     trace = episode.traces[0] if episode.traces else None
     is_full = trace is not None and _ended_with_full_context(trace)
     if trace is None or not (episode.ok or is_full):
         error = (trace.errors if trace is not None and trace.errors else episode.errors)[-1:]
         what = (
-            f"{error[0].type}: {error[0].message}" if error else f"it ended by {getattr(trace, 'stop_condition', None)}"
+            f"{error[0].type}: {error[0].message}"
+            if error
+            else f"it ended with {getattr(trace, 'stop_condition', None)}"
         )
         raise ToolServerError(f"environment {episode.env.id!r} failed: {what}")
     trajectory.reward = trace.reward
@@ -192,15 +202,15 @@ def _score(trajectory: Trajectory, episode: Any) -> None:
 
 
 def _ended_with_full_context(trace: Any) -> bool:
-    """The policy has said and called for so much that nothing more fits: its own fault, so the rollout counts."""
+    """Whether the conversation filled the context. That is the policy's fault, so the rollout counts."""
     return bool(trace.num_turns and trace.errors and _CONTEXT_FULL in trace.errors[-1].message)
 
 
 def _key_variable(model: Model[Any, Any]) -> str:
-    """The environment variable with the model's key: verifiers takes keys from there only.
+    """Set an environment variable to the model's key and return its name, since verifiers reads keys only from there.
 
-    Its name says which key it is, so that models of several servers do not meet, and has `API_KEY` in it, which
-    verifiers keeps from the agent's program.
+    The name depends on the key, so that models of several servers can be used at once. It contains `API_KEY`, which
+    keeps verifiers from passing it to the agent's program.
     """
     key = model.inference_api_key or ""
     name = f"ART_ROLLOUT_API_KEY_{derive_seed(key):X}"
@@ -212,5 +222,5 @@ def _load_verifiers() -> Any:
     try:
         import verifiers.v1 as vf
     except ImportError as error:
-        raise ConfigError(f"environments of verifiers need verifiers 0.4 or later: {INSTALL}") from error
+        raise ConfigError(f"verifiers environments need verifiers 0.4 or later: {INSTALL}") from error
     return vf

@@ -1,4 +1,4 @@
-"""Rewards: judges that compare or grade trajectories, plain functions, and sums of them."""
+"""Rewards: judges that compare or grade trajectories, plain reward functions, and weighted sums of both."""
 
 from art.rewards.absolute import AbsoluteJudge
 from art.rewards.asking.grader import Criterion

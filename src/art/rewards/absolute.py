@@ -1,7 +1,7 @@
 """A judge that grades each trajectory by itself, with or without a reference answer.
 
-Scores of different groups can be compared, which those of RULER cannot; a comparison within a group is sharper. With a
-reference the question becomes whether the answer agrees with it, which is easier to judge.
+Its scores can be compared between groups, which RULER's cannot. RULER tells the trajectories of one group apart more
+sharply. With a reference answer the judge only has to decide whether the trajectory agrees with it, which is easier.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reference = str | Callable[[Trajectory], str]
 
 
 class AbsoluteJudge:
-    """One question per trajectory. One instance can score many groups at once."""
+    """Grades trajectories, with one question for each. One instance can score many groups at once."""
 
     def __init__(
         self,
@@ -42,23 +42,28 @@ class AbsoluteJudge:
     ) -> None:
         """
         Args:
-            rubric: what is good, in prose or as criteria.
-            reference: where the right answer is: a key of the metadata of the trajectory or of its group, or a function
-                of the trajectory.
-            name: of the score and the cost among the metrics.
+            judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`.
+            rubric: what makes a trajectory good, in prose or as criteria.
+            reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
+                function of the trajectory.
+            extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
         self.settings = settings or JudgeSettings()
         if self.settings.passes == 2:
-            raise ConfigError("passes=2 shows a group in two orders; an absolute judge sees one trajectory at a time")
+            raise ConfigError(
+                "`passes=2` shows a group in two orders, but an absolute judge sees one trajectory at a time; use "
+                "`passes=1`"
+            )
         self._reference = reference
         self._grader = Grader(
             judge_model, rubric, kind="absolute", params=extra_litellm_params, settings=self.settings, name=name
         )
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
-        asked = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
-        distinct = {(evidence.digest, reference): evidence for evidence, reference in asked}
+        questions = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
+        distinct = {(evidence.digest, reference): evidence for evidence, reference in questions}
         try:
             async with asyncio.timeout(self.settings.deadline_s):
                 gradings = await run_together(
@@ -69,7 +74,7 @@ class AbsoluteJudge:
                 f"the judge gave no scores for a group of {len(group)} within {self.settings.deadline_s:g} s"
             ) from None
         verdicts = {key: grading.verdicts[0] for key, grading in zip(distinct, gradings, strict=True)}
-        total = add_gradings(gradings, [verdicts[evidence.digest, reference] for evidence, reference in asked])
+        total = add_gradings(gradings, [verdicts[evidence.digest, reference] for evidence, reference in questions])
         return total.judgement(self.name)
 
     async def _grade(self, evidence: Evidence, reference: str | None) -> Grading:
@@ -77,19 +82,19 @@ class AbsoluteJudge:
             return await self._grader.grade([evidence], order=[0], reference=reference)
 
         try:
-            return await self._grader.remembered([evidence], ["reference", reference], ask)
+            return await self._grader.grade_cached([evidence], ["reference", reference], ask)
         except ContextLengthError as error:
-            raise JudgeError(f"a trajectory is longer than the judge can read: {error}") from error
+            raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
 
     def _reference_of(self, trajectory: Trajectory, group: TrajectoryGroup) -> str | None:
         if self._reference is None:
             return None
         if callable(self._reference):
             return str(self._reference(trajectory))
-        found = trajectory.metadata.get(self._reference, group.metadata.get(self._reference))
-        if found is None:
+        reference = trajectory.metadata.get(self._reference, group.metadata.get(self._reference))
+        if reference is None:
             raise ConfigError(
-                f"judge {self.name!r} compares with the reference in metadata[{self._reference!r}], which neither the "
-                "trajectory nor its group has; set it in the rollout"
+                f"judge {self.name!r} needs a reference answer in metadata[{self._reference!r}] of the trajectory or "
+                "its group; set it in the rollout"
             )
-        return str(found)
+        return str(reference)

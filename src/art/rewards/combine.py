@@ -1,4 +1,4 @@
-"""Plain functions as judges, and weighted sums of judges and functions.
+"""Use plain functions as judges, and weighted sums of judges and functions.
 
 reward = combine(
     {"quality": Ruler("openai/o3"), "short": lambda t: 1 / len(t.messages_and_choices)},
@@ -19,11 +19,11 @@ from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 
 class FunctionJudge:
-    """A function of a trajectory, async or not."""
+    """A judge that calls a function of a trajectory, async or not."""
 
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
-        given = name or str(getattr(function, "__name__", ""))
-        self.name: str = given if given.isidentifier() else "function"  # a lambda calls itself `<lambda>`
+        label = name or str(getattr(function, "__name__", ""))
+        self.name: str = label if label.isidentifier() else "function"  # the name of a lambda is `<lambda>`
         self._function = function
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
@@ -40,10 +40,10 @@ class FunctionJudge:
 
 
 def as_judge(judge: Judge | RewardFunction) -> Judge:
-    """`judge` itself, or a function as one.
+    """Return a judge unchanged, and a function of a trajectory as a judge.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the argument is neither.
     """
     if isinstance(judge, Judge):
         return judge
@@ -53,14 +53,18 @@ def as_judge(judge: Judge | RewardFunction) -> Judge:
 
 
 class WeightedSum:
-    """Several judges as one: the score is the sum of theirs, each times its weight."""
+    """A judge whose score is the weighted sum of other judges' scores."""
 
     def __init__(self, judges: Mapping[str, Judge], weights: Mapping[str, float], name: str) -> None:
         self.name = name
         self._judges, self._weights = dict(judges), dict(weights)
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
-        """Raises JudgeError if one of them gives no scores: a sum without it would be another reward."""
+        """Judge a group.
+
+        Raises:
+            JudgeError: one of the judges gave no scores. The sum of the others would be another reward.
+        """
         judgements = await run_together(judge.judge(group) for judge in self._judges.values())
         by_name = dict(zip(self._judges, judgements, strict=True))
         costs: dict[str, float] = {}
@@ -75,10 +79,10 @@ class WeightedSum:
     def _sum(self, verdicts: Mapping[str, Verdict]) -> Verdict:
         parts = {name: verdict.score for name, verdict in verdicts.items()}
         parts |= {f"{name}/{key}": value for name, verdict in verdicts.items() for key, value in verdict.parts.items()}
-        said = [f"{name}: {verdict.explanation}" for name, verdict in verdicts.items() if verdict.explanation]
+        explanations = [f"{name}: {verdict.explanation}" for name, verdict in verdicts.items() if verdict.explanation]
         return Verdict(
             score=sum(self._weights[name] * verdict.score for name, verdict in verdicts.items()),
-            explanation="; ".join(said),
+            explanation="; ".join(explanations),
             parts=parts,
         )
 
@@ -89,18 +93,19 @@ def combine(
     *,
     name: str = "combined",
 ) -> WeightedSum:
-    """A weighted sum, itself a judge.
+    """Make a judge whose score is a weighted sum.
 
     Args:
-        judges: by the names under which their scores are shown: `metrics["<name>/<judge>"]`.
-        weights: of each; 1 for all by default.
+        judges: judges and functions by name. Their scores are logged as `metrics["<name>/<judge>"]`.
+        weights: the weight of each; 1 by default.
+        name: name of the sum in metrics.
 
     Raises:
-        ConfigError: no judge, or weights for others than these.
+        ConfigError: there is no judge, or the names of judges and weights differ.
     """
     if not judges:
         raise ConfigError("`combine` needs at least one judge or function")
     weights = dict.fromkeys(judges, 1.0) if weights is None else weights
     if set(weights) != set(judges):
-        raise ConfigError(f"there are judges {sorted(judges)} and weights for {sorted(weights)}; give each a weight")
+        raise ConfigError(f"the judges are {sorted(judges)}, but the weights are for {sorted(weights)}; give each one")
     return WeightedSum({key: as_judge(judge) for key, judge in judges.items()}, weights, name)

@@ -1,7 +1,7 @@
-"""From judgements to groups, and what becomes of a group whose judge fails.
+"""Apply judges to groups, and handle groups whose judge fails.
 
-A group is judged as a whole or not at all. Where there is no judgement the outcome is `infra_fault`: no reward is made
-up, least of all 0, which would teach the policy that all of it was bad.
+A group is judged as a whole or not at all. Without a judgement its outcome is `infra_fault`, and no reward is made up:
+a reward of 0 would teach the policy that everything in the group was bad.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OnFault = Literal["drop", "keep", "raise"]
 
 
 async def score_group(group: TrajectoryGroup, judge: Judge | RewardFunction) -> TrajectoryGroup:
-    """A copy of `group` with the scores of a judge, or of a function of a trajectory, as rewards.
+    """Return a copy of `group` with the scores of a judge, or of a function of a trajectory, as rewards.
 
     Raises:
         JudgeError: there are no usable scores.
@@ -54,9 +54,9 @@ def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
 
 
 def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str, float]) -> Trajectory:
-    """A copy of its own class; what a later change to the copy could reach is copied too."""
+    """Copy a trajectory with its new reward. Lists and dictionaries are copied too, so that the copy can be changed."""
     score = f"{name}_score"
-    # A group that is judged a second time keeps the reward from before the first.
+    # A group that is judged again keeps the reward from before the first judgement.
     independent = trajectory.metrics.get("independent_reward") if score in trajectory.metrics else None
     metrics: dict[str, MetricValue] = {
         **trajectory.metrics,
@@ -79,7 +79,7 @@ def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str
 
 
 class GroupScorer:
-    """Scores each group of a gather, and bounds how many may fail.
+    """Scores each group of a gather, and ends the gather if too many fail.
 
     Example
         scorer = GroupScorer(Ruler("openai/o3"))
@@ -96,9 +96,9 @@ class GroupScorer:
     ) -> None:
         """
         Args:
-            on_fault: what becomes of a group without scores. `drop` leaves it out; `keep` gives it back with the
-                rewards of its rollouts and `metadata["outcome"] = "infra_fault"`; `raise` ends the gather.
-            max_fault_rate: share of the last `window` groups that may fail; more ends the gather.
+            on_fault: what happens to a group without scores. `drop` leaves it out. `keep` keeps it with the rewards
+                of its rollouts and `metadata["outcome"] = "infra_fault"`. `raise` ends the gather.
+            max_fault_rate: largest share of the last `window` groups that may fail before the gather is ended.
         """
         if on_fault not in ("drop", "keep", "raise"):
             raise ConfigError(f"on_fault must be 'drop', 'keep' or 'raise', got {on_fault!r}")
@@ -106,12 +106,12 @@ class GroupScorer:
         self._watch = FaultWatch(max_fault_rate, window=window, name="judge_fault", what="groups")
 
     async def __call__(self, group: TrajectoryGroup) -> TrajectoryGroup | None:
-        """For `after_each` of `gather_trajectory_groups`.
+        """Score a group; `None` drops it. Pass the scorer as `after_each` to `gather_trajectory_groups`.
 
         Raises:
-            BudgetError: nothing is left to pay the judge with.
+            BudgetError: the judge's budget is spent.
             FaultRateError: too many of the last groups have failed.
-            JudgeError: with `on_fault="raise"`.
+            JudgeError: the judge failed, with `on_fault="raise"`.
         """
         try:
             scored = await score_group(group, self._judge)
@@ -119,23 +119,21 @@ class GroupScorer:
             if self._on_fault == "raise":
                 raise
             self._watch.failed(error)
-            logger.warning("a group gets no scores (infra_fault), %s: %s", self._what_happens(), error)
+            consequence = "it is dropped" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"
+            logger.warning("a group got no scores (infra_fault); %s: %s", consequence, error)
             return self._unscored(group, error) if self._on_fault == "keep" else None
         self._watch.succeeded()
         return scored
 
     @property
     def num_faults(self) -> int:
-        """Groups without scores, since the beginning."""
+        """Number of groups without scores so far."""
         return self._watch.num_faults
 
     def metrics(self) -> dict[str, float]:
-        """For `model.log`: `data/judge_fault_rate`, groups without scores over all groups since this was last asked,
-        and how many failed of what (`data/judge_faults/...`)."""
+        """Metrics for `model.log` since the last call: `data/judge_fault_rate`, the share of groups without scores, and
+        `data/judge_faults/...`, their number by kind of error."""
         return self._watch.metrics()
-
-    def _what_happens(self) -> str:
-        return "it is left out" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"
 
     @staticmethod
     def _unscored(group: TrajectoryGroup, error: JudgeError) -> TrajectoryGroup:

@@ -2,8 +2,8 @@
 
     group = await art.rewards.ruler_score_group(group, "openai/o3")
 
-What is the same in all trajectories of a group need not be known to score them: the judge is shown the group and says
-how well each did beside the others, which is all that training needs.
+Training needs only the differences within a group. So the judge sees the whole group, and scores how well each
+trajectory did compared with the others, without knowing a right answer.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ DEFAULT_RUBRIC = """\
 
 
 class TrajectoryScore(BaseModel):
-    """What the judge says about one trajectory."""
+    """The judge's score for one conversation."""
 
     trajectory_id: str
-    """Its place among the trajectories given, from "1"."""
+    """Number of the conversation in the order of the argument, from "1"."""
     explanation: str
     score: float
-    """0 to 1."""
+    """The score, 0 to 1."""
 
 
 class Ruler:
-    """A judge that compares. One instance can score many groups at once."""
+    """A judge that compares the trajectories of a group. One instance can score many groups at once."""
 
     def __init__(
         self,
@@ -64,10 +64,11 @@ class Ruler:
     ) -> None:
         """
         Args:
-            judge_model: as litellm names it (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`, trainable or not.
-            rubric: what is good, in prose or as criteria.
+            judge_model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3:8b`), or an `art.Model`,
+                trainable or not.
+            rubric: what makes a trajectory good, in prose or as criteria.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            name: of the score and the cost among the metrics.
+            name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
         self.settings = settings or JudgeSettings()
@@ -79,7 +80,7 @@ class Ruler:
         return await self.compare([evidence_of(trajectory) for trajectory in group])
 
     async def compare(self, evidence: Sequence[Evidence]) -> Judgement:
-        """A verdict for each piece of evidence, equal ones the same.
+        """Score each piece of evidence. Equal pieces are shown once and get the same verdict.
 
         Raises:
             JudgeError: there are no usable scores.
@@ -88,7 +89,7 @@ class Ruler:
         if not distinct:
             return Judgement(verdicts=[])
         if len(distinct) == 1 and len(evidence) > 1:
-            logger.warning("all %d trajectories of a group are equal, so their scores say nothing", len(evidence))
+            logger.warning("all %d trajectories of a group are equal, so they get the same score", len(evidence))
         try:
             async with asyncio.timeout(self.settings.deadline_s):
                 judgement = await self._compare_distinct(distinct)
@@ -110,8 +111,8 @@ class Ruler:
         agreement = compare_passes(first, second)
         if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
             raise JudgeError(
-                f"the judge disagrees with itself: in two orders its scores of a trajectory differ by "
-                f"{agreement.disagreement:.2f}, and {self.settings.max_disagreement:.2f} is allowed"
+                f"the judge disagrees with itself: its scores in two orders differ by {agreement.disagreement:.2f} "
+                f"(root mean square), and at most {self.settings.max_disagreement:.2f} is allowed"
             )
         scores = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
         if self.settings.on_disagreement == "shrink":
@@ -124,7 +125,7 @@ class Ruler:
         return add_gradings(gradings, verdicts).judgement(self.name, further)
 
     async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Grading:
-        return await self.grader.remembered(
+        return await self.grader.grade_cached(
             evidence, ["pass", index], lambda: grade_in_rounds(self.grader, evidence, order)
         )
 
@@ -139,11 +140,11 @@ async def ruler(
     debug: bool = False,
     settings: JudgeSettings | None = None,
 ) -> list[TrajectoryScore]:
-    """Scores of conversations, in the order given.
+    """Score conversations by comparing them. Returns the scores in the order of `message_lists`.
 
     Args:
-        tools: that the agents could call.
-        debug: log what the judge said.
+        tools: the tools that the agents could call.
+        debug: log the judge's scores and explanations.
 
     Raises:
         JudgeError: the judge gave no usable scores.
@@ -169,15 +170,15 @@ async def ruler_score_group(
     debug: bool = False,
     settings: JudgeSettings | None = None,
 ) -> TrajectoryGroup | None:
-    """A copy of `group` with the judge's scores as rewards; everything else in it stays.
+    """Return a copy of `group` with the judge's scores as rewards.
 
     Each trajectory gets the metrics `ruler_score` and `independent_reward` (its reward before), the explanation in
-    its logs, and its share of the cost as `costs/judge/ruler` where the price is known.
+    its logs, and its share of the cost as `costs/judge/ruler` if the price is known.
 
     Args:
-        swallow_exceptions: give `None` when there are no usable scores, so that `gather_trajectory_groups` leaves the
-            group out and goes on.
-        debug: log what the judge said.
+        swallow_exceptions: return `None` when there are no usable scores, so that `gather_trajectory_groups` drops the
+            group and continues.
+        debug: log the judge's scores and explanations.
 
     Raises:
         JudgeError: there are no usable scores, and `swallow_exceptions` is false.
@@ -188,7 +189,7 @@ async def ruler_score_group(
     except JudgeError as error:
         if not swallow_exceptions:
             raise
-        logger.warning("a group is set aside (infra_fault): %s", error)
+        logger.warning("a group is dropped (infra_fault): %s", error)
         return None
     if debug:
         for trajectory in scored:

@@ -1,4 +1,4 @@
-"""Every setting of judges that are language models, with its default."""
+"""The settings of judges that are language models."""
 
 from __future__ import annotations
 
@@ -14,48 +14,52 @@ CACHE_PATH = Path(".art/cache/judge.sqlite")
 
 
 def params_at(base_url: str | None) -> dict[str, str]:
-    """The parameters that send a judge's requests to one address, with the key of `OPENAI_API_KEY` if there is one."""
+    """Parameters that send a judge's requests to an address, with the key in `OPENAI_API_KEY` if it is set."""
     return {} if base_url is None else {"base_url": base_url, "api_key": os.environ.get("OPENAI_API_KEY", "none")}
 
 
 Budget = Ledger
-"""`Budget(max_usd=5)` is shared by all whose settings hold it, and kept in memory; `model.costs` is kept on disk."""
+"""A limit of costs in memory, shared by all judges with it in their settings. (`model.costs` is a ledger on disk.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """How a judge is asked, checked and paid."""
+    """How a judge model is called, how its answers are checked, and what it may cost."""
 
     timeout_s: float = 120.0
-    """For one request."""
+    """Time limit of one request, in seconds."""
     deadline_s: float = 600.0
-    """For one group: requests, waits and all."""
+    """Time limit for judging one group, in seconds, with all requests and waits."""
     max_attempts: int = 5
-    """Requests per answer while the judge is overloaded, down or slow; waits double from `first_wait_s`."""
+    """Largest number of attempts per answer while the judge is overloaded, down or slow."""
     first_wait_s: float = 0.5
+    """Seconds to wait before the second attempt. The wait doubles with each further attempt."""
     max_answers: int = 3
-    """Answers to ask for while they cannot be used: what was wrong is said each time."""
+    """Largest number of answers to ask for when they cannot be used. The judge is told each time what was wrong."""
     max_concurrent: int = 16
-    """Requests at once to one judge model at one address, over all groups of an event loop."""
+    """Largest number of concurrent requests to one judge model at one address, over all groups of an event loop."""
     budget: Ledger | None = None
-    """Where each answer is booked, and what ends the requests when it is spent."""
+    """Ledger in which the cost of each answer is booked. Requests end with an error when it is spent."""
     prompt_usd_per_million: float | None = None
+    """Price of a million prompt tokens in US dollars. Replaces litellm's price; set both prices or none."""
     completion_usd_per_million: float | None = None
-    """Prices that win over those that litellm knows. Give both or none."""
+    """Price of a million completion tokens in US dollars."""
     cache_path: Path | None = CACHE_PATH
-    """Answers are kept here and not asked for twice; `None` for no cache."""
+    """File in which judgements are cached; `None` for no cache."""
     seed: int | None = None
-    """Of the order in which trajectories are shown and of the ids that they get. By default they differ each time."""
+    """Seed of the order and the ids of trajectories in a question. By default they are random each time."""
     passes: Literal[1, 2] = 1
-    """With 2 each group is judged again in the reversed order, which tells what the order does to the scores."""
+    """With 2, each group is judged a second time in reversed order, which shows how the order changes the scores."""
     on_disagreement: Literal["report", "shrink", "set_aside"] = "shrink"
-    """What two passes do to the scores. `shrink` pulls them to the mean of the group by as much as they are noise;
-    `set_aside` gives no scores when the disagreement is above `max_disagreement`; both report it."""
+    """What happens when two passes disagree. `report` only logs the disagreement. `shrink` also moves the scores
+    towards the group's mean in proportion to their noise. `set_aside` gives no scores if the disagreement is above
+    `max_disagreement`."""
     max_disagreement: float = 0.25
-    """Root mean square difference of a trajectory's two scores, each relative to its group."""
+    """Largest disagreement for `set_aside`: root mean square difference of a trajectory's two scores, each relative to
+    the mean of its pass."""
     context_tokens: int | None = None
-    """What the judge can read at once. A group that does not fit is judged in rounds. By default what litellm knows of
-    the model, or else found out when the judge complains."""
+    """The judge's context in tokens. A larger group is judged in rounds. By default litellm's value for the model, or
+    found out when the judge refuses a question as too long."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "deadline_s", "max_attempts", "first_wait_s", "max_answers", "max_concurrent"):

@@ -1,6 +1,6 @@
-"""Writing that survives a crash: to a temporary name, flushed to the disk, then renamed.
+"""Write files and directories so that a crash cannot damage them: under a temporary name, fsynced, then renamed.
 
-A reader therefore sees the old content or the new one, never a part. A full disk becomes `DiskFullError`.
+A reader sees the old content or the new content, never a part. A full disk is reported as `DiskFullError`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ _TEMPORARY = ".tmp-"
 
 @contextlib.contextmanager
 def storage_errors(path: Path, doing: str) -> Iterator[None]:
-    """Turn an `OSError` while `doing` something at `path` into ours.
+    """Translate an `OSError` in the body to ART's errors. `doing` describes the action, e.g. "writing".
 
     Raises:
         DiskFullError: no space or quota is left.
-        StorageError: anything else the system refused.
+        StorageError: the operating system reported any other error.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(
-                f"the disk is full: {doing} {path} failed and was undone. Free space there (old checkpoints are the "
+                f"the disk is full: {doing} {path} failed and was undone. Free space on it (old checkpoints are the "
                 "largest files) or move the data directory, then try again"
             ) from error
         raise StorageError(f"{doing} {path} failed: {error.strerror or error}") from error
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden sibling of `path` that tells whose it is: `.<name>.tmp-<pid>`."""
+    """The hidden name beside `path` under which this process writes: `.<name>.tmp-<pid>`."""
     return path.with_name(f".{path.name}{_TEMPORARY}{os.getpid()}")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the file at `path` by `data`, durably.
+    """Replace the content of the file `path` durably.
 
     Raises:
-        DiskFullError, StorageError: nothing was changed.
+        DiskFullError, StorageError: writing failed. Nothing was changed.
     """
     temporary = temporary_name(path)
     try:
@@ -58,10 +58,10 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Create the directory `path` with `files`, durably and all at once. `path` must not exist.
+    """Create the directory `path` with `files` durably and atomically. `path` must not exist.
 
     Raises:
-        DiskFullError, StorageError: `path` was not created and nothing is left behind.
+        DiskFullError, StorageError: writing failed. `path` was not created, and no temporary file is left.
     """
     temporary = temporary_name(path)
     try:
@@ -79,7 +79,7 @@ def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete `path`. A crash half-way leaves only a temporary name, never a directory with files missing."""
+    """Delete a directory. A crash can leave a part of it under a temporary name, never under `path`."""
     temporary = temporary_name(path)
     with storage_errors(path, "deleting"):
         path.rename(temporary)
@@ -88,7 +88,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Delete the temporary files and directories of writers that no longer run. Returns their names."""
+    """Delete the temporary files and directories of processes that no longer run. Returns their names."""
     removed = []
     for entry in directory.glob(f".*{_TEMPORARY}*") if directory.is_dir() else ():
         writer = entry.name.rpartition(_TEMPORARY)[2]
@@ -104,7 +104,7 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it runs, as another user
+        pass  # the process runs as another user
     return True
 
 

@@ -1,14 +1,14 @@
-"""Checkpoints on disk: one directory per step, complete or absent.
+"""Read and write checkpoints: one directory per step, either complete or absent.
 
     <checkpoints>/0007/
       adapter_model.safetensors  adapter_config.json     the LoRA in PEFT's format; or, after full fine-tuning,
       model.safetensors  config.json  tokenizer* ...     the whole model as transformers loads it: a *full checkpoint*
-      optimizer.safetensors                              first and second moments of every trained tensor
+      optimizer.safetensors                              Adam's first and second moments of every trained tensor
       state.json                                         `CheckpointState`
-      probe.json                                         `Probe`: what the engine must reproduce
+      probe.json                                         `Probe`: log-probs that the engine must reproduce
       manifest.json                                      size and sha256 of each file above
 
-Nothing is pickled. The manifest's own hash identifies a checkpoint.
+Nothing is pickled. The hash of the manifest identifies a checkpoint.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class _Record(BaseModel):
 
 
 class CheckpointState(_Record):
-    """Everything of a checkpoint that is neither weights nor moments."""
+    """Everything in a checkpoint besides weights and optimiser moments."""
 
     step: int
     job_id: str | None
-    """The job that made this step; `None` for step 0."""
+    """The job that trained this step; `None` for step 0."""
     base_model: str
     lora: dict[str, Any] | None
     """`LoraConfig` as a dict; `None` after full fine-tuning."""
     config: dict[str, Any]
     """The training configuration of the step; empty for step 0."""
     num_updates: int
-    """Optimiser updates since step 0: Adam's bias correction needs it."""
+    """Number of optimiser updates since step 0, needed for Adam's bias correction."""
     rng: str
-    """State of torch's generator, base64."""
+    """State of torch's random generator in base64."""
     metrics: dict[str, float]
 
 
 class Probe(_Record):
-    """Log-probs that the trainer measured on a fixed token path right after a step, for the publish handshake."""
+    """Log-probs of a fixed token path that the trainer computed right after a step, for the publish handshake."""
 
     token_ids: list[int]  # [T]
     logprobs: list[float]  # [T - 1] of token_ids[1:] under the policy
@@ -79,20 +79,21 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
-    """Write `files` and their manifest as the checkpoint `path`; returns its identity.
+    """Write `files` and their manifest as the checkpoint `path`. Returns the checkpoint's identity.
 
-    `files` has every name of `COMMON_FILES`, and those of `ADAPTER_FILES` or `MODEL_FILES`; beside the latter whatever
-    else belongs to the model's folder.
+    Args:
+        files: contents by name: all of `COMMON_FILES` and `ADAPTER_FILES`, or all of `COMMON_FILES` and `MODEL_FILES`
+            with any further files of the model's folder.
 
     Raises:
-        DiskFullError, StorageError: nothing was written.
+        DiskFullError, StorageError: writing failed. Nothing was written.
     """
     wrong = _missing(files)
     if MODEL_WEIGHTS not in files:
         wrong |= files.keys() - {*ADAPTER_FILES, *COMMON_FILES}
     if wrong:
         raise ValueError(f"these files are missing in a checkpoint, or do not belong there: {sorted(wrong)}")
-    entries = {n: FileEntry(size=len(d), sha256=hashlib.sha256(d).hexdigest()) for n, d in files.items()}
+    entries = {name: FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()}
     manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
     remove_leftovers(path.parent)
     write_directory(path, {**files, MANIFEST: manifest})
@@ -100,27 +101,27 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
 
 
 def _missing(names: Collection[str]) -> set[str]:
-    """What a checkpoint that has the files `names` lacks."""
+    """The required files of a checkpoint that are not among `names`."""
     weights = MODEL_FILES if MODEL_WEIGHTS in names else ADAPTER_FILES
     return {*weights, *COMMON_FILES} - set(names)
 
 
 def is_full(path: Path) -> bool:
-    """Whether the checkpoint `path` is a full one, with a whole model instead of an adapter."""
+    """Whether the checkpoint `path` is a full checkpoint: a whole model instead of an adapter."""
     return (path / MODEL_WEIGHTS).is_file()
 
 
 def identify(path: Path) -> str:
-    """The identity of the checkpoint `path`: the hash of its manifest. Two equal ones hold the same bytes."""
+    """Return the identity of the checkpoint `path`, the hash of its manifest. Equal identities mean equal files."""
     return hashlib.sha256(_read(path, MANIFEST)).hexdigest()
 
 
 def verify(path: Path) -> None:
-    """Read every file of the checkpoint `path` and compare it with the manifest.
+    """Check that the checkpoint `path` has all its files, and that they match its manifest.
 
     Raises:
         NotFoundError: there is no such directory.
-        CorruptCheckpointError: a file is missing, cut or altered; the message names it.
+        CorruptCheckpointError: a file is missing, truncated or changed. The message names it.
     """
     manifest = _parse(_Manifest, path, MANIFEST)
     if missing := _missing(manifest.files):
@@ -129,23 +130,23 @@ def verify(path: Path) -> None:
 
 
 def list_files(path: Path) -> dict[str, FileEntry]:
-    """Name, size and hash of every file of the checkpoint or export `path`, by its manifest.
+    """Return size and hash of every file in the manifest of the checkpoint or export `path`, by name.
 
     Raises:
         NotFoundError: there is no such directory.
-        CorruptCheckpointError: it has no valid manifest.
+        CorruptCheckpointError: there is no valid manifest.
     """
     return _parse(_Manifest, path, MANIFEST).files
 
 
 def created_at(path: Path) -> float:
-    """Unix time at which the checkpoint was completed."""
+    """Time at which the checkpoint was completed, in seconds since the epoch."""
     with storage_errors(_file(path, MANIFEST), "reading"):
         return (path / MANIFEST).stat().st_mtime
 
 
 def write_manifest(directory: Path) -> None:
-    """Make the manifest of an export that lies in `directory`, of all files there. It is read file by file."""
+    """Write the manifest of the export in `directory`, with size and hash of every file there."""
     entries = {}
     for file in sorted(directory.iterdir()):
         size, digest = _measure(directory, file.name)
@@ -154,17 +155,17 @@ def write_manifest(directory: Path) -> None:
 
 
 def verify_files(path: Path) -> None:
-    """Read every file that the manifest of the checkpoint or export `path` lists, and compare.
+    """Check that every file in the manifest of the checkpoint or export `path` has its size and hash.
 
     Raises:
         NotFoundError: there is no such directory.
-        CorruptCheckpointError: a file is missing, cut or altered; the message names it.
+        CorruptCheckpointError: a file is missing, truncated or changed. The message names it.
     """
     for name, entry in list_files(path).items():
         size, digest = _measure(path, name)
         if size != entry.size:
             raise CorruptCheckpointError(
-                f"{path / name} has {size} bytes where its manifest says {entry.size}: the file was cut or "
+                f"{path / name} has {size} bytes, but its manifest says {entry.size}: the file was truncated or "
                 "replaced. Delete this checkpoint and continue from an older one"
             )
         if digest != entry.sha256:
@@ -183,7 +184,7 @@ def read_probe(path: Path) -> Probe:
 
 
 def read_file(path: Path, name: str) -> bytes:
-    """One file of the checkpoint `path`, unchecked; `verify` first."""
+    """Read one file of the checkpoint `path` without checking it. Call `verify` before."""
     return _read(path, name)
 
 
@@ -191,17 +192,17 @@ def list_steps(directory: Path) -> list[int]:
     """Steps with a complete checkpoint under `directory`, ascending."""
     if not directory.is_dir():
         return []
-    found = [entry for entry in directory.iterdir() if entry.name.isdecimal() and (entry / MANIFEST).is_file()]
-    return sorted(int(entry.name) for entry in found)
+    entries = (entry for entry in directory.iterdir() if entry.name.isdecimal() and (entry / MANIFEST).is_file())
+    return sorted(int(entry.name) for entry in entries)
 
 
 def latest(directory: Path) -> int | None:
-    """Newest complete step under `directory`."""
+    """Newest step with a complete checkpoint under `directory`."""
     return max(list_steps(directory), default=None)
 
 
 def delete(path: Path) -> None:
-    """Delete the checkpoint `path`; one that is gone already is no error."""
+    """Delete the checkpoint `path`. It is not an error if it does not exist."""
     if path.exists():
         remove_directory(path)
 
@@ -213,7 +214,7 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _measure(path: Path, name: str) -> tuple[int, str]:
-    """Size and sha256 of a file that may be larger than memory."""
+    """Size and sha256 of a file, read piece by piece."""
     with storage_errors(_file(path, name), "reading"), (path / name).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return file.tell(), digest
@@ -224,7 +225,7 @@ def _file(path: Path, name: str) -> Path:
     if not path.is_dir():
         raise NotFoundError(f"there is no checkpoint at {path}")
     if not file.is_file():
-        raise CorruptCheckpointError(f"checkpoint {path} lacks {name}. Delete it and continue from an older one")
+        raise CorruptCheckpointError(f"checkpoint {path} has no {name}. Delete it and continue from an older one")
     return file
 
 

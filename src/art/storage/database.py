@@ -1,7 +1,8 @@
-"""The SQLite file of a data directory: one thread writes, anyone reads.
+"""The SQLite file of a data directory. One thread writes; every thread may read.
 
-Write-ahead logging with `synchronous=NORMAL`: a committed transaction survives `kill -9` of the process at any moment
-(its pages are with the operating system); a power cut may lose the last ones but never corrupts the file.
+Write-ahead logging with `synchronous=NORMAL` is on. A committed transaction survives `kill -9` of the process at any
+moment, since the operating system has its pages. A power cut may lose the last transactions but never corrupts the
+file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 10.0
 _FULL_BELOW_BYTES = 1 << 20
-"""A failed write with less free space than this is reported as a full disk: WAL files fail in several ways then."""
+"""A failed write is reported as a full disk if less than this is free, since SQLite then has several error codes."""
 _WRITE_ERRORS = {
     sqlite3.SQLITE_IOERR_WRITE,
     sqlite3.SQLITE_IOERR_TRUNCATE,
@@ -34,13 +35,13 @@ _WRITE_ERRORS = {
 
 
 class Database:
-    """All tables of one server. Each part creates and owns its tables; none reads another's."""
+    """The tables of one server. Each part of ART creates its own tables and reads no other part's."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
 
         Raises:
-            StorageError: it cannot be opened, or is no database.
+            StorageError: the file cannot be opened, or is not a database.
         """
         self.path = path
         self._local = threading.local()
@@ -55,29 +56,29 @@ class Database:
             raise StorageError(f"cannot open the database {path}: {error}") from error
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` as one transaction in the writer thread; returns once it is committed.
+        """Run `work` as one transaction in the writer thread. Returns once it is committed.
 
-        An exception of `work` rolls everything back and is raised here.
+        An exception of `work` rolls the transaction back and is raised here.
 
         Raises:
-            DiskFullError: there is no space left; nothing was written, and later calls work once there is.
-            StorageError: any other failure of SQLite.
+            DiskFullError: no space is left. Nothing was written, and later calls work once there is space.
+            StorageError: SQLite reported any other error.
         """
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._transaction, work)
 
     def run_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """`run` for code outside an event loop."""
+        """Like `run`, for code outside an event loop."""
         return self._writer.submit(self._transaction, work).result()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Rows of a query, on the caller's thread; sees everything committed, and never waits for a writer."""
+        """Run a query on the caller's thread. It sees everything committed, and never waits for the writer."""
         try:
             return self._reader().execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._translate(error) from error
 
     def close(self) -> None:
-        """Finish what was submitted, then close. Every commit is already safe without this."""
+        """Finish submitted transactions, then close. Committed transactions are safe without this."""
         self._writer.submit(self._connection.close).result()
         self._writer.shutdown()
         with self._lock:
@@ -128,5 +129,5 @@ class Database:
         if not full and code in _WRITE_ERRORS:
             full = shutil.disk_usage(self.path.parent).free < _FULL_BELOW_BYTES
         if full:
-            return DiskFullError(f"no space left on the device of {self.path}; free some and send the request again")
+            return DiskFullError(f"no space left on the disk of {self.path}; free some and send the request again")
         return StorageError(f"{self.path}: {error}")

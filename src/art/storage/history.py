@@ -1,9 +1,9 @@
-"""`history.jsonl`: one row of numbers per `model.log` call.
+"""Read and write `history.jsonl`, which has one row of numbers per `model.log` call.
 
     {"val/reward": 0.5, "val/win": 0.4, "training_step": 3, "time/wall_clock_sec": 81.2, "step": 3,
      "recorded_at": "2026-01-31T10:00:00+00:00"}
 
-A metric that was not a number (NaN) is null: it was logged, and it had no value.
+A metric that was NaN or infinite is written as null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art.storage.jsonl import append_lines, read_lines
 
 
 def append_row(path: Path, metrics: Mapping[str, float], *, step: int) -> None:
-    """Append the metrics of one log call. The wall clock counts from the first row, over restarts too."""
+    """Append the metrics of one log call. `time/wall_clock_sec` counts from the first row, also after restarts."""
     now = datetime.now(UTC)
     row: dict[str, Any] = {key: _number(value) for key, value in metrics.items()}
     row["training_step"] = step
@@ -43,7 +43,7 @@ def _first_recorded_at(path: Path) -> datetime | None:
 
 
 def means_by_step(path: Path, metric: str) -> tuple[dict[int, float], int]:
-    """The mean of a metric for each step at which it had a value, and how many lines could not be read."""
+    """Return the mean of a metric for each step at which it has a value, and the number of unreadable lines."""
     values: dict[int, list[float]] = defaultdict(list)
     num_unreadable = 0
     for _, row in read_lines(path):

@@ -1,7 +1,7 @@
-"""Files of one JSON object per line that only ever grow.
+"""Files with one JSON object per line, which are only appended to.
 
-A crash while appending can leave a last line without its end. That row was never reported as written: readers pass over
-it, and the next writer removes it. Numbers that JSON does not have (NaN, infinities) are written as null.
+A crash while appending can leave an incomplete last line. Such a row was never reported as written: readers skip it,
+and the next writer removes it. Numbers that JSON does not have (NaN, infinities) are written as null.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from art.storage.atomic import storage_errors
 logger = logging.getLogger(__name__)
 
 _writing = threading.Lock()
-"""Rows of two threads must not mix within a line."""
+"""Keeps the rows of two threads from being mixed within a line."""
 
 
 def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append rows durably.
 
     Raises:
-        DiskFullError, StorageError: nothing was appended.
+        DiskFullError, StorageError: writing failed. Nothing was appended.
     """
     data = "".join(encode(row) + "\n" for row in rows).encode()
     with _writing, storage_errors(path, "appending to"):
@@ -47,7 +47,7 @@ def append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _end_of_rows(file: BinaryIO) -> int:
-    """Where the last whole row ends. A last line without its end counts if it is a row, as editors may leave it."""
+    """Offset of the end of the last complete row. A last line without a newline counts if it is a JSON object."""
     size = file.seek(0, os.SEEK_END)
     start, tail = size, b""
     while start and b"\n" not in tail:
@@ -67,7 +67,7 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """`(line number, row)` of every line; `None` for one that is no JSON object. No file, no lines."""
+    """Yield line number and row of every line. A line that is not a JSON object gives `None`. A file may be missing."""
     if not path.exists():
         return
     with storage_errors(path, "reading"), path.open("rb") as file:
@@ -76,12 +76,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
             if row is None:
                 if not line.strip() or not line.endswith(b"\n"):
                     continue
-                logger.warning("%s, line %d is no JSON object: left out", path, number)
+                logger.warning("skipped line %d of %s, which is not a JSON object", number, path)
             yield number, row
 
 
 def read_rows_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The rows behind a place in the file, and the place behind them. No file, no rows."""
+    """Read the rows after a byte offset, and return the offset after them. A missing file has no rows."""
     if not path.exists():
         return [], offset
     with storage_errors(path, "reading"), path.open("rb") as file:

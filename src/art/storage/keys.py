@@ -1,12 +1,13 @@
-"""The keys of a server, in `<data_dir>/keys.db`: made and revoked by `art keys`, looked up with each request.
+"""The API keys of a server, in `<data_dir>/keys.db`. `art keys` makes and revokes them; each request looks one up.
 
     art_3f9c01d2ab47_J3vX...        43 characters of secret: 256 random bits
         '--- id ---'
 
-Only the SHA-256 of a key is stored. A slow, salted hash protects secrets that people choose, because those can be
-guessed; of 2^256 random ones none can, however fast the hash. So a stolen file opens nothing, and a look-up is cheap.
+Only the SHA-256 of a key is stored, so a stolen file opens nothing. A slow, salted hash is needed for secrets that
+people choose and that can be guessed. 256 random bits cannot be guessed, so a fast hash is safe and a look-up is cheap.
 
-A file of its own, so that a change by another process is told from the many commits of `art.db`: SQLite counts them.
+The keys have a file of their own, because SQLite tells by a counter whether another process has changed a file, and
+that counter would change with each of the many commits to `art.db`.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ CREATE TABLE IF NOT EXISTS keys (
 """
 KEY_PATTERN = re.compile(r"art_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 USE_RESOLUTION_S = 60.0
-"""`last_used_at` is written at most so often."""
+"""`last_used_at` of a key is written at most once in this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """All that is known of a key; times are seconds since the epoch."""
+    """A stored key. Times are in seconds since the epoch."""
 
     id: str
     digest: bytes
-    """SHA-256 of the whole key."""
+    """SHA-256 of the whole text of the key."""
     name: str
-    """What it is for, in its maker's words."""
+    """Description of the key's use, chosen by the person who made it."""
     project: str | None
-    """The only one that it opens; `None`: all."""
+    """The only project that the key opens; `None` if it opens all."""
     scopes: frozenset[KeyScope]
     created_at: float
     expires_at: float | None = None
@@ -62,7 +63,7 @@ class Key:
     last_used_at: float | None = None
 
     def problem(self, now: float) -> str | None:
-        """Why it opens nothing any more."""
+        """The reason why the key is no longer valid; `None` if it is valid."""
         if self.revoked_at is not None and self.revoked_at <= now:
             return f"key {self.id} was revoked at {format_time(self.revoked_at)}"
         if self.expires_at is not None and self.expires_at <= now:
@@ -71,13 +72,13 @@ class Key:
 
 
 class KeyStore:
-    """Any number of processes may have the same file open; each sees what the others commit at its next look-up."""
+    """The keys in one file. Several processes may use it; each sees the changes of the others at its next look-up."""
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Open or create the file, for its owner only.
+        """Open or create the file. Only its owner can read it.
 
         Raises:
-            StorageError: that failed.
+            StorageError: the file cannot be opened.
         """
         with storage_errors(path, "opening"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,21 +95,21 @@ class KeyStore:
         self._database.close()
 
     def find(self, text: str) -> Key:
-        """The key that `text` is.
+        """Return the key with this text.
 
         Raises:
-            AuthenticationError: none, or one that is expired or revoked.
+            AuthenticationError: there is no such key, or it is expired or revoked.
         """
         match = KEY_PATTERN.fullmatch(text)
         key = None if match is None else self._current().get(match[1])
         if key is None or not hmac.compare_digest(_digest(text), key.digest):
             raise AuthenticationError("the API key is wrong")
         if problem := key.problem(self._now()):
-            raise AuthenticationError(f"{problem}; `art keys` makes another one")
+            raise AuthenticationError(f"{problem}; make another one with `art keys create`")
         return key
 
     def note_use(self, key: Key) -> None:
-        """Remember that the key was used; in an event loop, and without a wait."""
+        """Record that the key was used. Must be called in an event loop; returns without waiting for the write."""
         now = self._now()
         if now - self._noted.get(key.id, key.last_used_at or 0.0) < USE_RESOLUTION_S:
             return
@@ -118,16 +119,16 @@ class KeyStore:
         task.add_done_callback(self._tasks.discard)
 
     def list(self) -> list[Key]:
-        """All that were ever made, oldest first."""
+        """List all keys, also expired and revoked ones, oldest first."""
         return sorted(self._current().values(), key=lambda key: key.created_at)
 
     def create(
         self, name: str, *, project: str | None, scopes: Iterable[KeyScope], expires_at: float | None = None
     ) -> tuple[Key, str]:
-        """A new key and its text, which is stored nowhere.
+        """Make a key. Returns it with its text, which is not stored anywhere.
 
         Raises:
-            InvalidRequestError: no scope, a bad project name, or an expiry in the past.
+            InvalidRequestError: there is no scope, the project name is invalid, or the expiry is in the past.
         """
         now, granted = self._now(), frozenset(scopes)
         if not granted:
@@ -135,7 +136,7 @@ class KeyStore:
         if project is not None:
             validate_name(project, param="project")
         if expires_at is not None and expires_at <= now:
-            raise InvalidRequestError("a key cannot expire before it is made", param="expires_at")
+            raise InvalidRequestError("`expires_at` must be in the future", param="expires_at")
         key_id = secrets.token_hex(6)
         text = f"art_{key_id}_{secrets.token_urlsafe(32)}"
         key = Key(
@@ -146,10 +147,11 @@ class KeyStore:
         return key, text
 
     def rotate(self, key_id: str, *, grace_s: float = 0.0) -> tuple[Key, str]:
-        """A new key for the same purpose; the old one ends after `grace_s`, in which its users move to the new one.
+        """Make a key that replaces another. The old key stays valid for `grace_s` seconds, so that users can switch.
 
         Raises:
-            NotFoundError: no such key. InvalidRequestError: it is revoked or expired.
+            NotFoundError: there is no such key.
+            InvalidRequestError: the key is revoked or expired.
         """
         old, now = self._get(key_id), self._now()
         if problem := old.problem(now):
@@ -159,10 +161,10 @@ class KeyStore:
         return new, text
 
     def revoke(self, key_id: str) -> Key:
-        """End a key now; one that has ended stays as it is.
+        """Revoke a key now. A key that was already revoked is not changed.
 
         Raises:
-            NotFoundError: no such key.
+            NotFoundError: there is no such key.
         """
         key, now = self._get(key_id), self._now()
         if key.revoked_at is not None and key.revoked_at <= now:
@@ -173,7 +175,7 @@ class KeyStore:
     def _get(self, key_id: str) -> Key:
         keys = self._current()
         if key_id not in keys:
-            raise NotFoundError(f"there is no key {key_id!r}; `art keys list` shows them", param="key_id")
+            raise NotFoundError(f"there is no key {key_id!r}; `art keys list` shows all keys", param="key_id")
         return keys[key_id]
 
     def _set_revoked(self, key_id: str, at: float) -> None:
@@ -185,10 +187,10 @@ class KeyStore:
                 lambda db: db.execute("UPDATE keys SET last_used_at = ? WHERE id = ?", (at, key_id))
             )
         except StorageError as error:
-            logger.warning("the last use of key %s is not recorded: %s", key_id, error)
+            logger.warning("could not record the last use of key %s: %s", key_id, error)
 
     def _current(self) -> dict[str, Key]:
-        # The version is read first: a change in between is then seen next time.
+        # Read the version first: a change between the two queries is then seen next time.
         ((version,),) = self._database.read("PRAGMA data_version")
         if version != self._version:
             rows = self._database.read("SELECT * FROM keys")

@@ -1,11 +1,11 @@
-"""Where things lie in a data directory. The only module that builds these paths.
+"""The paths in a data directory. No other module builds them.
 
 <data_dir>/
   art.db                                  registry, jobs, exchanges (SQLite, WAL)
   keys.db                                 hashes of keys (SQLite, WAL)
   server.lock                             held by the server that runs here
-  .bases/<adapter>-<hash>/                base models that an adapter was merged into
-  .merged/<process>/                      weights on their way into an engine
+  .bases/<adapter>-<hash>/                base models with an adapter merged into them
+  .merged/<process>/                      merged weights for an engine to load
   logs/<process>.log
   <project>/models/<name>/
     state.json  history.jsonl
@@ -27,10 +27,10 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 def validate_name(value: str, *, param: str) -> str:
-    """`value` if it is safe as one path component and in a URL.
+    """Return `value` if it is safe as one component of a path and in a URL, so that it cannot leave the data directory.
 
     Raises:
-        InvalidRequestError: for anything else, so that no name can leave the data directory.
+        InvalidRequestError: the value is not a valid name. `param` names the parameter.
     """
     if not isinstance(value, str) or not _NAME.fullmatch(value) or ".." in value:
         raise InvalidRequestError(
@@ -43,7 +43,7 @@ def validate_name(value: str, *, param: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelPaths:
-    """The files of one model."""
+    """The paths of one model."""
 
     root: Path
 
@@ -79,7 +79,7 @@ class ModelPaths:
 
 @dataclass(frozen=True, slots=True)
 class DataDir:
-    """The root of everything that ART writes."""
+    """The paths of a data directory, which contains everything that ART writes."""
 
     root: Path
 
@@ -93,12 +93,12 @@ class DataDir:
 
     @property
     def is_known(self) -> bool:
-        """Whether a server has run here, or keys were made for one that is to."""
+        """Whether a server has run here, or keys were made for one."""
         return self.database.exists() or self.keys.exists()
 
     @property
     def lock(self) -> Path:
-        """Held by the server that uses the directory."""
+        """The lock file, locked by the server that uses the directory."""
         return self.root / "server.lock"
 
     @property
@@ -106,16 +106,16 @@ class DataDir:
         return self.root / "logs"
 
     def adapted(self, name: str) -> Path:
-        """A base model that an adapter was merged into."""
+        """Folder of a base model with an adapter merged into it."""
         return self.root / ".bases" / name
 
     def merged(self, process: str) -> Path:
-        """Where an engine's weights are put together."""
+        """Folder in which the weights for an engine are merged."""
         return self.root / ".merged" / process
 
     @property
     def report(self) -> Path:
-        """The newest that the server has written about itself."""
+        """The newest status report of the server."""
         return self.logs / "report.txt"
 
     @property

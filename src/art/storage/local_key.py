@@ -1,9 +1,9 @@
-"""The key that a server on loopback has made for itself, left where clients of the same user find it.
+"""Share the key of a server on loopback with clients of the same user, through a file.
 
-    ~/.local/state/art/server-5000.key        readable by its owner alone; gone when the server ends
+    ~/.local/state/art/server-5000.key        readable only by its owner; deleted when the server ends
 
-So `art-server` in one terminal and a script in another need no key to be copied. A server with a key of its own
-(`ART_API_KEY`) leaves none: whoever chose that key hands it on.
+So `art-server` in one terminal and a script in another work without copying a key. A server that was started with
+`ART_API_KEY` writes no such file, since its user knows the key.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 @contextlib.contextmanager
 def left_for_clients(port: int, key: str) -> Iterator[None]:
-    """For the time of the body. Where there is no home to write to, nothing is left."""
+    """Share the key while the body runs. If the home directory cannot be written, the key is not shared."""
     path = _path(port)
     try:
         _write_private(path, key)
@@ -30,12 +30,12 @@ def left_for_clients(port: int, key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if _read(path) == key:  # the file of another server that has taken the port stays
+        if _read(path) == key:  # do not delete the file of another server that uses the port now
             path.unlink(missing_ok=True)
 
 
 def find_local_key(base_url: str) -> str | None:
-    """The key of the server at a loopback address, `None` elsewhere and where there is none that can be trusted."""
+    """Return the shared key of the server at a loopback URL. `None` if there is none, or if it cannot be trusted."""
     url = urlsplit(base_url)
     if url.hostname not in LOOPBACK or url.port is None:
         return None
@@ -49,13 +49,13 @@ def _path(port: int) -> Path:
 
 def _write_private(path: Path, key: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # of a server that was killed
+    path.unlink(missing_ok=True)  # left by a server that was killed
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key)
 
 
 def _read(path: Path) -> str | None:
-    """A file that others could have written or read is as good as none."""
+    """Read a key file. A file that other users could have read or written counts as missing."""
     try:
         with path.open() as file:
             status = os.fstat(file.fileno())

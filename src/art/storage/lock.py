@@ -1,4 +1,4 @@
-"""One server per data directory: a lock that its holder's death releases, however it dies."""
+"""The lock that keeps a second server out of a data directory. The kernel releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 0.1
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds the lock `path`; `None` if nobody does."""
+    """Return the id of the process that holds the lock file `path`; `None` if no process does."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -35,26 +35,26 @@ def lock_holder(path: Path) -> int | None:
 
 
 def directory_gone(path: Path) -> StorageError:
-    """The error of a data directory that is not there any more."""
+    """Make the error for a data directory that was removed while its server was running."""
     return StorageError(
         f"the data directory {path} was deleted, moved or replaced while its server was running, and checkpoints and "
-        "records with it. Close the backend (`await backend.close()`) or end the server, put the directory back if you "
+        "records with it. Close the backend (`await backend.close()`) or end the server, restore the directory if you "
         "have a copy, and start again"
     )
 
 
 class DirectoryLock:
-    """Taken by one process at a time. The file stays; what counts is the kernel's lock on it."""
+    """A lock that one process holds at a time. The file is never deleted; only the kernel's lock on it counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def acquire(self, wait_s: float) -> None:
-        """Take the lock, waiting for a holder that is about to end.
+        """Take the lock. Waits up to `wait_s` seconds for another holder to end.
 
         Raises:
-            StorageError: another process holds it still after `wait_s`; the message names it.
+            StorageError: another process still holds the lock. The message names it.
         """
         with storage_errors(self._path, "opening"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,15 +70,16 @@ class DirectoryLock:
         self._file = file
 
     def check_directory(self) -> None:
-        """
+        """Check that the data directory is still the one that was locked.
+
         Raises:
-            StorageError: the directory is gone, or another one stands in its place.
+            StorageError: the directory was removed or replaced.
         """
         try:
-            here = os.stat(self._path)
+            current = os.stat(self._path)
         except OSError:
-            here = None
-        if self._file is not None and (here is None or not os.path.samestat(here, os.fstat(self._file))):
+            current = None
+        if self._file is not None and (current is None or not os.path.samestat(current, os.fstat(self._file))):
             raise directory_gone(self._path.parent)
 
     def release(self) -> None:
@@ -95,8 +96,10 @@ class DirectoryLock:
                 return
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    # Some network file systems know no locks: better unguarded than useless.
-                    logger.warning("cannot lock %s (%s): make sure that one server uses it", self._path, error.strerror)
+                    # Some network file systems do not support locks. Run without one rather than not at all.
+                    logger.warning(
+                        "cannot lock %s (%s); make sure that only one server uses it", self._path, error.strerror
+                    )
                     return
             holder = os.pread(file, 32, 0).decode(errors="replace") or "unknown"
             if time.monotonic() > deadline:
@@ -107,5 +110,5 @@ class DirectoryLock:
                 )
             if not announced:
                 announced = True
-                logger.info("%s is held by pid %s: waiting up to %.0f s for its end", self._path, holder, wait_s)
+                logger.info("pid %s holds %s; waiting up to %.0f s for it to end", holder, self._path, wait_s)
             time.sleep(POLL_S)

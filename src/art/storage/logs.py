@@ -1,4 +1,4 @@
-"""Log files of processes: opened for appending, kept from growing for ever, read from their end."""
+"""Open, rotate and read the log files of processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_LOG_BYTES = 32 * 2**20
-"""A log that is longer is put aside as `<name>.old`, in place of the one before."""
+"""A longer log is moved to `<name>.old`, which replaces the one there."""
 TAIL_LINES = 15
 _TAIL_BYTES = 16_384
 
 
 def open_log(path: Path) -> BinaryIO:
-    """The log, to be given to a process that starts."""
+    """Open a log for appending, to be passed to a new process. A long log is moved away before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(f"{path.name}.old"))
@@ -23,19 +23,19 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def rotate_log(path: Path) -> None:
-    """Put a long log aside while its process writes on; to be called now and then.
+    """Move a long log away while its process goes on writing. Call this from time to time.
 
-    The process keeps its descriptor, whoever in it writes (Python, a library in C, a traceback of its death), so the
-    content is copied and the file emptied. Appending goes on at the start. A line written in between may be lost.
+    The process keeps its file descriptor, through which Python and C libraries write. So the content is copied, and the
+    file is emptied. A line that is written in between may be lost.
     """
-    with contextlib.suppress(OSError):  # a full disk, or no log: the process is not to suffer for it
+    with contextlib.suppress(OSError):  # a full disk or a missing log must not disturb the process
         if path.stat().st_size > MAX_LOG_BYTES:
             shutil.copyfile(path, path.with_name(f"{path.name}.old"))
             os.truncate(path, 0)
 
 
 def log_size(path: Path) -> int:
-    """Bytes; 0 if there is no log."""
+    """Size of a log in bytes; 0 if there is no log."""
     try:
         return path.stat().st_size
     except OSError:
@@ -43,7 +43,7 @@ def log_size(path: Path) -> int:
 
 
 def log_since(path: Path, size: int) -> str:
-    """What was written after the log had `size` bytes."""
+    """The text that was written after the log had `size` bytes."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(min(size, log_size(path)))
         return file.read().decode(errors="replace")
@@ -51,7 +51,7 @@ def log_since(path: Path, size: int) -> str:
 
 
 def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The end of a log, introduced for use at the end of an error message; empty if there is none."""
+    """The last lines of a log with a heading, to append to an error message; empty if there is no log."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""`state.json`: what a user's script wants to remember between runs, such as how far it came in its data set."""
+"""Read and write `state.json`, in which a user's script stores values between runs, e.g. its place in a data set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from art.storage.atomic import storage_errors, write_file
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """The saved state, `None` before the first one.
+    """Return the saved state; `None` if none was saved yet.
 
     Raises:
         StorageError: the file is not a JSON object.
@@ -24,17 +24,19 @@ def read_state(path: Path) -> dict[str, Any] | None:
     try:
         state = json.loads(text)
     except ValueError as error:
-        raise StorageError(f"{path} is no JSON ({error}); repair it or delete it to begin with no state") from error
+        raise StorageError(
+            f"{path} is not valid JSON ({error}); repair it, or delete it to begin without state"
+        ) from error
     if not isinstance(state, dict):
-        raise StorageError(f"{path} holds a {type(state).__name__}, expected a JSON object; repair it or delete it")
+        raise StorageError(f"{path} must be a JSON object, got a {type(state).__name__}; repair it or delete it")
     return state
 
 
 def overwrite_state(path: Path, state: dict[str, Any]) -> None:
-    """Replace the state.
+    """Replace the saved state.
 
     Raises:
-        StorageError: writing failed, or a value has no JSON form; the old state stays.
+        StorageError: writing failed, or a value has no JSON form. The old state is kept.
     """
     try:
         text = json.dumps(state, indent=2, ensure_ascii=False)
@@ -46,7 +48,7 @@ def overwrite_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def merge_state(path: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Write `changes` over the saved state, dicts inside of dicts key by key, and return the result."""
+    """Merge `changes` into the saved state, nested dicts key by key. Returns the new state."""
     merged = _merged(read_state(path) or {}, changes)
     overwrite_state(path, merged)
     return merged

@@ -1,4 +1,4 @@
-"""Sums over all rows of a history: of `time/step_rollouts_s`, the row also gets `time/cum/rollouts_s`."""
+"""Add running sums to the rows of a history: for `time/step_rollouts_s`, a row also gets `time/cum/rollouts_s`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECTIONS = ("data", "time", "throughput")
 
 
 class Totals:
-    """Of one `history.jsonl`, over restarts too. Hold `lock` from `of` until the row is written."""
+    """The running sums of one `history.jsonl`, also after restarts. Hold `lock` from `of` until the row is written."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
@@ -23,7 +23,7 @@ class Totals:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def of(self, row: Mapping[str, float]) -> dict[str, float]:
-        """The sums that a row is to get, its own numbers included. Shares are not added up."""
+        """Return the sums for a new row, including its own numbers. Shares are not summed."""
         rows, self._offset = read_rows_from(self._path, self._offset)
         for earlier in rows:
             for name, key in _summed(earlier).items():
@@ -32,7 +32,7 @@ class Totals:
 
 
 def _summed(row: Mapping[str, object]) -> dict[str, str]:
-    """Names of sums, and the metrics that they are of: `data/cum/games` and `data/step_games`."""
+    """Map the names of sums to the metrics of a row that they sum, e.g. `data/cum/games` to `data/step_games`."""
     return {
         f"{section}/cum/{key.removeprefix(f'{section}/step_')}": key
         for section in _SECTIONS

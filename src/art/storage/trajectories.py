@@ -1,6 +1,6 @@
-"""`trajectories/<split>/<step>.jsonl`: every group that was logged, one per line. Logging again appends.
+"""Read and write `trajectories/<split>/<step>.jsonl`: every logged group on a line. Logging again appends.
 
-A line is `TrajectoryGroup.model_dump_json()`, but with null for numbers that are not numbers.
+A line is `TrajectoryGroup.model_dump_json()`, with null for NaN and infinities.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def append_groups(path: Path, groups: Iterable[TrajectoryGroup]) -> None:
 
 
 def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
-    """The groups of one file, as they were logged.
+    """Yield the groups of a file in the order in which they were logged. A line that a crash has truncated is skipped.
 
     Raises:
-        StorageError: a line is no group; a line that a crash has cut short is left out instead.
+        StorageError: a line is not a group.
     """
     for number, row in read_lines(path):
         if row is None:
@@ -34,13 +34,13 @@ def read_groups(path: Path) -> Iterator[TrajectoryGroup]:
             yield TrajectoryGroup.model_validate(_with_nan(row))
         except ValidationError as error:
             raise StorageError(
-                f"{path}, line {number} holds no trajectory group: {error}\n"
-                "If your trajectories are of a class of your own, import it before reading"
+                f"{path}, line {number} is not a trajectory group: {error}\n"
+                "If your trajectories have a class of your own, import it before reading"
             ) from error
 
 
 def _with_nan(group: dict[str, Any]) -> dict[str, Any]:
-    """A reward or metric of null was not a number; metadata may really be null."""
+    """Replace null in rewards and metrics by NaN. Null in metadata stays as it is."""
     for trajectory in group.get("trajectories", ()):
         for key in trajectory.keys() & {"reward", "turn_rewards", "token_rewards", "metrics"}:
             trajectory[key] = _filled(trajectory[key])

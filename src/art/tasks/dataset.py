@@ -1,4 +1,4 @@
-"""A data set as a task: the agent gets the system prompt and one input, and answers. A judge gives the reward.
+"""A task from a data set: the agent gets the system prompt and one input, and answers. A judge sets the reward.
 
 task = DatasetTask(Dataset.load("opening-hours"))
 await train_task(model, task, task.defaults, num_steps=50, seed=0, on_step=print, score=scorer)
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 class DatasetTask(Task):
+    """Answers the inputs of a data set in one turn."""
+
     name: ClassVar[str] = "dataset"
     description: ClassVar[str] = "answer the inputs of a data set"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
@@ -29,7 +31,7 @@ class DatasetTask(Task):
         self.dataset = dataset
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """To train on: as many different ones as there are, drawn by the seed. Else in the order of the file.
+        """Draw training scenarios at random, none twice before all were drawn. Other splits keep the file's order.
 
         Raises:
             ConfigError: the split is empty.
@@ -37,7 +39,7 @@ class DatasetTask(Task):
         lines = self.dataset.split(split)
         if not lines:
             raise ConfigError(
-                f'no scenario is in {split!r}: write more of them, or give some lines of the file "split": "{split}"'
+                f'no scenario is in split {split!r}: add some, or set "split": "{split}" in some lines of the file'
             )
         if split != "train":
             return [self._scenario(line, seed) for line in lines[:count]]
@@ -60,9 +62,9 @@ class DatasetTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """One answer. Its reward is left at 0, for a judge to set.
+        """Ask for one answer. The reward stays 0, for a judge to set.
 
-        Metrics: `cut_short`, 1 if the answer was longer than allowed; metadata `outcome` is `policy_fault` then.
+        If the answer is longer than allowed, the metric `cut_short` is 1 and `metadata["outcome"]` is `policy_fault`.
         """
         task = self.dataset.task
         trajectory = Trajectory(

@@ -1,4 +1,4 @@
-"""Answer a question about a mailbox: search it, read an email, give the answer. Each step is a tool call.
+"""A task with tools: search a mailbox, read an email and answer a question about it. Each step is a tool call.
 
     user       What is the budget of "opal"?
     assistant  search_emails(keywords=["opal"])        tool  opal: room (31, Bob)
@@ -6,13 +6,13 @@
     assistant  read_email(message_id=12)                 tool  opal: the budget is 47.
     assistant  return_final_answer(answer="47")          reward 1.2
 
-A tiny model does that in two to four rollouts of ten after its warm start, and in four to seven after 12 to 16 steps.
+After its warm start a tiny model solves two to four of ten rollouts, and after 12 to 16 training steps four to seven.
 
-A prompt of one's own may also ask for emails by state, sender and date ("Find all unread emails from last week"); then
-the agent knows the date, and its search takes `unread`, `sender`, `since` and `until`.
+Your own prompt may also ask for emails by state, sender and date ("Find all unread emails from last week"). The agent
+is then told the date, and its search also takes `unread`, `sender`, `since` and `until`.
 
-A right answer is worth 1, "I don't know" 0, a wrong one or none -0.25, and an answer that is no proper tool call ends
-the rollout at -0.5. Having found the email in a search adds 0.1, having read one that is asked about another 0.1.
+The reward is 1 for a correct answer, 0 for "I don't know", and -0.25 for a wrong answer or none. An answer that is not
+a valid tool call ends the rollout with -0.5. Finding the email in a search adds 0.1, and reading it another 0.1.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _SYSTEM = f"Answer from the mailbox. If it is not there: {NO_IDEA}"
 _SYSTEM_OF_LISTS = f"Today is {TODAY:%A}, {TODAY}. {_SYSTEM}. Name emails by their subject or their id."
 _MAX_COMPLETION_TOKENS = 80
 _WITH_TOOLS = 0.2
-"""Share of the synthetic play that shows the tools; they are most of a conversation's tokens."""
+"""Share of the scripted play that shows the tools, which are most of a conversation's tokens."""
 NUM_MAILBOXES = 256
-"""Of each split; scenarios differ in the question too."""
+"""Number of mailboxes in each split. Scenarios of one mailbox differ in the question."""
 _SKILL = 0.7
-"""Of each step of the synthetic play: how often it is the right one."""
+"""Probability that a step of the scripted play is the right one."""
 
 
 def _tool(name: str, required: str, **properties: Any) -> dict[str, Any]:
@@ -72,44 +72,45 @@ LIST_TOOLS: list[Any] = [
     ),
     *TOOLS[1:],
 ]  # fmt: skip
-"""For questions after many emails. Those of the training scenarios need fewer tokens."""
+"""Tools for questions about many emails. `TOOLS`, for the training scenarios, takes fewer tokens."""
 
 
 @dataclass(slots=True)
 class Desk:
-    """The tools of one rollout, and what came of them."""
+    """The tools of one rollout, and the results of using them."""
 
     mailbox: Mailbox
     question: Question
     outcome: str | None = None
     error: str | None = field(default=None)
-    """What was wrong with a call."""
+    """Description of an invalid call."""
     _seen: set[Email] = field(default_factory=set)
-    """The results of all searches."""
+    """Results of all searches."""
     _read: set[Email] = field(default_factory=set)
 
     @property
     def lists(self) -> bool:
+        """Whether the question is about several emails."""
         return self.question.kind != "value"
 
     @property
     def found(self) -> bool:
-        """All emails of the answer were among the results of searches."""
-        return bool(self.question.wanted) and self._seen.issuperset(self.question.wanted)
+        """Whether the searches have found all emails of the answer."""
+        return bool(self.question.emails) and self._seen.issuperset(self.question.emails)
 
     @property
     def read(self) -> bool:
-        """The email was read whose text is asked for."""
-        return bool(self.question.wanted) and not self.lists and self._read.issuperset(self.question.wanted)
+        """Whether the email whose text contains the answer was read."""
+        return bool(self.question.emails) and not self.lists and self._read.issuperset(self.question.emails)
 
     def call(self, name: str, arguments: str) -> str:
-        """What the tool says; sets `outcome` when the rollout is over."""
+        """Call a tool and return its result. Sets `outcome` when the rollout is over."""
         try:
-            given = json.loads(arguments)
+            values = json.loads(arguments)
         except ValueError:
-            return self._fail(f"the arguments of {name} are no JSON")
-        match name, given:
-            case "search_emails", dict() if (results := self._search(given)) is not None:
+            return self._fail(f"the arguments of {name} are not valid JSON")
+        match name, values:
+            case "search_emails", dict() if (results := self._search(values)) is not None:
                 self._seen |= {*results}
                 return "\n".join(_line(email, with_state=self.lists) for email in results) or "nothing found"
             case "read_email", {"message_id": int(email_id)}:
@@ -121,17 +122,17 @@ class Desk:
                 return self.outcome
         return self._fail(f"there is no tool {name} with arguments {arguments}")
 
-    def _search(self, given: dict[str, Any]) -> list[Email] | None:
-        """The results, or `None` if it cannot be searched for that."""
+    def _search(self, arguments: dict[str, Any]) -> list[Email] | None:
+        """Search the mailbox; `None` if the arguments are invalid."""
         try:
-            narrowed = Filter.model_validate(given)
+            condition = Filter.model_validate(arguments)
         except ValueError:
             return None
-        is_narrowed = narrowed != Filter()
-        keywords = given.get("keywords", [] if is_narrowed else None)
+        is_filtered = condition != Filter()
+        keywords = arguments.get("keywords", [] if is_filtered else None)
         if not isinstance(keywords, list) or not all(isinstance(word, str) for word in keywords):
             return None
-        return self.mailbox.search(keywords, narrowed if is_narrowed else None)
+        return self.mailbox.search(keywords, condition if is_filtered else None)
 
     def _fail(self, error: str) -> str:
         self.outcome, self.error = "protocol_error", error
@@ -139,6 +140,8 @@ class Desk:
 
 
 class SearchEmails(Task):
+    """Answers questions about a generated mailbox."""
+
     name: ClassVar[str] = "search_emails"
     description: ClassVar[str] = "answer questions about a mailbox with tools that search and read it"
     headline_metric: ClassVar[str] = "correct"
@@ -159,7 +162,7 @@ class SearchEmails(Task):
         ]
 
     def prompt_scenario(self, prompt: str) -> Scenario:
-        """A question to the first mailbox for testing: after a thing of a topic, or after emails (`read_question`)."""
+        """Ask a question of your own about the first test mailbox (see `read_question` for what it understands)."""
         inputs = {"mailbox": mailbox_seed("test", 0), "prompt": prompt}
         return Scenario(id=f"{self.name}/prompt", seed=derive_seed(prompt), inputs=inputs)
 
@@ -193,7 +196,7 @@ class SearchEmails(Task):
         return trajectory
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        """Play and drill in turns: a model this small has to learn to copy, of which a whole rollout shows little."""
+        """Alternate play and drills. A tiny model has to learn to copy, and a whole rollout shows little copying."""
         return [_play(rng) if i % 2 else _drill(rng) for i in range(count)]
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
@@ -206,12 +209,12 @@ def mailbox_seed(split: Split, index: int) -> int:
     return derive_seed("search_emails", split, "mailbox", index)
 
 
-def open_desk(mailbox: int, asked: int | str) -> Desk:
-    """The mailbox of a seed, and the question: about an email that is drawn by a seed, or what a prompt asks."""
-    opened = open_mailbox(mailbox)
-    if isinstance(asked, int):
-        return Desk(opened, question_about(random.Random(asked).choice(opened.emails)))
-    return Desk(opened, read_question(asked, opened))
+def open_desk(seed: int, question: int | str) -> Desk:
+    """Open a mailbox with a question: the text of a prompt, or the seed by which an email is drawn to ask about."""
+    mailbox = open_mailbox(seed)
+    if isinstance(question, int):
+        return Desk(mailbox, question_about(random.Random(question).choice(mailbox.emails)))
+    return Desk(mailbox, read_question(question, mailbox))
 
 
 def _opening(question: Question) -> list[Any]:
@@ -229,10 +232,10 @@ def _score(trajectory: Trajectory, desk: Desk, num_turns: int) -> None:
 
 
 def _play(rng: random.Random) -> Conversation:
-    """A rollout of somebody who knows the tools but often takes the wrong step."""
+    """Make a rollout of a player who knows the tools but often takes a wrong step."""
     mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
-    wanted = rng.choice(mailbox.emails)
-    desk = Desk(mailbox, question_about(wanted))
+    target = rng.choice(mailbox.emails)
+    desk = Desk(mailbox, question_about(target))
     messages = _opening(desk.question)
 
     def act(name: str, arguments: dict[str, Any]) -> None:
@@ -241,14 +244,14 @@ def _play(rng: random.Random) -> Conversation:
         if desk.outcome is None:
             messages.append(_result(result))
 
-    topic = wanted.topic if rng.random() < _SKILL else rng.choice(mailbox.emails).topic
-    keywords = [topic, wanted.attribute] if rng.random() < 0.5 else [topic]
+    topic = target.topic if rng.random() < _SKILL else rng.choice(mailbox.emails).topic
+    keywords = [topic, target.attribute] if rng.random() < 0.5 else [topic]
     act("search_emails", {"keywords": keywords})
     results = mailbox.search(keywords)
     if not results:
         act("search_emails", {"keywords": [topic]})
         results = mailbox.search([topic])
-    right = [email for email in results if email.attribute == wanted.attribute]
+    right = [email for email in results if email.attribute == target.attribute]
     email = right[0] if right and rng.random() < _SKILL else rng.choice(results)
     act("read_email", {"message_id": email.id})
     act("return_final_answer", {"answer": email.value})
@@ -256,7 +259,7 @@ def _play(rng: random.Random) -> Conversation:
 
 
 def _drill(rng: random.Random) -> Conversation:
-    """Short exchanges that copy: lines of a search said again, or calls that each follow from the message before."""
+    """Make short exchanges that need copying: repeat the lines of a search, or call a tool with a word just shown."""
     mailbox = open_mailbox(mailbox_seed("train", rng.randrange(NUM_MAILBOXES)))
     chosen = rng.sample(mailbox.emails, 4)
     if rng.random() < 0.3:
@@ -290,6 +293,6 @@ def _result(text: str) -> dict[str, Any]:
 
 
 def _line(email: Email, *, with_state: bool = False) -> str:
-    """An email among the results of a search."""
+    """An email as a line of search results."""
     state = f", {email.date}, {'read' if email.is_read else 'unread'}" if with_state else ""
     return f"{email.subject} ({email.id}, {email.sender}{state})"

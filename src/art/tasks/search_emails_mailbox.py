@@ -1,9 +1,9 @@
-"""A generated mailbox with full-text search (SQLite FTS5): made of a seed, in memory, the same in every process.
+"""Generate a mailbox with full-text search (SQLite FTS5) in memory. A seed gives the same mailbox in every process.
 
-id 12   from Ann   2026-03-11, unread   subject "opal: budget"   body "opal: the budget is 47."
+    id 12   from Ann   2026-03-11, unread   subject "opal: budget"   body "opal: the budget is 47."
 
-It is always the same Monday. No mail is of a Sunday, so that "last week" means the same emails wherever a week begins,
-and for people who mean the last seven days.
+"Today" is always the same Monday. No email was sent on a Sunday, so "last week" means the same emails whether a week
+begins on Sunday or Monday, and also for people who mean the last seven days.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SENDERS = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
 NUM_TOPICS = 6
 ATTRIBUTES_PER_TOPIC = 2
 MAX_RESULTS = 5
-"""Most emails that a search for words alone gives; one by state, sender or date gives all."""
+"""Largest number of results of a search by keywords alone. A search by state, sender or date has no limit."""
 TODAY = datetime.date(2026, 3, 16)
 NUM_WEEKS = 3
-"""The emails are spread over this many weeks before `TODAY`."""
+"""The emails are from this many weeks before `TODAY`."""
 _UNREAD = 0.4
-"""Share of the emails that nobody has read yet."""
+"""Share of unread emails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,18 @@ class Email:
 
 
 class Filter(BaseModel):
-    """What narrows a search down, beside its keywords; `None` does not."""
+    """Conditions of a search besides keywords. `None` means no condition."""
 
     model_config = ConfigDict(frozen=True)
 
     unread: bool | None = None
     sender: str | None = None
     since: datetime.date | None = None
-    """The first day."""
+    """First day, inclusive."""
     until: datetime.date | None = None
-    """The last day."""
+    """Last day, inclusive."""
 
-    def takes(self, email: Email) -> bool:
+    def matches(self, email: Email) -> bool:
         return (
             self.unread in (None, not email.is_read)
             and (self.sender is None or self.sender.lower() == email.sender.lower())
@@ -77,7 +77,7 @@ class Filter(BaseModel):
 
 
 class Mailbox:
-    """Emails that can be searched and read; nothing in it changes, not even that an email is unread."""
+    """Emails that can be searched and read. Reading an email does not mark it as read."""
 
     def __init__(self, seed: int) -> None:
         self.emails = _generate(random.Random(seed))
@@ -87,27 +87,27 @@ class Mailbox:
             self._database.execute("CREATE VIRTUAL TABLE mail USING fts5(sender, subject, body)")
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"task 'search_emails' needs an SQLite with FTS5, and this Python has none: {error}"
+                f"task 'search_emails' needs SQLite with FTS5, which this Python does not have: {error}"
             ) from error
         rows = [(email.id, email.sender, email.subject, email.body) for email in self.emails]
         self._database.executemany("INSERT INTO mail (rowid, sender, subject, body) VALUES (?, ?, ?, ?)", rows)
 
-    def search(self, keywords: list[str], narrowed: Filter | None = None) -> list[Email]:
-        """Emails that hold all the keywords, newest (the largest id) first, at most `MAX_RESULTS` without a filter.
+    def search(self, keywords: list[str], condition: Filter | None = None) -> list[Email]:
+        """Find the emails with all the keywords, newest (largest id) first. Without a filter, at most `MAX_RESULTS`.
 
-        Without keywords these are all that the filter takes.
+        Without keywords, find all emails that match the filter.
         """
         terms = [f'"{word}"' for keyword in keywords for word in re.findall(r"\w+", keyword)]
-        if narrowed is None:
+        if condition is None:
             return self._matching(terms, MAX_RESULTS) if terms else []
-        found = self._matching(terms, len(self.emails)) if terms else self.emails[::-1]
-        return [email for email in found if narrowed.takes(email)]
+        candidates = self._matching(terms, len(self.emails)) if terms else self.emails[::-1]
+        return [email for email in candidates if condition.matches(email)]
 
     def _matching(self, terms: list[str], limit: int) -> list[Email]:
-        found = self._database.execute(
+        rows = self._database.execute(
             "SELECT rowid FROM mail WHERE mail MATCH ? ORDER BY rowid DESC LIMIT ?", (" AND ".join(terms), limit)
         )
-        return [self._by_id[row[0]] for row in found]
+        return [self._by_id[row[0]] for row in rows]
 
     def read(self, email_id: int) -> Email | None:
         return self._by_id.get(email_id)
@@ -115,7 +115,7 @@ class Mailbox:
 
 @lru_cache(maxsize=512)
 def open_mailbox(seed: int) -> Mailbox:
-    """The mailbox of a seed, made once: its index takes longer than the searches of a rollout."""
+    """Return the mailbox of a seed. It is cached, since building its index takes longer than a rollout's searches."""
     return Mailbox(seed)
 
 
@@ -127,17 +127,17 @@ def _generate(rng: random.Random) -> list[Email]:
     ]
     rng.shuffle(subjects)
     ids = sorted(rng.sample(range(10, 100), len(subjects)))
-    told = [(rng.choice(SENDERS), topic, attribute, str(rng.randint(10, 99))) for topic, attribute in subjects]
+    contents = [(rng.choice(SENDERS), topic, attribute, str(rng.randint(10, 99))) for topic, attribute in subjects]
     days = _draw_days(rng, len(subjects))
     unread = [rng.random() < _UNREAD for _ in subjects[1:]] + [True]  # the newest
     return [
         Email(email_id, *rest, date=day, is_read=not is_unread)
-        for email_id, rest, day, is_unread in zip(ids, told, days, unread, strict=True)
+        for email_id, rest, day, is_unread in zip(ids, contents, days, unread, strict=True)
     ]
 
 
 def _draw_days(rng: random.Random, count: int) -> list[datetime.date]:
-    """Days before today, oldest first, none a Sunday; the newest is of last week."""
+    """Draw days before today, oldest first, none a Sunday. The newest is in last week."""
     days = [TODAY - datetime.timedelta(days=ago) for ago in range(1, 7 * NUM_WEEKS + 1)]
     weekdays = [day for day in days if day.isoweekday() != 7]
     return sorted([*rng.choices(weekdays, k=count - 1), rng.choice(weekdays[:6])])

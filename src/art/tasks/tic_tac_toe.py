@@ -5,9 +5,9 @@
                78O
     assistant  7
 
-A win is worth 1, a draw 0.5, a loss 0. An illegal answer ends the game at -0.5: it must be worth less than a loss, or
-a policy that is about to lose has no reason to stay within the rules. A perfect player wins 99 of 100 games, a random
-one 58.
+The reward is 1 for a win, 0.5 for a draw and 0 for a loss. An illegal answer ends the game with -0.5. It must be worse
+than a loss, or a policy that is about to lose has no reason to keep to the rules. A perfect player wins 99 of 100
+games, a random one 58.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REWARDS = {"win": 1.0, "draw": 0.5, "loss": 0.0, "invalid_move": -0.5}
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _SYSTEM = "You play X. Answer with the number of a free cell."
 _MAX_COMPLETION_TOKENS = 4
-"""A move is one token and the end of the turn another; a few more let a policy that rambles be seen to."""
+"""A move is one token and the end of the turn another. A few more show when a policy writes too much."""
 
 
 class Board:
@@ -44,7 +44,7 @@ class Board:
         self.cells[cell] = mark
 
     def outcome(self) -> str | None:
-        """`win`, `loss` or `draw` for the policy, `None` while the game goes on."""
+        """`win`, `loss` or `draw` for the policy; `None` while the game goes on."""
         for a, b, c in _LINES:
             if self.cells[a] != FREE and self.cells[a] == self.cells[b] == self.cells[c]:
                 return "win" if self.cells[a] == POLICY else "loss"
@@ -56,13 +56,15 @@ class Board:
 
 
 class TicTacToe(Task):
+    """Plays tic-tac-toe as X against a random opponent."""
+
     name: ClassVar[str] = "tic_tac_toe"
     description: ClassVar[str] = "tic-tac-toe against an opponent that plays at random"
     headline_metric: ClassVar[str] = "win"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, warm_start_steps=200)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Every game starts from the empty board; what differs is how the opponent will play."""
+        """Every game starts with an empty board. Scenarios differ in the opponent's random moves."""
         return [self.scenario(split, seed, index, {}) for index in range(count)]
 
     async def rollout(
@@ -93,7 +95,7 @@ class TicTacToe(Task):
         return trajectory
 
     def play(self, rng: random.Random, skill: float) -> Conversation:
-        """A game between two players, seen by the one who begins; the other plays at random."""
+        """Make a game from the view of the player who begins. The opponent plays at random."""
         messages: list[Any] = [{"role": "system", "content": _SYSTEM}]
         board = Board()
         while board.outcome() is None:
@@ -104,7 +106,7 @@ class TicTacToe(Task):
         return Conversation(messages=messages)
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float:
-        """What a game is worth, by its last board and move: a win 0.9, a draw 0.6, a loss 0.35, an illegal move 0.1."""
+        """Score a game by its last board and move: win 0.9, draw 0.6, loss 0.35, illegal move 0.1."""
         shown, answer = messages[-2:]
         board = Board()
         board.cells = [FREE if cell.isdigit() else cell for cell in shown["content"].replace("\n", "")]
@@ -112,7 +114,7 @@ class TicTacToe(Task):
         if cell is None:
             return 0.1
         board.place(cell, POLICY)
-        # A game that goes on after the policy's move was ended by the opponent's.
+        # If the policy's last move did not end the game, the opponent's answer won it.
         return {"win": 0.9, "draw": 0.6}.get(board.outcome() or "loss", 0.35)
 
     def render_trajectory(self, trajectory: Trajectory) -> str:
@@ -125,9 +127,9 @@ class TicTacToe(Task):
 
 
 def parse_move(answer: str | None, board: Board) -> int | None:
-    """The cell that an answer names; `None` unless it is the bare number of a free cell.
+    """The cell that an answer names; `None` unless the answer is just the number of a free cell.
 
-    Example: on an empty board "5" is cell 4; "10", "cell 5", "" and None are no moves.
+    Example: on an empty board "5" is cell 4, and "10", "cell 5", "" and None give `None`.
     """
     text = (answer or "").strip()
     if len(text) != 1 or text not in "123456789":
@@ -137,7 +139,7 @@ def parse_move(answer: str | None, board: Board) -> int | None:
 
 
 def play_round(board: Board, cell: int, opponent: random.Random) -> str | None:
-    """The policy's move and, unless that ended the game, the opponent's; the outcome as in `Board.outcome`."""
+    """Make the policy's move and, unless that ended the game, the opponent's. Returns `board.outcome()`."""
     board.place(cell, POLICY)
     if board.outcome() is None:
         board.place(opponent.choice(board.free_cells()), OPPONENT)
@@ -145,7 +147,7 @@ def play_round(board: Board, cell: int, opponent: random.Random) -> str | None:
 
 
 def _good_cell(board: Board) -> int | None:
-    """A cell that completes a line, or else one that stops the opponent's."""
+    """A cell that completes a line, else one that blocks the opponent's line, else `None`."""
     for mark in (POLICY, OPPONENT):
         for line in _LINES:
             marks = [board.cells[i] for i in line]

@@ -1,4 +1,4 @@
-"""The smallest task: answer yes, no or maybe, whatever was asked; maybe pays best. A smoke test of learning.
+"""The smallest task, a quick test of learning: answer yes, no or maybe to any request. "maybe" has the largest reward.
 
 user       say "yes" or "no"
 assistant  maybe               reward 1
@@ -23,6 +23,8 @@ _SPLIT_OF_TENTH: dict[int, Split] = {8: "val", 9: "test"}  # the other eight ten
 
 
 class YesNoMaybe(Task):
+    """Answers yes, no or maybe. The rewards are 0.5, 0.75 and 1, and 0 for any other answer."""
+
     name: ClassVar[str] = "yes_no_maybe"
     description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
     headline_metric: ClassVar[str] = "maybe"
@@ -75,12 +77,12 @@ class YesNoMaybe(Task):
 
 
 def parse_answer(answer: str | None) -> str:
-    """The answer in small letters, without the quotes and full stop that models like to add."""
+    """The answer in lower case, without quotes and a final full stop or exclamation mark."""
     return (answer or "").strip().strip("\"'.!").lower()
 
 
 def all_prompts() -> list[str]:
-    """Every request, with and without quotes, for two or three of the words in every order."""
+    """All prompts: every request for two or three of the words in every order, with and without quotes."""
     prompts = []
     for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3)):
         for words in itertools.permutations(REWARDS, number):
@@ -90,5 +92,5 @@ def all_prompts() -> list[str]:
 
 @cache
 def _prompts_of(split: Split) -> tuple[str, ...]:
-    """A prompt belongs to one split, by its own hash, so that new prompts move none of the old."""
+    """The prompts of a split. A prompt's hash decides its split, so adding prompts does not move others."""
     return tuple(p for p in all_prompts() if _SPLIT_OF_TENTH.get(derive_seed(p) % 10, "train") == split)

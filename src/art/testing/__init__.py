@@ -1,1 +1,1 @@
-"""Fakes and the tiny model, shipped so that users can test their agents without a GPU or a download."""
+"""Fakes and the tiny model, with which users can test their agents without a GPU or a download."""

@@ -1,6 +1,7 @@
-"""Scenarios without a language model: texts put together from parts, for any description and any list of tools.
+"""Compose scenarios from parts of text, without a language model, for any description and any list of tools.
 
-They are what a user might send, all different, and no more: enough to see a whole run, not to train an agent for use.
+The texts are all different, and similar to what a user might send. That is enough to try a whole run, but not to train
+an agent for real use.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _SMALL_WORDS = frozenset(
         "our out say so that the their them then they this to up us use what when which who will with you your"
     )
 )
-# The three lists have lengths without a common factor, so a combination comes again only after their product.
+# The lengths of the three lists have no common factor, so a combination repeats only after their product.
 _SITUATIONS = (
     "My sister moved to Lisbon in spring.", "We run a small bakery near the harbour.",
     "Yesterday's meeting ended in a row.", "I am new here and slightly lost.", "Our old printer has given up again.",
-    "The night train was four hours late.", "Grandfather keeps bees behind his barn.",
+    "The night train was four hours late.", "Grandfather keeps bees beyond his barn.",
     "It has rained since Tuesday morning.", "My manager wants numbers by noon.", "Two of my students share a laptop.",
     "The museum closes early on Mondays.", "I lost my notebook in a taxi.",
     "They repainted the kitchen bright yellow.", "Somebody left a bicycle in the hallway.",
@@ -66,7 +67,7 @@ _ENDINGS = (
 
 
 def compose_inputs(description: str, start: int = 0) -> Iterator[str]:
-    """Endless inputs for an assistant with that job, from number `start` on. The same description gives the same."""
+    """Yield endless inputs for an assistant with this job, beginning with number `start`. They are deterministic."""
     words = [word for word in dict.fromkeys(word_list(description)) if word not in _SMALL_WORDS and len(word) > 2]
     rng = random.Random(description)
     situations, questions, closings = (rng.sample(p, len(p)) for p in (_SITUATIONS, _QUESTIONS, _CLOSINGS))
@@ -77,7 +78,7 @@ def compose_inputs(description: str, start: int = 0) -> Iterator[str]:
 
 
 def compose_tasks(tools: list[dict[str, Any]], start: int = 0) -> Iterator[str]:
-    """Endless tasks, each for one of the tools, with arguments that its schema allows."""
+    """Yield endless tasks, each for one of the tools, with arguments that its schema allows."""
     for i in itertools.count(start):
         tool = tools[i % len(tools)]
         properties = (tool.get("parameters") or {}).get("properties") or {}
@@ -87,7 +88,7 @@ def compose_tasks(tools: list[dict[str, Any]], start: int = 0) -> Iterator[str]:
 
 
 def tools_in(prompt: str) -> list[dict[str, Any]]:
-    """The tools that a request for scenarios of an MCP server begins with; none in other requests."""
+    """The tools at the beginning of a request for scenarios of an MCP server; none in other requests."""
     try:
         server, _ = json.JSONDecoder().raw_decode(prompt)
     except ValueError:

@@ -1,7 +1,7 @@
-"""An engine without a model, for tests of everything around engines: deterministic, instant, no torch.
+"""A fake engine for tests of the code around engines. It is deterministic and instant, and needs no torch.
 
-Its policy is a bigram model made of hashes: the next token's distribution depends on the previous token and on the
-adapter's file. It keeps the whole contract of `art.engine`: the same draws for the same seed and index, log-probs that
+Its policy is a bigram model made of hashes: the distribution of the next token depends on the previous token and on the
+adapter's file. It keeps the whole contract of `art.engine`: equal draws for equal seed and index, log-probs that
 `score` reproduces, adapters, streaming, cancellation and back-pressure.
 """
 
@@ -30,11 +30,7 @@ Script = Callable[[GenerateRequest], list[int]]
 
 
 class FakeEngine:
-    """Implements `art.engine.SleepingEngine` in this process.
-
-    `script` may answer a request with fixed tokens; the last one should be a stop token. `delay_s` is slept before each
-    token, so that requests overlap.
-    """
+    """Implements `art.engine.SleepingEngine` in this process."""
 
     def __init__(
         self,
@@ -46,6 +42,11 @@ class FakeEngine:
         delay_s: float = 0.0,
         script: Script | None = None,
     ) -> None:
+        """
+        Args:
+            delay_s: time to sleep before each token, so that requests overlap.
+            script: returns fixed tokens to answer a request with. The last one should be a stop token.
+        """
         self._info = EngineInfo(vocab_size=vocab_size, max_context=max_context, dtype="float32", device="cpu")
         self._seats = asyncio.Semaphore(max_running)
         self._max_requests = max_running + max_waiting
@@ -58,7 +59,7 @@ class FakeEngine:
         self._awake = asyncio.Event()
         self._awake.set()
         self.requests: list[GenerateRequest] = []
-        """Every accepted request, for assertions."""
+        """All accepted requests, for assertions."""
 
     async def info(self) -> EngineInfo:
         return self._info
@@ -67,7 +68,7 @@ class FakeEngine:
         check_request(request, self._info)
         salt = self._salt(request.adapter)
         if self._num_requests >= self._max_requests:
-            raise OverloadedError(f"{self._num_requests} requests run or wait; try again later")
+            raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
         self.requests.append(request)
         self._num_requests += 1
         self._users[salt] = self._users.get(salt, 0) + 1
@@ -98,10 +99,10 @@ class FakeEngine:
             file = path / "adapter_model.safetensors"
             weights = load_file(file)
         except (OSError, ValueError, SafetensorError) as error:
-            raise AdapterError(f"adapter {name!r}: {path}: cannot be read, missing or corrupted ({error})") from error
+            raise AdapterError(f"adapter {name!r}: {path} is missing or corrupted ({error})") from error
         downs = {key: value for key, value in weights.items() if key.endswith("lora_A.weight")}
         if not downs:
-            raise AdapterError(f"adapter {name!r}: {file}: holds no LoRA weights, got {sorted(weights)[:3]}")
+            raise AdapterError(f"adapter {name!r}: {file} contains no LoRA weights, got {sorted(weights)[:3]}")
         scale = config["lora_alpha"] / config["r"]
         squares = [np.square(weights[k.replace("lora_A", "lora_B")] @ a * scale).sum() for k, a in downs.items()]
         self._adapters[name] = hashlib.sha256(file.read_bytes()).digest()
@@ -169,7 +170,7 @@ class FakeEngine:
         return int(np.searchsorted(cumulative, draw, side="right"))
 
     def _probs(self, salt: bytes, previous: int, temperature: float, top_p: float) -> npt.NDArray[np.float64]:
-        """Distribution of the token after `previous`: [V]"""
+        """The distribution of the token after `previous`, [V]."""
         state = int.from_bytes(hashlib.sha256(salt + previous.to_bytes(4, "big")).digest()[:8], "big")
         vocab_size = self._info.vocab_size
         logits = 6.0 * uniforms([state] * vocab_size, range(vocab_size)) / (temperature or 1.0)

@@ -1,4 +1,4 @@
-"""A generator of scenarios that follows a script: an OpenAI-compatible server with faults on demand.
+"""A scripted generator of scenarios: an OpenAI-compatible server with faults on demand.
 
 with ScriptedGenerator(inputs=["What is 2 + 2?", ...], faults=["429", "duplicates"]) as generator:
     await generate_inputs("do sums", 8, "openai/generator", generator_base_url=generator.base_url)
@@ -20,11 +20,11 @@ from art.testing.composing import compose_inputs, compose_tasks, tools_in
 from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion
 
 Fault = Literal[
-    "429", "500", "401", "slow",  # before it answers
-    "refusal", "refused_in_words", "not_json", "cut_short", "empty",  # no use: to be asked for again
-    "duplicates", "no_difficulty", "no_text",  # likewise, row by row
-    "too_few", "too_many", "fenced", "bare_list", "quoted",  # to be understood
-    "no_schema",  # it knows no `response_format`
+    "429", "500", "401", "slow",  # HTTP errors, and a late answer
+    "refusal", "refused_in_words", "not_json", "cut_short", "empty",  # unusable: the client must ask again
+    "duplicates", "no_difficulty", "no_text",  # rows that are unusable
+    "too_few", "too_many", "fenced", "bare_list", "quoted",  # deviations that the client must accept
+    "no_schema",  # the server does not support `response_format`
 ]  # fmt: skip
 
 _COUNT = re.compile(r"^Write exactly (\d+) ", re.MULTILINE)
@@ -35,27 +35,26 @@ _SORRY = "I'm sorry, but I can't help with that."
 
 @dataclass(slots=True)
 class ScriptedGenerator(ScriptedRole):
-    """The server, as a context manager."""
+    """A scripted generator that serves inside a `with` statement."""
 
     inputs: Sequence[str] | None = None
-    """What it can think of, in this order. It starts again after the last one. `None` puts texts together for whatever
-    it is asked: a job in a sentence, or the tools of an MCP server."""
+    """The inputs to answer with, in order and repeated. `None` composes texts for the job or the tools of a request."""
     system_prompt: str = "Do the job."
     standards: Sequence[str] = ("The answer is right.",)
     faults: Sequence[Fault] = ()
-    """One per request, in their order; later requests are answered well."""
+    """The faults of the first requests, in order."""
     always: Fault | None = None
-    """The fault of every request after those."""
+    """The fault of every request after the first ones."""
     fault_rate: float = 0.0
-    """Share of the requests after those that fail, by one of `random_faults`."""
+    """Share of the requests after the first ones that have one of `random_faults`."""
     seed: int = 0
-    """Of those failures."""
+    """Seed of the random faults."""
     delay_s: float = 2.0
-    """Of `slow`."""
+    """Delay of the fault `slow`, in seconds."""
     port: int = 0
-    """0 takes a free one."""
+    """Port of the server; 0 takes a free one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies, in the order of their arrival."""
+    """Bodies of all requests, in order."""
     _next: int = 0
     _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -67,7 +66,7 @@ class ScriptedGenerator(ScriptedRole):
         self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        """Status and body of the answer to one request."""
+        """Make the status and body of the answer to a request."""
         with self._lock:
             fault = self._take_fault(body)
         if (failed := self._fail(fault, body)) is not None:
@@ -75,14 +74,14 @@ class ScriptedGenerator(ScriptedRole):
         if fault == "refusal":
             return completion(body, {"content": None, "refusal": _SORRY})
         question = body["messages"][1]["content"]
-        found = _COUNT.search(question)
-        if found is None:
-            written: dict[str, Any] = {"system_prompt": self.system_prompt, "standards": list(self.standards)}
+        count = _COUNT.search(question)
+        if count is None:
+            content: dict[str, Any] = {"system_prompt": self.system_prompt, "standards": list(self.standards)}
             if self.inputs is None and (job := _JOB.search(question)):
-                written["system_prompt"] = f"Your job: {job[1]}"
+                content["system_prompt"] = f"Your job: {job[1]}"
         else:
-            written = {"scenarios": self._rows(int(found[1]), body, _KNOWN.findall(question), fault)}
-        return completion(body, {"content": _spoilt(written, fault)})
+            content = {"scenarios": self._rows(int(count[1]), body, _KNOWN.findall(question), fault)}
+        return completion(body, {"content": _with_fault(content, fault)})
 
     def _rows(self, count: int, body: dict[str, Any], known: list[str], fault: Fault | None) -> list[dict[str, Any]]:
         if fault == "duplicates":
@@ -103,7 +102,7 @@ class ScriptedGenerator(ScriptedRole):
         return rows
 
     def _pool(self, question: str, count: int, num_known: int) -> list[str]:
-        """Texts to choose from, beginning where the request before ended."""
+        """Texts to choose from, beginning where the previous request ended."""
         with self._lock:
             start, self._next = self._next, self._next + count
         if self.inputs is not None:
@@ -113,10 +112,10 @@ class ScriptedGenerator(ScriptedRole):
         return list(itertools.islice(endless, 2 * (count + num_known)))
 
 
-def _spoilt(written: dict[str, Any], fault: Fault | None) -> str:
-    text = json.dumps(written)
-    if fault == "bare_list" and "scenarios" in written:
-        return json.dumps(written["scenarios"])
+def _with_fault(content: dict[str, Any], fault: Fault | None) -> str:
+    text = json.dumps(content)
+    if fault == "bare_list" and "scenarios" in content:
+        return json.dumps(content["scenarios"])
     return {
         "refused_in_words": _SORRY,
         "not_json": "Here are some ideas: first, ...",

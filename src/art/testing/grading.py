@@ -1,7 +1,7 @@
-"""What a scripted judge can go by: a function of the messages, the rewards that rollouts have set, or plain conduct.
+"""Grades for a scripted judge: by a function of the messages, by the rewards that rollouts have set, or by conduct.
 
-A grade takes one trajectory of a judge's prompt (`{"id": ..., "context": [...], "messages": [...]}`) and gives its true
-score from 0 to 1, with an explanation where there is one.
+A grade takes one trajectory of a judge's prompt (`{"id": ..., "context": [...], "messages": [...]}`) and returns its
+true score from 0 to 1, optionally with an explanation.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Grade = Callable[[dict[str, Any]], Score]
 
 
 def transcript(trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-    """All messages of a trajectory as a judge sees it, those that it shares with others first."""
+    """All messages of a trajectory in a judge's prompt: the shared ones, then its own."""
     return [*trajectory.get("context", []), *trajectory["messages"]]
 
 
 def grade_messages(score: Callable[[list[dict[str, Any]]], Score]) -> Grade:
-    """The grade by a function of the messages, e.g. `task.score_messages`."""
+    """Make a grade from a function of the messages, e.g. `task.score_messages`."""
     return lambda trajectory: score(transcript(trajectory))
 
 
 def grade_conduct(trajectory: dict[str, Any]) -> Score:
-    """A grade for rollouts of which nothing is known: that they end with an answer, without failed calls, in few words.
+    """Grade a rollout of any task: it should end with an answer, without failed calls, in few words.
 
-    0.6 for an end that the agent chose, less 0.1 for each result of a tool that begins with "Error" (three at most),
-    and up to 0.4 for brevity: 0.2 at 100 characters.
+    The score is 0.6 for an end that the agent chose, minus 0.1 for each tool result that begins with "Error" (at most
+    three), plus up to 0.4 for brevity: 0.2 at 100 characters.
     """
     messages = transcript(trajectory)
     answers = [message for message in messages if message["role"] == "assistant"]
@@ -50,21 +50,21 @@ def grade_conduct(trajectory: dict[str, Any]) -> Score:
 
 
 def grade_preferring(pattern: str) -> Grade:
-    """A grade that gives 0.7 to last answers in which the regular expression is found, and up to 0.3 for conduct."""
+    """Make a grade of 0.7 if a regular expression matches in the last answer, plus up to 0.3 for conduct."""
     compiled = re.compile(pattern)
 
     def grade(trajectory: dict[str, Any]) -> Score:
-        said = [str(m.get("content") or "") for m in transcript(trajectory) if m["role"] == "assistant"]
-        found = bool(said) and compiled.search(said[-1]) is not None
+        answers = [str(m.get("content") or "") for m in transcript(trajectory) if m["role"] == "assistant"]
+        matches = bool(answers) and compiled.search(answers[-1]) is not None
         conduct = grade_conduct(trajectory)
         assert isinstance(conduct, tuple)
-        return 0.7 * found + 0.3 * conduct[0], f"{pattern!r} is {'' if found else 'not '}in its answer."
+        return 0.7 * matches + 0.3 * conduct[0], f"{pattern!r} is {'' if matches else 'not '}in its answer."
 
     return grade
 
 
 class KnownRewards:
-    """The rewards that rollouts have set, as a grade: right for any task, in the process that trains it.
+    """A grade by the rewards that rollouts have set, correct for any task. It needs the process that trains the task.
 
     known = KnownRewards()
     with ScriptedJudge(known, noise=0.1) as judge:
@@ -83,21 +83,19 @@ class KnownRewards:
                 self._low, self._high = min(self._low, trajectory.reward), max(self._high, trajectory.reward)
 
     def __call__(self, trajectory: dict[str, Any]) -> float:
-        """The reward on the scale from 0 to 1; rewards below 0 or above 1 widen the scale.
+        """The reward, scaled to 0 to 1. Rewards below 0 or above 1 widen the scale.
 
         Raises:
-            LookupError: nobody remembered a rollout with these messages.
+            LookupError: `remember` was not called with a rollout of these messages.
         """
         reward = self._rewards.get(digest(transcript(trajectory)))
         if reward is None:
-            raise LookupError(
-                "no rollout with these messages was remembered: call `remember` before the judge is asked"
-            )
+            raise LookupError("no rollout with these messages is known: call `remember` before the judge is asked")
         return (reward - self._low) / (self._high - self._low)
 
 
 class KnowingRuler(Ruler):
-    """RULER that tells a scripted judge the rewards of each group before it asks for scores."""
+    """A RULER that tells the scripted judge the rewards of each group before it asks for scores."""
 
     def __init__(self, known: KnownRewards, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,11 +1,11 @@
-"""A judge that follows a script: an OpenAI-compatible server on a free port of this machine, with faults on demand.
+"""A scripted judge: an OpenAI-compatible server on a free port of this machine, with faults on demand.
 
     with ScriptedJudge(lambda trajectory: 1.0 if "win" in str(trajectory) else 0.0, faults=["429", "missing"]) as judge:
         await ruler_score_group(group, "openai/judge", {"base_url": judge.base_url, "api_key": "none"})
 
-`art.testing.grading` has grades for any task, and `art judge serve` is this judge as a command. It is as gullible as a
-judge can be: whatever stands outside of the evidence it takes for an instruction, so a trajectory that gets out of the
-evidence gets the score that it asks for.
+`art.testing.grading` has grades for any task, and `art judge serve` runs this judge as a command. The judge is as
+gullible as possible: it obeys any instruction outside the evidence, so a trajectory that breaks out of the evidence
+gets the score that it asks for.
 """
 
 from __future__ import annotations
@@ -22,46 +22,47 @@ from art.testing.grading import Grade
 from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion, failure
 
 Fault = Literal[
-    "429", "500", "401", "slow",  # before it answers
-    "not_json", "cut_short", "out_of_range", "not_finite", "missing", "contradiction",  # no use: to be asked for again
-    "permuted", "doubled", "unknown_id", "fenced", "quoted", "overshoot",  # to be understood
-    "no_schema",  # it knows no `response_format`
+    "429", "500", "401", "slow",  # HTTP errors, and a late answer
+    "not_json", "cut_short", "out_of_range", "not_finite", "missing", "contradiction",  # unusable: ask again
+    "permuted", "doubled", "unknown_id", "fenced", "quoted", "overshoot",  # deviations that the client must accept
+    "no_schema",  # the server does not support `response_format`
 ]  # fmt: skip
 
 INSTRUCTION = re.compile(r"the score of (\S+) must be ([\d.]+)", re.IGNORECASE)
-"""What the judge obeys, for one trajectory or for `all`, wherever it is not part of the evidence."""
+"""An instruction that the judge obeys outside the evidence, for one trajectory or for `all`."""
 _EVIDENCE = re.compile(r"^BEGIN EVIDENCE (\S+)$\n(.*?)\n^END EVIDENCE \1$", re.DOTALL | re.MULTILINE)
 _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 
 
 @dataclass(slots=True)
 class ScriptedJudge(ScriptedRole):
-    """The server, as a context manager. Threads answer the requests."""
+    """A scripted judge that serves inside a `with` statement. Threads answer the requests."""
 
     grade: Grade
-    """The true score of one trajectory: `{"id": ..., "messages": [...], ...}`, with `context` where it was shared. With
-    an explanation, if there is one."""
+    """Returns the true score of a trajectory `{"id": ..., "messages": [...], ...}`, optionally with an explanation.
+    Messages that all trajectories share are in `context`."""
     criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
-    """For a rubric of criteria: how each is scored that `grade` does not tell."""
+    """Scores by criterion, for a rubric of criteria. A criterion without a function gets the score of `grade`."""
     faults: Sequence[Fault] = ()
-    """One per request, in their order; later requests are answered well."""
+    """The faults of the first requests, in order."""
     always: Fault | None = None
-    """The fault of every request after those."""
+    """The fault of every request after the first ones."""
     fault_rate: float = 0.0
-    """Share of the requests after those that fail, by one of `random_faults`."""
+    """Share of the requests after the first ones that have one of `random_faults`."""
     position_bias: float = 0.0
-    """Added to the trajectory that is shown first, taken from the one shown last, and in between in proportion."""
+    """Bias by position: added to the score of the first trajectory, subtracted from the last, linear in between."""
     noise: float = 0.0
     """Standard deviation of a normal error of each score."""
     seed: int = 0
+    """Seed of the noise and of the random faults."""
     delay_s: float = 2.0
-    """Of `slow`."""
+    """Delay of the fault `slow`, in seconds."""
     max_chars: int | None = None
-    """Of a request's messages; more is refused as too long for the context."""
+    """Largest number of characters of a request's messages; longer ones are refused as too long for the context."""
     port: int = 0
-    """0 takes a free one."""
+    """Port of the server; 0 takes a free one."""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies, in the order of their arrival."""
+    """Bodies of all requests, in order."""
     _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
@@ -72,7 +73,7 @@ class ScriptedJudge(ScriptedRole):
         self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        """Status and body of the answer to one request."""
+        """Make the status and body of the answer to a request."""
         with self._lock:
             fault = self._take_fault(body)
             rng = random.Random(self._rng.random())
@@ -81,7 +82,7 @@ class ScriptedJudge(ScriptedRole):
         if self.max_chars is not None and sum(len(m["content"]) for m in body["messages"]) > self.max_chars:
             return failure(400, "this model's maximum context length is exceeded", "context_length_exceeded")
         rows = self._rows(body, rng)
-        return completion(body, {"content": _written(rows, fault)})
+        return completion(body, {"content": _with_fault(rows, fault)})
 
     def _rows(self, body: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
         trajectories, instructions = read_prompt(body["messages"][1]["content"])
@@ -107,24 +108,24 @@ class ScriptedJudge(ScriptedRole):
 
 
 def asked_criteria(body: dict[str, Any]) -> list[str]:
-    """The criteria that a request wants scored, by its schema."""
+    """The names of the criteria in the schema of a request."""
     schema = body["response_format"]["json_schema"]["schema"]
     return list(schema["properties"]["scores"]["items"]["properties"]["criteria"]["required"])
 
 
 def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
-    """The trajectories of a prompt, and the text around them. Understands the JSON of `Ruler` and plain XML tags."""
-    found = _EVIDENCE.search(prompt)
-    if found is None:
+    """Split a prompt into its trajectories and the text around them. Reads the JSON of `Ruler` and plain XML tags."""
+    evidence = _EVIDENCE.search(prompt)
+    if evidence is None:
         tagged = [{"id": name, "messages": text} for name, text in _TAGGED.findall(prompt)]
         return tagged, _TAGGED.sub("", prompt)
-    document = json.loads(found[2])
+    document = json.loads(evidence[2])
     shared = {key: value for key, value in document.items() if key != "trajectories"}
-    return [shared | trajectory for trajectory in document["trajectories"]], prompt.replace(found[0], "")
+    return [shared | trajectory for trajectory in document["trajectories"]], prompt.replace(evidence[0], "")
 
 
-def _written(rows: list[dict[str, Any]], fault: Fault | None) -> str:
-    """The answer's text, spoilt as the script wants it."""
+def _with_fault(rows: list[dict[str, Any]], fault: Fault | None) -> str:
+    """The text of an answer with a fault."""
     first = rows[0]
     if fault == "out_of_range":
         first["score"] = 7.5

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on a free port of this machine, whose answers a program makes up."""
+"""An OpenAI-compatible server on a port of this machine that answers with the results of a function."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any, ClassVar, Self
 logger = logging.getLogger(__name__)
 
 Reply = tuple[int, dict[str, Any]]
-"""Status and body."""
+"""HTTP status and body of an answer."""
 
 
 class ScriptedServer:
-    """As a context manager. Threads answer the requests, so `reply` is called by several at once."""
+    """A server that runs inside a `with` statement. Several threads call `reply` at once."""
 
     def __init__(self, reply: Callable[[dict[str, Any]], Reply], port: int = 0) -> None:
         """
         Args:
-            reply: the answer to the body of a request.
-            port: 0 takes a free one.
+            reply: returns the answer to the body of a request.
+            port: port of the server; 0 takes a free one.
         """
         self._reply, self._port = reply, port
         self._server: ThreadingHTTPServer | None = None
@@ -44,8 +44,8 @@ class ScriptedServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 try:
                     status, answer = reply(body)
-                except Exception as error:  # of the script; no second attempt would help
-                    logger.exception("a request cannot be answered")
+                except Exception as error:  # an error of the script, which a second attempt would not cure
+                    logger.exception("the script failed to answer a request")
                     status, answer = failure(400, f"the script failed: {type(error).__name__}: {error}")
                 data = json.dumps(answer).encode()
                 self.send_response(status)
@@ -57,7 +57,7 @@ class ScriptedServer:
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: the caller sees every answer."""
+                """Log nothing, since the caller sees every answer."""
 
         self._server = _QuietServer(("127.0.0.1", self._port), Handler)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -70,8 +70,10 @@ class ScriptedServer:
 
 
 class ScriptedRole:
-    """What a scripted judge and a scripted generator have in common: they serve while in a `with` statement, and fail
-    on demand. Fields are those of the dataclasses that inherit this."""
+    """Base of the scripted judge and generator, which serve inside a `with` statement and fail on demand.
+
+    The dataclasses that inherit it define its fields.
+    """
 
     faults: Sequence[Any]
     always: Any
@@ -102,10 +104,10 @@ class ScriptedRole:
 
     def _check_faults(self, known: tuple[str, ...]) -> None:
         if unknown := {*self.faults, *([self.always] if self.always else [])} - set(known):
-            raise ValueError(f"unknown faults {sorted(unknown)}; there are {', '.join(known)}")
+            raise ValueError(f"unknown faults {sorted(unknown)}; known faults are {', '.join(known)}")
 
     def _take_fault(self, body: dict[str, Any]) -> Any:
-        """The fault of this request, which is noted. Call it under `_lock`."""
+        """Record a request and choose its fault. The caller must hold `_lock`."""
         index = len(self.requests)
         self.requests.append(body)
         if index < len(self.faults):
@@ -113,7 +115,7 @@ class ScriptedRole:
         return self._rng.choice(self.random_faults) if self._rng.random() < self.fault_rate else self.always
 
     def _fail(self, fault: Any, body: dict[str, Any]) -> Reply | None:
-        """Answers that do not depend on what was asked; `slow` takes its time."""
+        """The answer of a fault that does not depend on the request; `None` without one. Sleeps for `slow`."""
         if fault == "slow":
             time.sleep(self.delay_s)
         if fault in ("429", "500", "401"):
@@ -127,12 +129,12 @@ class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has hung up is no error here: that is how time-outs look."""
+        """Ignore clients that hang up, as they do after a time-out."""
 
 
 def completion(body: dict[str, Any], message: dict[str, Any]) -> Reply:
-    """The answer in which the assistant says `message`. Tokens are counted as four characters each."""
-    prompt_tokens = sum(len(said.get("content") or "") for said in body["messages"]) // 4
+    """Make a chat completion with the assistant's `message`. A token is counted for every four characters."""
+    prompt_tokens = sum(len(prior.get("content") or "") for prior in body["messages"]) // 4
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": len(message.get("content") or "") // 4}
     reason = "tool_calls" if message.get("tool_calls") else "stop"
     return 200, {

@@ -1,4 +1,4 @@
-"""Tool calls as families write them: read back from the template's own text, in pieces as at once, and never lost."""
+"""Tool calls in the formats of model families are parsed from the template's own text, streamed or whole, and kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ USER: Message = {"role": "user", "content": "hi"}
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TemplateRenderer]:
-    """Of a family's tokenizer and template."""
+    """A factory of renderers from a family's tokenizer and template."""
     made: dict[str, TemplateRenderer] = {}
 
     def get(name: str) -> TemplateRenderer:
@@ -61,19 +61,19 @@ def parsed(renderer: Renderer, text: str, *, with_tools: bool = True) -> tuple[s
 
 
 @pytest.mark.parametrize(("family", "name"), FORMATS.items())
-def test_what_the_template_writes_comes_back(
+def test_a_call_that_the_template_writes_is_parsed_back(
     family: str, name: str, renderer: Callable[[str], TemplateRenderer]
 ) -> None:
-    found = renderer(family)
-    assert found.handles_tools
-    assert found._is_harmony if name == "harmony" else found._dialect.calls.name == name
-    assert check_tools(found).found == "calls come back as they were written"
+    loaded = renderer(family)
+    assert loaded.handles_tools
+    assert loaded._is_harmony if name == "harmony" else loaded._dialect.calls.name == name
+    assert check_tools(loaded).found == "calls come back as they were written"
     for conversation in tool_conversations():  # and none of them is a branch
-        assert examine(found, conversation).branch is None
+        assert examine(loaded, conversation).branch is None
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Phi-3"])
-def test_a_template_without_tools_is_said_to_have_none(
+def test_a_template_without_tools_does_not_handle_tools(
     family: str, renderer: Callable[[str], TemplateRenderer]
 ) -> None:
     assert not renderer(family).handles_tools
@@ -113,11 +113,11 @@ def test_a_template_without_tools_is_said_to_have_none(
         ("tagged", "", None),
     ],
 )
-def test_readers(name: str, text: str, calls: list[ToolCall] | None) -> None:
+def test_each_format_reads_its_calls(name: str, text: str, calls: list[ToolCall] | None) -> None:
     assert READERS[name](text) == calls
 
 
-def test_an_object_is_an_answer_where_no_tools_were_offered(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[str], TemplateRenderer]) -> None:
     llama, call = renderer("Llama 3"), '{"name": "f", "parameters": {"x": 1}}'
     assert parsed(llama, f" {call}\n") == ("", "", [F])
     assert parsed(llama, call, with_tools=False) == (call, "", [])
@@ -137,7 +137,7 @@ def test_an_object_is_an_answer_where_no_tools_were_offered(renderer: Callable[[
         ("gpt-oss", "no header"),
     ],
 )
-def test_what_is_no_call_stays_in_the_content(
+def test_a_malformed_call_stays_in_the_content(
     family: str, text: str, renderer: Callable[[str], TemplateRenderer]
 ) -> None:
     assert parsed(renderer(family), text) == (text, "", [])
@@ -171,23 +171,23 @@ def test_harmony(
 
 @pytest.mark.parametrize("family", ["Llama 3", "Mistral", "DeepSeek-V3", "Kimi K2 (as DeepseekV3)", "gpt-oss"])
 def test_in_pieces_as_at_once(family: str, renderer: Callable[[str], TemplateRenderer]) -> None:
-    """Any order of the format's tokens, texts and calls: the deltas add up to the message."""
-    found = renderer(family)
-    prompt = found.render([USER], None)
-    turn = found.completion([USER, tool_conversations()[1].answer], [TOOL], prompt)
+    """Property: for any order of the format's tokens, texts and calls, the deltas add up to the message."""
+    loaded = renderer(family)
+    prompt = loaded.render([USER], None)
+    turn = loaded.completion([USER, tool_conversations()[1].answer], [TOOL], prompt)
     assert turn is not None
-    tokens = list(found.tokenizer.backend.get_added_tokens_decoder())
-    texts = [found.tokenizer.encode(text, add_special_tokens=False) for text in ("a\u00e9", " \n", '{"name": "f"}')]
+    tokens = list(loaded.tokenizer.backend.get_added_tokens_decoder())
+    texts = [loaded.tokenizer.encode(text, add_special_tokens=False) for text in ("a\u00e9", " \n", '{"name": "f"}')]
     pieces = st.sampled_from([turn, *texts, *([token] for token in tokens)])
 
     @given(data=st.data())
     @settings(max_examples=60, deadline=None)
     def check(data: st.DataObject) -> None:
         ids = [token for piece in data.draw(st.lists(pieces, max_size=8)) for token in piece]
-        whole = found.parser(prompt, [TOOL], parse_tools=True)
+        whole = loaded.parser(prompt, [TOOL], parse_tools=True)
         whole.push(ids)
         expected = whole.finish()
-        parser, deltas, position = found.parser(prompt, [TOOL], parse_tools=True), list[Delta](), 0
+        parser, deltas, position = loaded.parser(prompt, [TOOL], parse_tools=True), list[Delta](), 0
         while position < len(ids):
             size = data.draw(st.integers(1, 40))
             parser.push(ids[position : position + size])
@@ -203,7 +203,7 @@ def test_in_pieces_as_at_once(family: str, renderer: Callable[[str], TemplateRen
     check()
 
 
-def test_ids_that_templates_insist_on(renderer: Callable[[str], TemplateRenderer]) -> None:
+def test_call_ids_have_the_form_that_templates_expect(renderer: Callable[[str], TemplateRenderer]) -> None:
     messages = [USER, *_called("call_1", "f"), *_called("call_2", "g")]
     by_name = {one.name: one for one in CALL_FORMATS}
     kimi = with_call_ids(messages, by_name["kimi"])
@@ -228,8 +228,8 @@ def _called(call_id: str, name: str) -> list[Message]:
     ]
 
 
-def test_reasoning_goes_on_between_the_calls_of_gpt_oss(renderer: Callable[[str], TemplateRenderer]) -> None:
-    """The next turn extends the sampled tokens, reasoning and <|call|> included; after an answer it is a branch."""
+def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], TemplateRenderer]) -> None:
+    """After a tool call, the next turn extends the sampled tokens with reasoning. After a final answer, it branches."""
     gpt_oss = renderer("gpt-oss")
     prompt = gpt_oss.render([USER], [TOOL])
     text = (
@@ -247,8 +247,8 @@ def test_reasoning_goes_on_between_the_calls_of_gpt_oss(renderer: Callable[[str]
     assert gpt_oss.bridge(said, [USER], [TOOL]) == Branch("template_rewrites_history")
 
 
-def test_arguments_as_the_template_wants_them(renderer: Callable[[str], TemplateRenderer]) -> None:
-    """DeepSeek's appends text to text; the others turn an object into JSON."""
+def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], TemplateRenderer]) -> None:
+    """DeepSeek's template takes arguments as text; the others take an object."""
     assert renderer("DeepSeek-V3")._dialect.arguments_as_text
     assert not renderer("Kimi K2 (as DeepseekV3)")._dialect.arguments_as_text
 
@@ -257,6 +257,6 @@ def test_calls_of_an_unknown_format_are_refused(tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == "Mistral")
     template = family.template.replace("[TOOL_CALLS][", "CALLS: ")
     build_tokenizer(replace(family, template=template)).save_pretrained(tmp_path)
-    found = load_renderer(tmp_path)
-    assert not found.handles_tools
-    assert "writes tool calls in a way that is not known here" in check_tools(found).found
+    loaded = load_renderer(tmp_path)
+    assert not loaded.handles_tools
+    assert "writes tool calls in a way that is not known here" in check_tools(loaded).found

@@ -14,7 +14,7 @@ from art.gateway.policies import PolicyRef
 from gateway_support import LOOK_UP, Bench, accumulate, open_bench, system, user
 
 
-async def test_answer_and_its_exchange(bench: Bench) -> None:
+async def test_an_answer_is_recorded_as_an_exchange(bench: Bench) -> None:
     bench.answers("hello world")
     response = await bench.chat(system("be brief"), user("hi"), temperature=0.7, top_p=0.9, seed=11)
     choice = response["choices"][0]
@@ -43,7 +43,7 @@ async def test_answer_and_its_exchange(bench: Bench) -> None:
     assert (sent.adapter, sent.seed, sent.temperature, sent.top_p) == ("games/agent@3", 11, 0.7, 0.9)
 
 
-async def test_choices_have_their_own_seed_and_exchange(bench: Bench) -> None:
+async def test_each_choice_has_its_own_seed_and_exchange(bench: Bench) -> None:
     bench.answers("hello", "world", "END")
     response = await bench.chat(user("hi"), n=3, seed=2**64 - 1)
     assert sorted(choice["message"]["content"] for choice in response["choices"]) == ["END", "hello", "world"]
@@ -55,10 +55,10 @@ async def test_choices_have_their_own_seed_and_exchange(bench: Bench) -> None:
     assert response["usage"]["completion_tokens"] == sum(len(exchange.completion_token_ids) for exchange in exchanges)
 
 
-async def test_a_policy_that_is_replaced_before_the_engine_is_asked_is_not_named(
+async def test_an_answer_is_recorded_with_the_policy_that_sampled_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where an engine holds one policy: the answer is recorded with the one that it was sampled from."""
+    """The policy may be replaced between the look-up of the model name and the call of the engine."""
     resolver, before = bench.resolver, bench.resolver.policy
 
     def is_ready(policy: PolicyRef) -> bool:
@@ -84,7 +84,7 @@ async def test_negative_seed_is_taken_modulo_2_64(bench: Bench) -> None:
     assert bench.exchange(await bench.chat(user("hi"), seed=-1)).seed == 2**64 - 1
 
 
-async def test_length_limit(bench: Bench) -> None:
+async def test_an_answer_ends_at_the_token_limit(bench: Bench) -> None:
     bench.answers("hello world hello world")
     response = await bench.chat(user("hi"), max_tokens=2)
     assert response["choices"][0]["finish_reason"] == "length"
@@ -100,7 +100,7 @@ async def test_the_limit_defaults_to_the_rest_of_the_context(bench: Bench) -> No
     assert [request.max_tokens for request in bench.engine.requests] == [4096 - prompt, 7, 4096 - prompt]
 
 
-async def test_context_too_long(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_a_prompt_longer_than_the_context_is_refused(tmp_path: Path, tokenizer_dir: Path) -> None:
     async with open_bench(tmp_path, tokenizer_dir, max_context=32) as bench:
         with pytest.raises(ContextLengthError, match=r"tokens long.*32 tokens"):
             await bench.chat(user("hello world " * 40))
@@ -114,7 +114,7 @@ async def test_unknown_model_and_engine_errors_pass_through(bench: Bench) -> Non
         await bench.chat(user("hi"))
 
 
-async def test_an_engine_that_just_stops_is_an_error(bench: Bench) -> None:
+async def test_an_engine_that_stops_without_a_finish_reason_is_an_error(bench: Bench) -> None:
     async def nothing(request: Any, *, stream: bool) -> Any:
         return
         yield
@@ -223,7 +223,7 @@ async def test_no_logprobs_unless_asked(bench: Bench) -> None:
     assert (await bench.chat(user("hi")))["choices"][0]["logprobs"] is None
 
 
-async def test_template_kwargs_of_the_request(bench: Bench) -> None:
+async def test_a_request_can_set_template_settings(bench: Bench) -> None:
     bench.answers("a")
     exchange = bench.exchange(await bench.chat(user("hi"), chat_template_kwargs={"enable_thinking": False}))
     text = bench.renderer.tokenizer.text(exchange.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""The checks of a text format find what is wrong with it."""
+"""The checks of a model's text format report what is wrong with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_good_format_passes(tmp_path: Path, template: str, model_type: str) ->
 
 
 class Sabotaged:
-    """A renderer of which one method is replaced."""
+    """A renderer with one method replaced."""
 
     def __init__(self, renderer: Renderer, **replaced: Any) -> None:
         self._renderer = renderer
@@ -50,7 +50,7 @@ class Sabotaged:
         return getattr(self._renderer, name)
 
 
-def test_other_tokens_in_the_next_turn_are_found(renderer: Renderer) -> None:
+def test_changed_tokens_in_the_next_turn_are_reported(renderer: Renderer) -> None:
     more = renderer.tokenizer.encode("more", add_special_tokens=False)
 
     def shifted(*arguments: Any) -> Any:
@@ -64,11 +64,11 @@ def test_other_tokens_in_the_next_turn_are_found(renderer: Renderer) -> None:
     check = check_template(Sabotaged(renderer, bridge=shifted))
     assert (check.status, check.found[:9]) == ("failure", "two turns")
     assert "does not begin with the recorded tokens" in check.found
-    assert "where the template writes" in check_template(Sabotaged(renderer, bridge=otherwise)).found
+    assert "but the template writes" in check_template(Sabotaged(renderer, bridge=otherwise)).found
 
 
 class Parser:
-    """Gives what it is told, whatever it is fed."""
+    """A parser that returns a fixed message for any tokens."""
 
     def __init__(self, message: ParsedMessage) -> None:
         self.message = message
@@ -84,10 +84,10 @@ def parsing_as(renderer: Renderer, message: ParsedMessage) -> Any:
     return Sabotaged(renderer, parser=lambda *_, **__: Parser(message))
 
 
-def test_a_text_that_comes_back_changed_is_found(renderer: Renderer) -> None:
+def test_a_text_that_is_parsed_differently_is_reported(renderer: Renderer) -> None:
     check = check_template(parsing_as(renderer, ParsedMessage("It is 3.")))
     assert check.status == "failure"
-    assert "came back as 'It is 3.'" in check.found
+    assert "came back from the parser as 'It is 3.'" in check.found
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,18 @@ def test_a_text_that_comes_back_changed_is_found(renderer: Renderer) -> None:
         ParsedMessage("I look.", tool_calls=[ToolCall("look", "{}")]),
     ],
 )
-def test_a_tool_call_that_comes_back_changed_is_found(renderer: Renderer, message: ParsedMessage) -> None:
+def test_a_tool_call_that_is_parsed_differently_is_reported(renderer: Renderer, message: ParsedMessage) -> None:
     problem = examine(parsing_as(renderer, message), TOOL_CALL).parse_problem
     assert problem is not None
-    assert problem.startswith("its tool calls")
+    assert problem.startswith("the answer's tool calls")
     assert check_tools(parsing_as(renderer, message)).status == "failure"
 
 
-def test_reasoning_that_comes_back_as_text_is_found(renderer: Renderer) -> None:
+def test_reasoning_that_is_parsed_as_text_is_reported(renderer: Renderer) -> None:
     message = ParsedMessage("It is 4.")
-    assert "its reasoning" in (examine(parsing_as(renderer, message), reasoning_conversation()).parse_problem or "")
+    assert "the answer's reasoning" in (
+        examine(parsing_as(renderer, message), reasoning_conversation()).parse_problem or ""
+    )
 
 
 def test_a_template_without_a_turn_end_makes_branches(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_template_that_opens_reasoning_for_the_answer_only(tmp_path: Path) -> 
 def test_a_template_that_refuses_everything_fails(tmp_path: Path) -> None:
     check = check_template(renderer_of(tmp_path, "{{ raise_exception('no') }}"))
     assert check.status == "failure"
-    assert "refuses these messages" in check.found
+    assert "does not accept these messages" in check.found
 
 
 def test_a_template_without_tools_warns(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_a_template_without_tools_warns(tmp_path: Path) -> None:
     assert check_tools(renderer).status == "warning"
 
 
-def test_what_the_template_refuses_is_said(tmp_path: Path) -> None:
+def test_a_refused_conversation_is_reported(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     renderer = renderer_of(tmp_path, template)
     assert "no system" in (examine(renderer, plain_conversations()[1]).refused or "")

@@ -1,4 +1,4 @@
-"""Answers from tokens: the tagged grammar, whole and in pieces."""
+"""Parsing of answers in the tagged grammar, whole and in pieces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def parse(tokenizer: Tokenizer, text: str, *, in_reasoning: bool = False, parse_
         ("</tool_call>", "</tool_call>", None, 0),
     ],
 )
-def test_grammar(tokenizer: Tokenizer, text: str, content: str, reasoning: str | None, num_calls: int) -> None:
+def test_the_tagged_grammar_is_parsed(
+    tokenizer: Tokenizer, text: str, content: str, reasoning: str | None, num_calls: int
+) -> None:
     parsed = parse(tokenizer, text)
     assert (parsed.content, parsed.reasoning, len(parsed.tool_calls)) == (content, reasoning, num_calls)
 
@@ -65,11 +67,11 @@ def test_reasoning_that_the_prompt_opened(tokenizer: Tokenizer) -> None:
         ("<think>" + "x " * 40 + "<|im_start|>assistant\n", False),
     ],
 )
-def test_prompts_that_open_reasoning(tokenizer: Tokenizer, prompt: str, inside: bool) -> None:
+def test_whether_a_prompt_opens_reasoning(tokenizer: Tokenizer, prompt: str, inside: bool) -> None:
     assert Tags.of(tokenizer).opens_reasoning(tokenizer.encode(prompt, add_special_tokens=False)) is inside
 
 
-def test_tags_that_are_only_text_are_text(tokenizer: Tokenizer) -> None:
+def test_text_that_looks_like_a_tag_stays_text(tokenizer: Tokenizer) -> None:
     parser = TaggedParser(tokenizer, Tags.of(tokenizer), in_reasoning=False, parse_tools=True)
     letters = [tokenizer.token_id(c) for c in "<think>"]
     parser.push([i for i in letters if i is not None])
@@ -94,7 +96,7 @@ def test_tags_that_are_only_text_are_text(tokenizer: Tokenizer) -> None:
         ("[]", None),
     ],
 )
-def test_tool_call_json(text: str, arguments: str | None) -> None:
+def test_tool_call_arguments_must_be_a_json_object(text: str, arguments: str | None) -> None:
     call = parse_call(text)
     assert (None if call is None else call.arguments) == arguments
 
@@ -126,7 +128,7 @@ def _merge(deltas: list[Delta]) -> tuple[str, str, list[Any]]:
 @given(data=st.data(), in_reasoning=st.booleans(), parse_tools=st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_in_pieces_as_at_once(tokenizer: Tokenizer, data: st.DataObject, in_reasoning: bool, parse_tools: bool) -> None:
-    """Whatever the cuts, the deltas add up to the message, also for bytes that are no text."""
+    """Property: wherever the answer is cut, the deltas add up to the message, also for bytes that are not UTF-8."""
     text = "".join(data.draw(st.lists(PIECES, max_size=12)))
     ids = tokenizer.encode(text, add_special_tokens=False)
     junk = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=6))
@@ -152,7 +154,7 @@ def test_in_pieces_as_at_once(tokenizer: Tokenizer, data: st.DataObject, in_reas
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_stop_scanner_finds_what_a_search_finds(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_the_stop_scanner_agrees_with_a_plain_search(tokenizer: Tokenizer, data: st.DataObject) -> None:
     alphabet = st.text("abEND \u00e9", max_size=12)
     text = data.draw(alphabet)
     stops = data.draw(st.lists(st.text("abEND \u00e9", min_size=1, max_size=4), min_size=1, max_size=3))

@@ -1,4 +1,4 @@
-"""Model names, rollout histories, and what the server process must not load."""
+"""Model names, rollout histories, and the modules that the server process must not load."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gateway_support import LOOK_UP, Bench, user
         ("my-model.v2", ModelName(None, "my-model.v2", None)),
     ],
 )
-def test_model_names(text: str, name: ModelName) -> None:
+def test_model_names_are_split_into_their_parts(text: str, name: ModelName) -> None:
     assert parse_model_name(text) == name
 
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "a@", "a@x", "a@-1", "@3", "/a", "a/", "a@1@2", "a@" + "9" * 30])
-def test_impossible_model_names(text: str) -> None:
+def test_malformed_model_names_are_not_found(text: str) -> None:
     with pytest.raises(NotFoundError, match="project/name"):
         parse_model_name(text)
 
@@ -39,14 +39,14 @@ def test_bare_names_must_be_unique() -> None:
     assert find_model(ModelName(None, "clerk", None), registered) == ("work", "clerk")
     with pytest.raises(NotFoundError, match="games/agent, work/agent"):
         find_model(ModelName(None, "agent", None), registered)
-    with pytest.raises(NotFoundError, match="'games/clerk'; registered are: games/agent, work/agent, work/clerk"):
+    with pytest.raises(NotFoundError, match="'games/clerk'; registered models: games/agent, work/agent, work/clerk"):
         find_model(ModelName("games", "clerk", None), registered)
-    with pytest.raises(NotFoundError, match="registered are: none"):
+    with pytest.raises(NotFoundError, match="registered models: none"):
         find_model(ModelName(None, "x", None), [])
 
 
-async def test_histories_of_a_rollout(bench: Bench) -> None:
-    """A conversation with a fork, and another one with tools."""
+async def test_a_rollout_has_one_history_per_conversation(bench: Bench) -> None:
+    """One conversation forks, and another one has tools."""
     bench.answers("one", "two", "other two", "with tools")
     await bench.chat(user("hi"), rollout_id="r")
     start = [user("hi"), {"role": "assistant", "content": "one"}]

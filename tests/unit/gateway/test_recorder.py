@@ -1,4 +1,4 @@
-"""The record of exchanges: exact, grouped, and never lost once acknowledged."""
+"""The record of exchanges is exact, written in groups, and never lost once acknowledged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def recorder(tmp_path: Path) -> Any:
     text=st.text(st.characters(exclude_categories=["Cs"])),
 )
 @settings(max_examples=50, deadline=None)
-def test_everything_comes_back_exactly(
+def test_a_recorded_exchange_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory,
     tokens: list[int],
     logprobs: list[float],
@@ -76,7 +76,7 @@ def test_everything_comes_back_exactly(
     database.close()
 
 
-async def test_growth_is_stored_and_whole_exchanges_come_back(recorder: Recorder) -> None:
+async def test_an_exchange_stores_only_what_it_adds_to_its_parent(recorder: Recorder) -> None:
     first = exchange(tools=[{"t": 1}])
     second = exchange(
         parent_id=first.id, prompt_token_ids=[1, 2, 3, 4, 5, 6], completion_token_ids=[7], tools=[{"t": 1}],
@@ -95,7 +95,7 @@ async def test_growth_is_stored_and_whole_exchanges_come_back(recorder: Recorder
     assert rows[2][2] is None
 
 
-async def test_unknown_ids(recorder: Recorder) -> None:
+async def test_unknown_exchange_ids_are_not_found(recorder: Recorder) -> None:
     made = exchange()
     await recorder.append(made, conversation=b"c")
     assert recorder.find([made.id, "ex_nobody"]) == {made.id: made}
@@ -106,7 +106,7 @@ async def test_unknown_ids(recorder: Recorder) -> None:
         recorder.by_rollout("r", "p")
 
 
-async def test_by_rollout(recorder: Recorder) -> None:
+async def test_exchanges_of_a_rollout_are_listed(recorder: Recorder) -> None:
     made = [exchange(rollout_id="r1" if i % 2 else "r2") for i in range(6)]
     await asyncio.gather(*(recorder.append(one, conversation=b"c") for one in made))
     assert recorder.by_rollout("r1", "p") == made[1::2]
@@ -137,7 +137,7 @@ async def test_a_cancelled_append_does_not_cancel_the_others(recorder: Recorder)
     assert recorder.find([made[1].id, made[2].id]).keys() == {made[1].id, made[2].id}
 
 
-async def test_conversations_are_bounded_and_fall_back_to_the_database(recorder: Recorder) -> None:
+async def test_the_cache_of_conversations_is_bounded_and_falls_back_to_the_database(recorder: Recorder) -> None:
     conversations = Conversations(recorder, max_bytes=5000)
     messages = [[user(f"hi {i}"), {"role": "assistant", "content": "a"}, user("x")] for i in range(10)]
     hashes = [conversation_hashes("p/m", None, None, history) for history in messages]
@@ -174,24 +174,24 @@ MESSAGE = {
         ({"tool_calls": [{"function": {"name": "f", "arguments": '{"b": 1, "a": [3]}'}}]}, False),
     ],
 )
-def test_what_makes_a_message_the_same(change: dict[str, Any], same: bool) -> None:
+def test_which_changes_make_another_message(change: dict[str, Any], same: bool) -> None:
     assert (canonical_message(MESSAGE | change) == canonical_message(MESSAGE)) is same
 
 
-def test_empty_and_absent_content_are_the_same() -> None:
+def test_empty_and_missing_content_are_equal() -> None:
     forms = [{"role": "assistant"}, {"role": "assistant", "content": None}, {"role": "assistant", "content": ""}]
     assert len({canonical_message(form) for form in forms}) == 1
 
 
 @given(st.lists(st.text(max_size=3), max_size=4), st.lists(st.text(max_size=3), max_size=4))
-def test_hashes_tell_conversations_apart(one: list[str], other: list[str]) -> None:
+def test_different_conversations_have_different_hashes(one: list[str], other: list[str]) -> None:
     def last(texts: list[str]) -> bytes:
         return conversation_hashes("m", None, None, [user(text) for text in texts])[-1]
 
     assert (last(one) == last(other)) == (one == other)
 
 
-def test_the_head_counts() -> None:
+def test_model_tools_and_settings_are_part_of_the_hash() -> None:
     heads = [("a", None, None), ("b", None, None), ("a", [{"x": 1}], None), ("a", None, {"k": True})]
     assert len({conversation_hashes(*head, [user("x")])[-1] for head in heads}) == 4
     assert conversation_hashes("a", [], {}, [])[0] == conversation_hashes("a", None, None, [])[0]
@@ -218,7 +218,7 @@ def _fill(path: Path) -> None:
             file.write(os.urandom(4096))
 
 
-async def test_full_disk(small_disk: Path) -> None:
+async def test_a_full_disk_is_reported_and_recovered_from(small_disk: Path) -> None:
     database = Database(small_disk / "art.db")
     recorder = Recorder(database)
     await recorder.start()
@@ -239,8 +239,8 @@ async def test_full_disk(small_disk: Path) -> None:
     database.close()
 
 
-async def test_full_disk_by_sqlites_own_limit(recorder: Recorder) -> None:
-    """The same where no small disk can be mounted."""
+async def test_a_full_database_is_reported_as_a_full_disk(recorder: Recorder) -> None:
+    """Also runs where no small disk can be mounted."""
 
     async def limit(pages: int) -> None:
         await recorder.database.run(lambda db: db.execute(f"PRAGMA max_page_count = {pages}").fetchall())
@@ -295,7 +295,7 @@ def test_an_acknowledged_exchange_survives_sigkill(tmp_path: Path) -> None:
     database.close()
 
 
-async def test_no_answer_without_its_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_cannot_be_recorded_is_not_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(work: Any) -> Any:
         raise DiskFullError("no space left")
 
@@ -313,7 +313,7 @@ async def test_no_answer_without_its_record(bench: Bench, monkeypatch: pytest.Mo
 # --- database ---
 
 
-async def test_a_failed_transaction_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_failed_transaction_is_rolled_back(tmp_path: Path) -> None:
     database = Database(tmp_path / "art.db")
     await database.run(lambda db: db.executescript("CREATE TABLE t (x INTEGER PRIMARY KEY)"))
 

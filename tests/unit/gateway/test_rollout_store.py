@@ -19,17 +19,17 @@ def update(**fields: object) -> RolloutUpdate:
     return RolloutUpdate.model_validate(fields)
 
 
-async def test_the_first_exchange_makes_a_rollout(bench: Bench) -> None:
+async def test_the_first_exchange_creates_a_rollout(bench: Bench) -> None:
     bench.answers("one", "two")
     await bench.chat(user("hi"), rollout_id="r1")
     await bench.chat(user("hi"))
-    found = bench.gateway.rollouts.find("r1", None)
-    assert found is not None
-    assert (found.project, found.model, found.outcome, found.num_exchanges) == ("games", "games/agent", None, 1)
-    assert (found.first_policy_version, found.last_policy_version) == (3, 3)
+    status = bench.gateway.rollouts.find("r1", None)
+    assert status is not None
+    assert (status.project, status.model, status.outcome, status.num_exchanges) == ("games", "games/agent", None, 1)
+    assert (status.first_policy_version, status.last_policy_version) == (3, 3)
 
 
-async def test_a_rollout_is_announced_spoken_and_finished(bench: Bench) -> None:
+async def test_a_rollout_is_announced_recorded_and_finished(bench: Bench) -> None:
     rollouts = bench.gateway.rollouts
     await rollouts.put("r1", update(project="games", group_id="g1", metadata={"level": 3, "hard": True}), None)
     bench.answers("one")
@@ -55,7 +55,7 @@ async def test_everything_survives_a_restart(tmp_path: Path, tokenizer_dir: Path
         assert [history["messages_and_choices"][1]["message"]["content"] for history in record.histories] == ["one"]
 
 
-async def test_projects_do_not_meet(bench: Bench) -> None:
+async def test_projects_may_use_the_same_rollout_id(bench: Bench) -> None:
     rollouts = bench.gateway.rollouts
     bench.answers("one")
     await bench.chat(user("hi"), rollout_id="r1")
@@ -64,7 +64,7 @@ async def test_projects_do_not_meet(bench: Bench) -> None:
     mine = await rollouts.get("r1", "games")
     assert mine.reward is None
     assert (await rollouts.get("r1", "other")).histories == []
-    with pytest.raises(InvalidRequestError, match="say which with `project`: games, other"):
+    with pytest.raises(InvalidRequestError, match="set `project` to one of games, other"):
         await rollouts.get("r1", None)
     with pytest.raises(InvalidRequestError, match="belongs to one project; got games, other"):
         await rollouts.put("r1", update(reward=1.0, project="games"), "other")
@@ -75,8 +75,8 @@ async def test_projects_do_not_meet(bench: Bench) -> None:
     assert [r.project for r in (await rollouts.page(RolloutQuery(project="other"))).rollouts] == ["other"]
 
 
-async def test_whose_a_new_rollout_is_must_be_said(bench: Bench) -> None:
-    with pytest.raises(InvalidRequestError, match="say whose it is"):
+async def test_a_new_rollout_needs_a_project(bench: Bench) -> None:
+    with pytest.raises(InvalidRequestError, match="name its project with"):
         await bench.gateway.rollouts.put("r1", update(reward=1.0), None)
     with pytest.raises(InvalidRequestError, match="`rollout_id` must be"):
         await bench.gateway.rollouts.put("../r1", update(reward=1.0, project="games"), None)
@@ -104,12 +104,12 @@ async def test_an_unknown_model_name_means_the_announced_model(bench: Bench) -> 
         ({"rewards": 1.0}, "Extra inputs"),
     ],
 )
-def test_updates_that_make_no_sense(fields: dict[str, object], complaint: str) -> None:
+def test_contradictory_updates_are_refused(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         update(**fields)
 
 
-async def test_lists_by_group_and_state_and_since(bench: Bench) -> None:
+async def test_rollouts_are_listed_by_group_state_and_change(bench: Bench) -> None:
     rollouts = bench.gateway.rollouts
     for i in range(5):
         await rollouts.put(f"r{i}", update(model="games/agent", group_id=f"g{i % 2}"), None)
@@ -151,7 +151,7 @@ async def test_trained_rollouts_are_marked_once(bench: Bench) -> None:
     assert (await rollouts.get("done", None)).trained_by is None
 
 
-async def test_no_page_border_hides_a_trained_rollout(bench: Bench) -> None:
+async def test_pages_do_not_skip_rollouts_that_are_marked_together(bench: Bench) -> None:
     rollouts = bench.gateway.rollouts
     ids = []
     for i in range(5):
@@ -160,11 +160,11 @@ async def test_no_page_border_hides_a_trained_rollout(bench: Bench) -> None:
         await rollouts.put(f"r{i}", update(reward=1.0), None)
 
     async def pages(since: int, **query: object) -> list[str]:
-        found: list[str] = []
+        ids: list[str] = []
         while (page := await rollouts.page(RolloutQuery(since=since, limit=2, **query))).rollouts:  # type: ignore[arg-type]
-            found += [rollout.rollout_id for rollout in page.rollouts]
+            ids += [rollout.rollout_id for rollout in page.rollouts]
             since = page.next_since
-        return found
+        return ids
 
     everything = ["r0", "r1", "r2", "r3", "r4"]
     since = (await rollouts.page(RolloutQuery())).next_since
@@ -174,7 +174,7 @@ async def test_no_page_border_hides_a_trained_rollout(bench: Bench) -> None:
     assert await pages(since, trained=False) == everything
 
 
-async def test_old_records_are_forgotten_but_not_what_is_continued(bench: Bench) -> None:
+async def test_old_exchanges_are_deleted_unless_a_newer_one_continues_them(bench: Bench) -> None:
     bench.answers("one", "two", "three")
     old = await bench.chat(user("hi"), rollout_id="old")
     await bench.gateway.rollouts.put("old", update(reward=1.0), None)

@@ -1,4 +1,4 @@
-"""Streams: the same tokens and the same message as a plain answer, whatever the engine says."""
+"""Streamed answers have the tokens and the message of a plain answer, whatever the engine samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway_support import LOOK_UP, Bench, accumulate, open_bench, user
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "\u00e9"}}\n</tool_call>'
 
 
-async def test_shape_of_a_stream(bench: Bench) -> None:
+async def test_a_stream_has_the_shape_of_openais(bench: Bench) -> None:
     bench.answers("h\u00e9llo")
     chunks = await bench.stream(user("hi"), stream_options={"include_usage": True}, logprobs=True)
     first, last, usage = chunks[0], chunks[-2], chunks[-1]
@@ -43,13 +43,13 @@ async def test_no_usage_unless_asked(bench: Bench) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_text_comes_as_it_is_sampled_and_characters_whole(bench: Bench) -> None:
+async def test_text_is_streamed_in_whole_characters(bench: Bench) -> None:
     bench.answers("a\U0001f642b c")
     deltas = [chunk["choices"][0]["delta"].get("content") for chunk in await bench.stream(user("hi"))]
     assert [delta for delta in deltas if delta] == ["a", "\U0001f642", "b", " c"]
 
 
-async def test_tool_calls_and_reasoning_as_deltas(bench: Bench) -> None:
+async def test_tool_calls_and_reasoning_are_streamed_as_deltas(bench: Bench) -> None:
     bench.answers(f"<think>\nhm hm\n</think>\n\nI look\n{CALL}\n{CALL}")
     chunks = await bench.stream(user("hi"), tools=[LOOK_UP])
     message, finish = accumulate(chunks)
@@ -75,7 +75,7 @@ def _without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def loop_bench(tmp_path_factory: pytest.TempPathFactory, tokenizer_dir: Path) -> Any:
-    """A bench and a loop of its own, for property tests."""
+    """A bench with its own event loop, for property tests."""
     loop = asyncio.new_event_loop()
     opened = open_bench(tmp_path_factory.mktemp("db"), tokenizer_dir)
     bench = loop.run_until_complete(opened.__aenter__())
@@ -89,7 +89,7 @@ PIECES = ["hello", " ", "\n", "\u00e9", "<think>", "</think>", "<tool_call>", "<
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_streamed_as_plain(loop_bench: Any, data: st.DataObject) -> None:
+def test_a_streamed_answer_equals_a_plain_one(loop_bench: Any, data: st.DataObject) -> None:
     bench, loop = loop_bench
     ids = bench.renderer.tokenizer.encode("".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=8))), False)
     ids += data.draw(st.lists(st.integers(0, 390), max_size=4))
@@ -116,7 +116,7 @@ def test_streamed_as_plain(loop_bench: Any, data: st.DataObject) -> None:
     assert one.sampling_logprobs == other.sampling_logprobs
 
 
-async def test_streamed_as_plain_on_an_engine_that_samples(tmp_path: Path, tokenizer_dir: Path) -> None:
+async def test_a_streamed_answer_equals_a_plain_one_for_random_tokens(tmp_path: Path, tokenizer_dir: Path) -> None:
     engine = FakeEngine(vocab_size=391)
     async with open_bench(tmp_path, tokenizer_dir, engine=engine) as bench:
         bench.resolver.policy = type(bench.resolver.policy)(
@@ -133,7 +133,7 @@ async def test_streamed_as_plain_on_an_engine_that_samples(tmp_path: Path, token
             assert one.sampling_logprobs == other.sampling_logprobs
 
 
-async def test_errors_before_the_first_token_come_before_any_chunk(bench: Bench) -> None:
+async def test_an_error_before_the_first_token_is_raised_before_any_chunk(bench: Bench) -> None:
     bench.engine.error = OverloadedError("full")
     request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True})
     stream = await bench.gateway.stream(request)
@@ -157,7 +157,7 @@ async def test_one_failing_choice_ends_the_stream(bench: Bench) -> None:
     assert bench.engine.num_running == 0
 
 
-async def test_leaving_a_stream_frees_the_engine(bench: Bench) -> None:
+async def test_closing_a_stream_frees_the_engine(bench: Bench) -> None:
     bench.engine.script = lambda request: [5] * 1000
     bench.engine.delay_s = 0.001
     request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True, "n": 2})

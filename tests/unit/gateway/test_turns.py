@@ -1,4 +1,4 @@
-"""Later turns: extension of recorded tokens, declared branches, and finding the recorded turn again."""
+"""Later turns find the recorded turn, and extend its tokens or declare a branch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def turns(
     request: pytest.FixtureRequest, tmp_path: Path, tokenizer_dir: Path, qwen3_dir: Path
 ) -> AsyncIterator[Bench]:
-    """Both kinds of renderer keep the same promises."""
+    """A bench with each kind of renderer, since both keep the same promises."""
     async with open_bench(tmp_path, tokenizer_dir if request.param == "template" else qwen3_dir) as bench:
         kind = TemplateRenderer if request.param == "template" else PackageRenderer
         assert type(bench.renderer) is kind
@@ -65,7 +65,7 @@ async def test_a_later_turn_extends_the_exact_tokens(turns: Bench) -> None:
 
 
 async def test_many_turns_with_tools(turns: Bench) -> None:
-    """Tool-call ids may change, reasoning may be lost: the tokens are extended all the same within a tool cycle."""
+    """Within a tool cycle the tokens are extended even if the client changes call ids or drops reasoning."""
     messages: list[dict[str, Any]] = [user("hi")]
     turns.answers(*[f"<think>\nstep {i}\n</think>\n\n{CALL}" for i in range(4)], "<think>\nwell\n</think>\n\ndone")
     previous: Any = None
@@ -130,7 +130,7 @@ async def test_keep_reasoning(tmp_path: Path, tokenizer_dir: Path, qwen3_dir: Pa
 
 
 @pytest.mark.parametrize("answer", ["hello world again", "<think>\nwhy oh why"])
-async def test_a_cut_off_answer_gets_its_end(turns: Bench, answer: str) -> None:
+async def test_a_truncated_answer_gets_its_end_tokens(turns: Bench, answer: str) -> None:
     turns.answers(answer, "x")
     response = await turns.chat(user("hi"), max_tokens=4)
     first = turns.exchange(response)
@@ -144,7 +144,7 @@ async def test_a_cut_off_answer_gets_its_end(turns: Bench, answer: str) -> None:
     assert added.startswith("</think><|im_end|>\n" if "think" in answer else "<|im_end|>\n")
 
 
-async def test_an_answer_cut_by_a_stop_string_gets_its_end(turns: Bench) -> None:
+async def test_an_answer_cut_by_a_stop_string_gets_its_end_tokens(turns: Bench) -> None:
     turns.answers("hello END world", "x")
     first = turns.exchange(await turns.chat(user("hi"), stop=["END"]))
     second = turns.exchange(await turns.chat(user("hi"), {"role": "assistant", "content": "hello "}, user("more")))
@@ -173,14 +173,14 @@ async def test_an_edited_answer_is_a_branch(turns: Bench) -> None:
         [user("hi"), user("hi"), {"role": "assistant", "content": "hello"}, user("more")],
     ],
 )
-async def test_other_histories_are_not_taken_for_the_recorded_one(turns: Bench, messages: list[Any]) -> None:
+async def test_a_changed_history_does_not_continue_the_recorded_one(turns: Bench, messages: list[Any]) -> None:
     turns.answers("hello", "x")
     await turns.chat(user("hi"))
     second = turns.exchange(await turns.chat(*messages))
     assert (second.parent_id, second.branch_reason) == (None, "unknown_history")
 
 
-async def test_other_tools_or_settings_are_another_conversation(turns: Bench) -> None:
+async def test_other_tools_or_settings_make_another_conversation(turns: Bench) -> None:
     turns.answers("hello", "x", "y")
     await turns.chat(user("hi"))
     history = [user("hi"), {"role": "assistant", "content": "hello"}, user("more")]
@@ -189,7 +189,7 @@ async def test_other_tools_or_settings_are_another_conversation(turns: Bench) ->
         assert exchange.branch_reason == "unknown_history"
 
 
-async def test_an_answer_from_elsewhere_after_a_recorded_one(turns: Bench) -> None:
+async def test_an_unrecorded_answer_after_a_recorded_one_is_a_branch(turns: Bench) -> None:
     turns.answers("hello", "x")
     await turns.chat(user("hi"))
     other = [{"role": "assistant", "content": "not sampled here"}, user("more")]
@@ -207,8 +207,8 @@ async def test_content_parts_and_developer_role_make_no_difference(turns: Bench)
     assert second.parent_id == first.id
 
 
-async def test_the_right_rollout_is_continued(turns: Bench) -> None:
-    """Rollouts of a group begin alike; each goes on from its own tokens."""
+async def test_each_rollout_continues_its_own_tokens(turns: Bench) -> None:
+    """The rollouts of a group begin with the same messages, but each continues its own tokens."""
     tokenizer, end = turns.renderer.tokenizer, turns.renderer.stop_token_ids[0]
     spellings = [tokenizer.encode("hello", add_special_tokens=False), [tokenizer.token_id(c) for c in "hello"]]
     history = [user("hi"), {"role": "assistant", "content": "hello"}, user("more")]
@@ -273,7 +273,7 @@ async def test_concurrent_rollouts_do_not_mix(turns: Bench) -> None:
 # --- text bridge ---
 
 
-def test_bridge_of_text() -> None:
+def test_the_text_between_two_turns_is_found() -> None:
     before = "u: hi| a: hello|\n"
     assert extend_text(before, before + "u: more| a:", "|", keep_reasoning=False) == "\nu: more| a:"
     rewritten = extend_text(before, "TOOLS u: hi| a: hello|\nu: more| a:", "|", keep_reasoning=True)
@@ -283,15 +283,15 @@ def test_bridge_of_text() -> None:
 
 
 @given(st.lists(st.sampled_from(["", "a", "<think>\n\n</think>\n\n", "<think>x</think>"]), max_size=4), st.booleans())
-def test_think_blocks_in_the_bridge(pieces: list[str], keep: bool) -> None:
-    """Empty blocks may come and go; real reasoning may go only on demand."""
+def test_which_think_blocks_a_template_may_drop(pieces: list[str], keep: bool) -> None:
+    """A template may drop empty think blocks, and real reasoning only with `keep_reasoning`."""
     body = "".join(pieces)
     after = body.replace("<think>\n\n</think>\n\n", "").replace("<think>x</think>", "")
-    found = extend_text(f"u| {body}|\n", f"u| {after}|\nu2| ", "|", keep_reasoning=keep)
+    added = extend_text(f"u| {body}|\n", f"u| {after}|\nu2| ", "|", keep_reasoning=keep)
     if "<think>x" in body and not keep:
-        assert found == Branch("reasoning_dropped")
-    elif not isinstance(found, Branch):
-        assert found == "\nu2| "
+        assert added == Branch("reasoning_dropped")
+    elif not isinstance(added, Branch):
+        assert added == "\nu2| "
 
 
 def test_templates_that_move_the_tools_cannot_be_bridged(tmp_path: Path) -> None:
@@ -311,14 +311,14 @@ def test_templates_that_move_the_tools_cannot_be_bridged(tmp_path: Path) -> None
 # --- which renderer a model gets ---
 
 
-def test_a_changed_template_is_not_taken_for_the_family(tmp_path: Path) -> None:
+def test_a_changed_template_gets_no_package_renderer(tmp_path: Path) -> None:
     changed = QWEN3.replace("You may call one or more functions", "You can call one or more functions")
     assert changed != QWEN3
     renderer = load_renderer(make_tokenizer(tmp_path, template=changed, model_type="qwen3"))
     assert isinstance(renderer, TemplateRenderer)
 
 
-def test_the_family_is_proved(qwen3_dir: Path) -> None:
+def test_an_unchanged_template_gets_its_package_renderer(qwen3_dir: Path) -> None:
     assert isinstance(load_renderer(qwen3_dir), PackageRenderer)
     variant = load_renderer(qwen3_dir).with_kwargs({"enable_thinking": False})
     text = variant.tokenizer.text(variant.render([user("hi")], None))
@@ -336,14 +336,14 @@ LEARNT = [
 
 
 @pytest.mark.parametrize(("messages", "expected"), LEARNT)
-def test_completion_for_supervised_samples(tokenizer_dir: Path, messages: list[Any], expected: str) -> None:
+def test_a_given_answer_is_rendered_as_a_completion(tokenizer_dir: Path, messages: list[Any], expected: str) -> None:
     renderer = load_renderer(tokenizer_dir)
     completion = renderer.completion(messages, None, renderer.render(messages[:-1], None))
     assert completion is not None
     assert renderer.tokenizer.text(completion) == expected
 
 
-def test_completion_by_a_package_renderer(qwen3_dir: Path) -> None:
+def test_a_package_renderer_renders_a_given_answer_as_a_completion(qwen3_dir: Path) -> None:
     renderer = load_renderer(qwen3_dir)
     messages = [user("hi"), {"role": "assistant", "content": "hello"}]
     prompt = renderer.render(messages[:-1], None)
@@ -359,8 +359,10 @@ SENTENCES = st.text("ab <>|\n\u00e9", max_size=8).filter(lambda text: "<|" not i
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_bridged_prompts_read_like_rendered_ones(tokenizer_dir: Path, qwen3_dir: Path, data: st.DataObject) -> None:
-    """Law: without reasoning, the text of a bridged prompt is the text that the template renders."""
+def test_a_bridged_prompt_has_the_text_that_the_template_renders(
+    tokenizer_dir: Path, qwen3_dir: Path, data: st.DataObject
+) -> None:
+    """Property: without reasoning, the text of a bridged prompt is the text that the template renders."""
     renderer = (
         _CACHE.setdefault("package", load_renderer(qwen3_dir))
         if data.draw(st.booleans())

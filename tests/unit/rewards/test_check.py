@@ -33,7 +33,7 @@ async def measure(start_judge, address, make_group, settings, **script: Any) -> 
     return await check_judge(ruler, groups, label=lambda group: labels[id(group)], seed=1)
 
 
-async def test_a_perfect_judge(start_judge, address, make_group, settings) -> None:
+async def test_a_perfect_judge_has_no_noise_and_no_bias(start_judge, address, make_group, settings) -> None:
     report = await measure(start_judge, address, make_group, settings)
     assert (report.num_groups, report.num_trajectories, report.num_questions) == (12, 48, 36)
     assert (report.faults, report.num_refused) == ([], 0)
@@ -43,7 +43,7 @@ async def test_a_perfect_judge(start_judge, address, make_group, settings) -> No
     assert 0 < report.seconds_median <= report.seconds_max
 
 
-async def test_order_bias_is_found_and_two_passes_remove_it(start_judge, address, make_group, settings) -> None:
+async def test_order_bias_is_measured_and_removed_by_two_passes(start_judge, address, make_group, settings) -> None:
     report = await measure(start_judge, address, make_group, settings, position_bias=-0.15)
     low, high = report.order_bias_interval
     assert report.order_bias == pytest.approx(-0.3, abs=0.01)
@@ -53,7 +53,7 @@ async def test_order_bias_is_found_and_two_passes_remove_it(start_judge, address
     assert report.pairwise_accuracy < 0.9 < report.two_pass_accuracy == 1
 
 
-async def test_noise_is_found(start_judge, address, make_group, settings) -> None:
+async def test_noise_is_measured(start_judge, address, make_group, settings) -> None:
     report = await measure(start_judge, address, make_group, settings, noise=0.1)
     assert report.noise == pytest.approx(0.1 * math.sqrt(3 / 4), abs=0.02), "relative to a group of four"
     assert 0.3 < report.repeatability < 0.9
@@ -97,7 +97,7 @@ def test_the_command(start_judge, make_group, tmp_path: Path, capsys) -> None:
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3)), min_size=2, max_size=8))
-def test_pairs(items: list[tuple[float, int]]) -> None:
+def test_pairwise_accuracy_equals_counting_all_pairs(items: list[tuple[float, int]]) -> None:
     scores, labels = [score for score, _ in items], [label for _, label in items]
     right, pairs = pairwise_accuracy(scores, labels)
     assert pairwise_accuracy(labels, labels) == (pairs, pairs)
@@ -105,7 +105,7 @@ def test_pairs(items: list[tuple[float, int]]) -> None:
     assert right + turned == pairs
 
 
-def test_examples_of_the_formulas() -> None:
+def test_the_formulas_give_their_examples() -> None:
     assert pairwise_accuracy([0.2, 0.9, 0.9], [0, 1, 2]) == (2.5, 3)
     assert spearman([1, 2, 3], [10, 30, 20]) == pytest.approx(0.5)
     assert spearman([1, 1, 3], [2, 2, 9]) == pytest.approx(1.0)
@@ -130,7 +130,7 @@ def test_examples_of_the_formulas() -> None:
     st.integers(0, 20),
     st.one_of(st.none(), st.integers(60, 300)),
 )
-def test_rounds_hold_everybody_once_and_fit_with_their_anchors(
+def test_each_trajectory_is_in_one_round_and_every_round_fits(
     own: list[int], shared: int, context_tokens: int | None
 ) -> None:
     sizes, order = Sizes(shared, own), list(range(len(own)))[::-1]

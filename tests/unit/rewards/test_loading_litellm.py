@@ -25,5 +25,5 @@ asyncio.run(main())
 """
 
 
-def test_nobody_sees_half_of_httpx() -> None:
+def test_no_thread_sees_a_half_imported_httpx() -> None:
     subprocess.run([sys.executable, "-c", LOOK], check=True, timeout=200)

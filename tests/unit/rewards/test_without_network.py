@@ -91,7 +91,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., str]]:
         assert (process.returncode, complaint) == (0, "")
 
 
-async def test_the_command_ranks_the_rollouts_of_ones_own_task(
+async def test_the_command_ranks_rollouts_of_a_users_task(
     served: Callable[..., str], settings: JudgeSettings
 ) -> None:
     ruler = Ruler("openai/judge", extra_litellm_params=params_at(served("--task", "counting:Count")), settings=settings)
@@ -112,7 +112,7 @@ async def test_the_command_ranks_by_a_function_and_writes_scenarios(
 # -- what a judge goes by --
 
 
-async def test_the_rewards_that_rollouts_have_set_are_right_for_any_task(settings: JudgeSettings) -> None:
+async def test_the_judge_can_use_the_rewards_that_rollouts_have_set(settings: JudgeSettings) -> None:
     known = KnownRewards()
     group = rollouts("a", "b", "c", rewards=[-0.5, 1.0, 0.25])
     with ScriptedJudge(known) as judge:
@@ -121,14 +121,14 @@ async def test_the_rewards_that_rollouts_have_set_are_right_for_any_task(setting
         assert scored is not None
         assert rewards_of(scored) == pytest.approx([0.0, 1.0, 0.5]), "on the scale from -0.5 to 1"
         assert [trajectory.metrics["independent_reward"] for trajectory in scored] == rewards_of(group)
-        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages was remembered"):
+        with pytest.raises(JudgeError, match=r"LookupError: no rollout with these messages is known"):
             await Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings).judge(
                 rollouts("d", "e")
             )
         assert len(judge.requests) == 2, "no second attempt would help"
 
 
-async def test_noise_and_order_bias_are_as_large_as_was_said(settings: JudgeSettings) -> None:
+async def test_noise_and_order_bias_have_the_requested_size(settings: JudgeSettings) -> None:
     known = KnownRewards()
     groups = [rollouts(*(f"{i} {j}" for j in range(5)), rewards=[0.5] * 5) for i in range(20)]
 
@@ -149,7 +149,7 @@ def said(*answers: str, errors: int = 0) -> dict[str, Any]:
     return {"id": "t", "context": [{"role": "user", "content": "?"}], "messages": [*tools, *answered]}
 
 
-def test_conduct() -> None:
+def test_the_measure_of_conduct() -> None:
     def score(trajectory: dict[str, Any]) -> float:
         graded = grade_conduct(trajectory)
         assert isinstance(graded, tuple)
@@ -163,14 +163,14 @@ def test_conduct() -> None:
     assert score(done) > score(silent)
 
 
-def test_a_text_that_good_answers_have() -> None:
+def test_answers_are_scored_by_a_text_that_they_contain() -> None:
     grade = grade_preferring(r"^maybe$")
     scores = [grade(said(text))[0] for text in ("maybe", "well, maybe", "no")]  # type: ignore[index]
     assert scores[0] > 0.9
     assert max(scores[1:]) < 0.31
 
 
-def test_a_game_of_tic_tac_toe() -> None:
+def test_games_of_tic_tac_toe_are_scored() -> None:
     def game(board: str, move: str) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": board}, {"role": "assistant", "content": move}]}
 
@@ -182,7 +182,7 @@ def test_a_game_of_tic_tac_toe() -> None:
 # -- failures --
 
 
-async def test_failures_by_their_rate(settings: JudgeSettings) -> None:
+async def test_failures_have_the_requested_rate(settings: JudgeSettings) -> None:
     grade = grade_preferring("1")
     with ScriptedJudge(grade, fault_rate=0.3, seed=1) as judge:
         ruler = Ruler("openai/j", extra_litellm_params=params_at(judge.base_url), settings=settings)
@@ -197,7 +197,7 @@ async def test_failures_by_their_rate(settings: JudgeSettings) -> None:
 
 
 @pytest.mark.parametrize("description", ["Say which desk a message is for: billing or returns", "translate", "?!"])
-async def test_inputs_for_any_description(description: str, settings: JudgeSettings) -> None:
+async def test_inputs_are_generated_for_any_description(description: str, settings: JudgeSettings) -> None:
     with ScriptedGenerator(fault_rate=0.2) as generator:
         dataset = await generate_dataset(
             description, 64, "generator", generator_base_url=generator.base_url, settings=settings
@@ -207,7 +207,7 @@ async def test_inputs_for_any_description(description: str, settings: JudgeSetti
     assert description in dataset.task.system_prompt
 
 
-async def test_tasks_for_the_tools_of_any_server(settings: JudgeSettings) -> None:
+async def test_tasks_are_generated_for_the_tools_of_any_server(settings: JudgeSettings) -> None:
     kinds = {"sku": {"type": "string"}, "status": {"enum": ["open", "closed"]}, "limit": {"type": "integer"}}
     tools = [
         MCPTool("get_stock", "", {"type": "object", "properties": kinds}),
@@ -246,12 +246,12 @@ def options(*given: str) -> argparse.Namespace:
         (["--fault-rate", "-1"], "--fault-rate must be 0 to 1, got -1.0"),
     ],
 )
-def test_options_that_cannot_be_honoured(given: list[str], message: str) -> None:
+def test_options_that_cannot_be_honoured_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         judge_serve.scripted_models(options(*given))
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with ScriptedServer(lambda body: (200, {})) as server:
         port = server.base_url.split(":")[2].removesuffix("/v1")
         with pytest.raises(ConfigError, match=f"--port {port}: cannot listen there"):

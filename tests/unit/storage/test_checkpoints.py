@@ -48,7 +48,7 @@ def checkpoint(directory: Path) -> Path:
     return directory / "0003"
 
 
-def test_reads_back_what_was_written(checkpoint: Path) -> None:
+def test_a_checkpoint_is_read_back_as_it_was_written(checkpoint: Path) -> None:
     checkpoints.verify(checkpoint)
     assert checkpoints.read_state(checkpoint) == STATE
     assert checkpoints.read_probe(checkpoint) == PROBE
@@ -56,7 +56,7 @@ def test_reads_back_what_was_written(checkpoint: Path) -> None:
     assert sorted(entry.name for entry in checkpoint.iterdir()) == sorted([*FILES, checkpoints.MANIFEST])
 
 
-def test_identity_follows_the_content(directory: Path, checkpoint: Path) -> None:
+def test_the_identity_depends_on_the_content(directory: Path, checkpoint: Path) -> None:
     same = checkpoints.write_checkpoint(directory / "0004", contents())
     other = checkpoints.write_checkpoint(directory / "0005", contents(**{checkpoints.ADAPTER_WEIGHTS: b"x"}))
     assert same == checkpoints.identify(checkpoint) == checkpoints.identify(directory / "0004")
@@ -65,7 +65,7 @@ def test_identity_follows_the_content(directory: Path, checkpoint: Path) -> None
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_is_found_and_named(checkpoint: Path, name: str, damage: str) -> None:
+def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: str) -> None:
     file = checkpoint / name
     data = file.read_bytes()
     if damage == "flip":
@@ -79,13 +79,13 @@ def test_damage_is_found_and_named(checkpoint: Path, name: str, damage: str) -> 
 
 
 @pytest.mark.parametrize("manifest", [b"", b"{", b'{"files": {}}', b'{"files": {}, "more": 1}'])
-def test_damaged_manifest(checkpoint: Path, manifest: bytes) -> None:
+def test_a_damaged_manifest_is_reported(checkpoint: Path, manifest: bytes) -> None:
     (checkpoint / checkpoints.MANIFEST).write_bytes(manifest)
     with pytest.raises(CorruptCheckpointError, match="manifest"):
         checkpoints.verify(checkpoint)
 
 
-def test_missing_checkpoint(directory: Path) -> None:
+def test_a_missing_checkpoint_is_not_found(directory: Path) -> None:
     with pytest.raises(NotFoundError, match="0009"):
         checkpoints.verify(directory / "0009")
 
@@ -122,7 +122,7 @@ def test_state_refuses_unknown_fields_and_non_finite_metrics(checkpoint: Path) -
         checkpoints.read_state(checkpoint)
 
 
-def test_steps(directory: Path) -> None:
+def test_only_complete_checkpoints_are_listed(directory: Path) -> None:
     assert checkpoints.list_steps(directory) == []
     assert checkpoints.latest(directory) is None
     for step in (10, 2, 12345):
@@ -143,7 +143,7 @@ def test_an_existing_checkpoint_is_not_overwritten(checkpoint: Path) -> None:
     assert [entry.name for entry in checkpoint.parent.iterdir()] == ["0003"]
 
 
-def test_full_disk_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -157,7 +157,7 @@ def test_full_disk_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPat
     assert list(directory.iterdir()) == []
 
 
-def test_write_file_replaces(tmp_path: Path) -> None:
+def test_write_file_replaces_the_content(tmp_path: Path) -> None:
     target = tmp_path / "state.json"
     atomic.write_file(target, b"one")
     atomic.write_file(target, b"two")
@@ -165,7 +165,7 @@ def test_write_file_replaces(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(directory: Path) -> None:
+def test_only_temporary_files_of_ended_processes_are_removed(directory: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     directory.mkdir()
@@ -199,6 +199,6 @@ checkpoints.write_checkpoint(Path({str(directory / "0001")!r}), dict.fromkeys({F
     checkpoints.verify(directory / "0001")
 
 
-def test_no_torch() -> None:
+def test_checkpoints_are_read_without_torch() -> None:
     code = "import sys, art.storage.checkpoints, art.trainer.contract, art.credit.advantages; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.strip() == b"False"

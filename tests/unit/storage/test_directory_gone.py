@@ -16,7 +16,7 @@ from art.storage.lock import DirectoryLock
 GONE = "the data directory .*data was deleted, moved or replaced while its server was running"
 
 
-def test_the_lock_tells_its_directory_from_another_of_the_same_name(tmp_path: Path) -> None:
+def test_a_replaced_directory_is_noticed_by_its_lock(tmp_path: Path) -> None:
     data = tmp_path / "data"
     lock = DirectoryLock(data / "server.lock")
     lock.check_directory()
@@ -34,7 +34,7 @@ def test_the_lock_tells_its_directory_from_another_of_the_same_name(tmp_path: Pa
     other.release()
 
 
-def test_a_database_without_its_directory(tmp_path: Path) -> None:
+def test_a_database_reports_a_deleted_directory(tmp_path: Path) -> None:
     database = Database(tmp_path / "data" / "art.db")
     shutil.rmtree(tmp_path / "data")
     errors: list[BaseException] = []

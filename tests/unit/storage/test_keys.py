@@ -42,7 +42,7 @@ def test_a_key_is_found_by_its_text_only(store: KeyStore) -> None:
             store.find(wrong)
 
 
-def test_no_file_has_a_key(store: KeyStore, tmp_path: Path) -> None:
+def test_no_file_contains_the_text_of_a_key(store: KeyStore, tmp_path: Path) -> None:
     _, text = store.create("ci", project=None, scopes=["infer"])
     secret = text.split("_", 2)[2]
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -51,17 +51,17 @@ def test_no_file_has_a_key(store: KeyStore, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "data/keys.db").stat().st_mode) == 0o600
 
 
-def test_expiry(store: KeyStore, clock: Clock) -> None:
+def test_a_key_expires(store: KeyStore, clock: Clock) -> None:
     _, text = store.create("ci", project=None, scopes=["infer"], expires_at=clock.now + 10)
     assert store.find(text)
     clock.now += 10
     with pytest.raises(AuthenticationError, match="expired"):
         store.find(text)
-    with pytest.raises(InvalidRequestError, match="before"):
+    with pytest.raises(InvalidRequestError, match="in the future"):
         store.create("ci", project=None, scopes=["infer"], expires_at=clock.now)
 
 
-def test_rotation_leaves_time_to_move(store: KeyStore, clock: Clock) -> None:
+def test_a_rotated_key_stays_valid_for_the_grace_period(store: KeyStore, clock: Clock) -> None:
     old, old_text = store.create("ci", project="games", scopes=["infer"])
     new, new_text = store.rotate(old.id, grace_s=60)
     assert (new.name, new.project, new.scopes) == (old.name, old.project, old.scopes)
@@ -74,7 +74,7 @@ def test_rotation_leaves_time_to_move(store: KeyStore, clock: Clock) -> None:
         store.rotate(old.id)
 
 
-def test_revoking(store: KeyStore) -> None:
+def test_a_revoked_key_is_refused(store: KeyStore) -> None:
     key, text = store.create("ci", project=None, scopes=["infer"])
     revoked = store.revoke(key.id)
     assert store.revoke(key.id) == revoked
@@ -84,7 +84,7 @@ def test_revoking(store: KeyStore) -> None:
         store.revoke("nobody")
 
 
-def test_bad_keys_are_not_made(store: KeyStore) -> None:
+def test_invalid_keys_are_not_made(store: KeyStore) -> None:
     with pytest.raises(InvalidRequestError, match="scope"):
         store.create("ci", project=None, scopes=[])
     with pytest.raises(InvalidRequestError, match="project"):
@@ -92,7 +92,7 @@ def test_bad_keys_are_not_made(store: KeyStore) -> None:
     assert store.list() == []
 
 
-async def test_last_use_is_written_now_and_then(store: KeyStore, clock: Clock) -> None:
+async def test_the_last_use_of_a_key_is_recorded_at_intervals(store: KeyStore, clock: Clock) -> None:
     _, text = store.create("ci", project=None, scopes=["infer"])
 
     async def use(at: float) -> float | None:
@@ -139,7 +139,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "arguments", [["create", "--name", "x", "--expires", "90"], ["create", "--name", "x", "--scope", "all"]]
 )
-def test_the_command_refuses(tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_options_of_the_command_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         main(["keys", *arguments, "--data-dir", str(tmp_path)])
     assert main(["keys", "revoke", "nobody", "--data-dir", str(tmp_path)]) == 1

@@ -17,7 +17,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_there_while_the_server_runs(state: Path) -> None:
+def test_the_key_is_shared_while_the_server_runs(state: Path) -> None:
     with left_for_clients(5000, "art-key"):
         (path,) = state.rglob("*.key")
         assert path.stat().st_mode & 0o777 == 0o600
@@ -31,14 +31,14 @@ def test_it_is_there_while_the_server_runs(state: Path) -> None:
     assert find_local_key("http://localhost:5000") is None
 
 
-def test_what_others_can_read_is_not_used(state: Path) -> None:
+def test_a_key_file_that_others_can_read_is_not_used(state: Path) -> None:
     with left_for_clients(5000, "art-key"):
         (path,) = state.rglob("*.key")
         path.chmod(0o644)
         assert find_local_key("http://localhost:5000") is None
 
 
-def test_the_file_of_a_killed_server_is_replaced_and_that_of_a_successor_kept(state: Path) -> None:
+def test_a_killed_servers_file_is_replaced_and_a_successors_is_kept(state: Path) -> None:
     with left_for_clients(5000, "old"):
         with left_for_clients(5000, "new"):
             assert find_local_key("http://localhost:5000") == "new"
@@ -48,7 +48,7 @@ def test_the_file_of_a_killed_server_is_replaced_and_that_of_a_successor_kept(st
     assert find_local_key("http://localhost:5000") == "newer"
 
 
-def test_without_a_home_the_server_runs_all_the_same(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_runs_without_a_home_directory(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (state / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "file"))
     with left_for_clients(5000, "art-key"):

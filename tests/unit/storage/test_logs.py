@@ -7,7 +7,7 @@ import pytest
 from art.storage import logs
 
 
-def test_a_long_log_is_put_aside_when_its_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_moved_away_when_its_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     path = tmp_path / "logs" / "server.log"
     for text in (b"first run, long\n", b"second, long too\n", b"third\n", b"fourth\n"):
@@ -17,7 +17,7 @@ def test_a_long_log_is_put_aside_when_its_process_starts(tmp_path: Path, monkeyp
     assert path.read_bytes() == b"third\nfourth\n"
 
 
-def test_a_long_log_is_put_aside_while_its_process_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_log_is_moved_away_while_its_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     path = tmp_path / "engine.log"
     logs.rotate_log(path)  # there is none yet
@@ -32,7 +32,7 @@ def test_a_long_log_is_put_aside_while_its_process_writes_on(tmp_path: Path, mon
     assert logs.log_since(path, 1000) == ""
 
 
-def test_the_tail_is_read_from_the_end(tmp_path: Path) -> None:
+def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     assert logs.log_tail(path) == ""
     path.write_bytes(b"\xff" * 100_000 + b"\n" + "".join(f"line {i}\n" for i in range(100)).encode())

@@ -1,4 +1,4 @@
-"""A vLLM server without vLLM: the HTTP interface that `art.engines.vllm` uses, with a policy that counts upwards."""
+"""A fake vLLM server with the HTTP interface that `art.engines.vllm` uses, and a policy that counts upwards."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from aiohttp import web
 
 VOCAB = 100
 CONTEXT = 65
-"""What the server allows; the engine keeps one token of it for scoring."""
+"""Longest context of the server; the engine keeps one token of it for scoring."""
 
 
 class FakeVllm:
-    """Token t is followed by t + 1, with log-prob -1 at temperature 1 and -0.5 at 2; an adapter shifts both by its
-    number in the order of loading, times 0.1."""
+    """The policy samples t + 1 after token t, with log-prob -1 at temperature 1 and -0.5 at 2.
+
+    The n-th adapter that is loaded shifts both log-probs by 0.1 n.
+    """
 
     def __init__(self) -> None:
         self.adapters: dict[str, str] = {}
         self.requests: list[dict[str, Any]] = []
         self.num_running = 0
         self.gate = asyncio.Event()
-        """Completions wait for it."""
+        """Completions wait until this is set."""
         self.gate.set()
         self.refuse: tuple[int, str] | None = None
-        """Status and message of every completion, if set."""
+        """If set, every completion is refused with this status and message."""
         self.processes_logprobs = True
         self.awake = asyncio.Event()
-        """Completions wait for it too."""
+        """Cleared while the server sleeps; completions wait until this is set."""
         self.awake.set()
         self.weights = 0
-        """How often they were replaced; each time log-probs fall by 0.1."""
+        """How often the weights were replaced. Each time, log-probs fall by 0.1."""
         self.control: list[str] = []
         """Calls that replace weights and empty the prefix cache."""
         self.refused_resets = 0
-        """So many times it says that it cannot empty its cache."""
+        """How many more times the server refuses to empty its cache."""
         self.app = web.Application()
         self.app.add_routes(
             [
@@ -56,7 +58,7 @@ class FakeVllm:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[str]:
-        """Its URL, while the block runs."""
+        """Run the server while the block runs, and yield its URL."""
         runner = web.AppRunner(self.app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

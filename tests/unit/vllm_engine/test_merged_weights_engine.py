@@ -1,5 +1,4 @@
-"""Weights that take each other's place in vLLM: who waits, who is refused, what is asked of vLLM, which is a fake; and
-the folders that it reads them from."""
+"""The exchange of weights in vLLM (a fake server): who waits, who is refused, and the folders that vLLM reads."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_new_weights_wait_for_requests_and_replace_what_was_there() -> None:
+async def test_new_weights_wait_for_running_requests() -> None:
     fake = FakeVllm()
     async with engine_of(fake) as engine:
         with pytest.raises(NotFoundError, match="now nothing"):
@@ -83,7 +82,7 @@ async def test_new_weights_wait_for_requests_and_replace_what_was_there() -> Non
             await engine.score([1, 2], "m@2")
 
 
-async def test_weights_that_are_not_there_for_sure_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_served_after_a_failed_exchange_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_replica, "RESET_AGAIN_S", 0.0)
     fake = FakeVllm()
     async with engine_of(fake) as engine:
@@ -142,17 +141,17 @@ def test_an_adapter_becomes_a_folder_of_whole_weights(tmp_path: Path) -> None:
         model = merged.prepare("m@1", checkpoint)
         assert merged.prepare("m@1", checkpoint) is model
         assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
-        found = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / "model.safetensors")
         expected = base["model.layers.0.mlp.down_proj.weight"] + 2 * 2 * value  # alpha / rank * B A
-        np.testing.assert_allclose(found["model.layers.0.mlp.down_proj.weight"], expected, rtol=1e-6)
-        np.testing.assert_array_equal(found["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+        np.testing.assert_allclose(tensors["model.layers.0.mlp.down_proj.weight"], expected, rtol=1e-6)
+        np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
         assert model.info.norm == pytest.approx(4 * value * 15**0.5)
     merged.clear()
     assert not folder.exists()
     assert merged.prepare("m@1", checkpoint).folder.is_dir()
 
 
-def test_a_full_checkpoint_is_there_without_its_optimiser(tmp_path: Path) -> None:
+def test_a_full_checkpoint_is_served_without_its_optimiser(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     name = "model.layers.0.mlp.down_proj.weight"
     weights = save(base | {name: base[name] + np.float32(0.5)})
@@ -166,7 +165,7 @@ def test_a_full_checkpoint_is_there_without_its_optimiser(tmp_path: Path) -> Non
     assert model.info.norm == pytest.approx(0.5 * 15**0.5, rel=1e-6)
 
 
-def test_what_cannot_be_merged_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_merged_is_refused_by_name(tmp_path: Path) -> None:
     write_base(tmp_path / "half", np.float16)
     checkpoint = adapter_checkpoint(tmp_path / "0001", 1.0)
     with pytest.raises(AdapterError, match=r"'m@1' cannot be merged.*hold F16.*computes in float32"):

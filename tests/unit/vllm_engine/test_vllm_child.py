@@ -1,4 +1,4 @@
-"""The process beside vLLM servers, over its frames; the server is a fake that runs already."""
+"""The engine process of vLLM, called over its frames. It connects to a fake server that already runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from art.runtime.children.vllm_child import Progress
 
 @asynccontextmanager
 async def child() -> AsyncIterator[tuple[RpcClient, list[dict[str, Any]]]]:
-    """A connection to a new process, and its heartbeats so far."""
+    """A connection to a new process, and the list of its heartbeats."""
     ours, theirs = socket.socketpair()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "art.runtime.children.vllm_child", "--fd", str(theirs.fileno())),
@@ -92,7 +92,7 @@ async def test_calls_reach_the_server_and_answers_come_back(model: Path) -> None
                 await asyncio.sleep(0.05)
 
 
-async def test_leaving_a_call_cancels_it_on_the_server(model: Path) -> None:
+async def test_cancelling_a_call_cancels_it_on_the_server(model: Path) -> None:
     fake = FakeVllm()
     async with fake.serve() as url, child() as (client, _):
         engine = await start(client, model, url)
@@ -109,14 +109,14 @@ async def test_leaving_a_call_cancels_it_on_the_server(model: Path) -> None:
             assert (await anext(chunks)).token_ids == [8]
 
 
-async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+async def test_a_failed_start_reports_its_reason(tmp_path: Path) -> None:
     config = VllmConfig(urls=("http://127.0.0.1:9",)).model_dump()
     async with child() as (client, _):
-        with pytest.raises(ConfigError, match="neither a local folder"):
+        with pytest.raises(ConfigError, match="is not a local folder"):
             await client.call("start", model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None)
 
 
-async def test_a_sleeping_server_is_not_taken_for_one_that_hangs(model: Path) -> None:
+async def test_a_sleeping_server_is_not_mistaken_for_a_stalled_one(model: Path) -> None:
     fake = FakeVllm()
     async with fake.serve() as url, child() as (client, heartbeats):
         engine = await start(client, model, url)
@@ -135,7 +135,7 @@ def asleep(heartbeats: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [beat for beat in heartbeats if beat["doing"] == "asleep"]
 
 
-def test_progress_is_what_was_computed_since_the_last_look() -> None:
+def test_progress_means_new_tokens_since_the_last_look() -> None:
     stats = {"generated_tokens": 0.0, "prefill_tokens": 0.0, "running": 1.0, "waiting": 0.0, "kv_cache_usage": 0.5}
     progress = Progress()
     assert progress.add(stats), "a first request has just come"
@@ -144,6 +144,6 @@ def test_progress_is_what_was_computed_since_the_last_look() -> None:
     told = progress.describe(os.getpid())["vllm"]
     assert (told["running"], told["kv_cache_usage"], told["generated_tokens"]) == (1.0, 0.5, 0.0)
     assert told["progress_s"] < 5
-    assert not progress.add(stats | {"prefill_tokens": 7.0}), "it stands still"
+    assert not progress.add(stats | {"prefill_tokens": 7.0}), "nothing was computed since"
     progress.expect()
     assert progress.add(stats | {"prefill_tokens": 7.0})

@@ -1,4 +1,4 @@
-"""What the vLLM engine adds to vLLM: names of adapters, zeros, several replicas, errors. vLLM itself is a fake."""
+"""What the vLLM engine adds to vLLM (a fake server): names of adapters, zeros, several replicas, errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def run(engine: VllmEngine, *, stream: bool = False, **fields: Any) -> lis
     return [chunk async for chunk in engine.generate(ask(**fields), stream=stream)]
 
 
-async def test_what_is_asked_of_vllm_and_what_becomes_of_its_answer(model: str) -> None:
+async def test_requests_and_answers_are_translated(model: str) -> None:
     async with engine_of(model, fake := FakeVllm(), dtype="float32") as engine:
         info = await engine.info()
         assert (info.vocab_size, info.max_context, info.dtype) == (VOCAB, CONTEXT - 1, "float32")
@@ -92,7 +92,7 @@ async def test_what_is_asked_of_vllm_and_what_becomes_of_its_answer(model: str) 
         assert await engine.score([1] * (CONTEXT - 1), None) == [-1.0] * (CONTEXT - 2)
 
 
-def test_seeds_of_what_is_resumed_differ_and_are_none_that_vllm_ignores() -> None:
+def test_a_resumed_request_has_another_valid_seed() -> None:
     seeds = [seed_of(ask(seed=seed, first_index=index)) for seed in (0, 1, 2**64 - 1) for index in (0, 1, 7)]
     assert len(set(seeds)) == 9
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -106,7 +106,7 @@ async def test_max_tokens_are_cut_to_the_context(model: str) -> None:
             await run(engine, prompt_token_ids=[1] * (CONTEXT - 1))
 
 
-async def test_each_load_has_a_name_of_its_own(model: str, tmp_path: Path) -> None:
+async def test_each_load_of_an_adapter_has_its_own_name(model: str, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a")
     async with engine_of(model, fake := FakeVllm(), device="cuda") as engine:
         info = await engine.load_adapter("m@1", path)
@@ -130,7 +130,7 @@ async def test_each_load_has_a_name_of_its_own(model: str, tmp_path: Path) -> No
             await run(engine, adapter="m@1")
 
 
-async def test_on_cpu_zeros_stand_for_the_base_model_once_there_is_an_adapter(model: str, tmp_path: Path) -> None:
+async def test_on_cpu_an_adapter_of_zeros_replaces_the_base_model(model: str, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a")
     async with engine_of(model, fake := FakeVllm()) as engine:
         fake.gate.clear()
@@ -149,7 +149,7 @@ async def test_on_cpu_zeros_stand_for_the_base_model_once_there_is_an_adapter(mo
         assert [request["model"] for request in fake.requests] == ["the-base", zeros]
 
 
-async def test_a_refused_adapter_is_nowhere(model: str, tmp_path: Path) -> None:
+async def test_a_refused_adapter_is_unloaded_everywhere(model: str, tmp_path: Path) -> None:
     async with engine_of(model, one := FakeVllm(), two := FakeVllm(), device="cuda") as engine:
         path = write_adapter(tmp_path / "refused")
         with pytest.raises(AdapterError, match="adapter 'm@1': vLLM: no such target module"):
@@ -159,7 +159,7 @@ async def test_a_refused_adapter_is_nowhere(model: str, tmp_path: Path) -> None:
             await run(engine, adapter="m@1")
 
 
-async def test_a_server_that_has_forgotten_an_adapter_gets_it_again(model: str, tmp_path: Path) -> None:
+async def test_a_server_that_has_lost_an_adapter_gets_it_again(model: str, tmp_path: Path) -> None:
     async with engine_of(model, fake := FakeVllm(), device="cuda") as engine:
         await engine.load_adapter("m@1", write_adapter(tmp_path / "a"))
         for call in (run(engine, adapter="m@1"), run(engine, adapter="m@1", stream=True), engine.score([1, 2], "m@1")):
@@ -168,7 +168,7 @@ async def test_a_server_that_has_forgotten_an_adapter_gets_it_again(model: str, 
             assert len(fake.adapters) == 1
 
 
-async def test_replicas_share_the_work_and_keep_conversations(model: str, tmp_path: Path) -> None:
+async def test_replicas_share_requests_and_keep_conversations(model: str, tmp_path: Path) -> None:
     fakes = [FakeVllm(), FakeVllm()]
     async with engine_of(model, *fakes, device="cuda", max_running=1, max_waiting=20) as engine:
         await engine.load_adapter("m@1", write_adapter(tmp_path / "a"))
@@ -193,7 +193,7 @@ async def test_replicas_share_the_work_and_keep_conversations(model: str, tmp_pa
         assert (stats["prefill_tokens"], stats["cached_tokens"], stats["kv_cache_usage"]) == (40.0, 20.0, 0.5)
 
 
-async def test_a_replica_that_is_down_is_left_alone(model: str, tmp_path: Path) -> None:
+async def test_a_replica_that_does_not_answer_is_avoided(model: str, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a")
     async with FakeVllm().serve() as first, AsyncExitStack() as second:
         urls = (first, await second.enter_async_context(FakeVllm().serve()))
@@ -220,7 +220,7 @@ async def test_replicas_that_disagree_are_refused(model: str, tmp_path: Path) ->
         assert (len(one.adapters), len(two.adapters)) == (0, 1)
 
 
-async def test_a_full_queue_refuses(model: str) -> None:
+async def test_a_full_queue_refuses_requests(model: str) -> None:
     async with engine_of(model, fake := FakeVllm(), max_running=2, max_waiting=1) as engine:
         fake.gate.clear()
         running = [asyncio.ensure_future(run(engine, seed=i)) for i in range(3)]
@@ -234,7 +234,7 @@ async def test_a_full_queue_refuses(model: str) -> None:
         await run(engine)
 
 
-async def test_leaving_a_stream_closes_the_connection(model: str) -> None:
+async def test_closing_a_stream_closes_the_connection(model: str) -> None:
     async with engine_of(model, fake := FakeVllm()) as engine:
         async with aclosing(engine.generate(ask(max_tokens=40), stream=True)) as chunks:
             await anext(chunks)
@@ -252,7 +252,7 @@ async def test_leaving_a_stream_closes_the_connection(model: str) -> None:
         (503, "overloaded", ProcessError),
     ],
 )
-async def test_errors(model: str, status: int, message: str, error: type[ArtError]) -> None:
+async def test_errors_of_vllm_are_translated(model: str, status: int, message: str, error: type[ArtError]) -> None:
     async with engine_of(model, fake := FakeVllm()) as engine:
         fake.refuse = status, message
         for stream in (False, True):
@@ -262,7 +262,7 @@ async def test_errors(model: str, status: int, message: str, error: type[ArtErro
             assert message in str(caught.value)
 
 
-async def test_a_server_that_is_not_there(model: str) -> None:
+async def test_an_unreachable_server_is_reported(model: str) -> None:
     config = VllmConfig(urls=("http://127.0.0.1:9",))
     with pytest.raises(ProcessError, match=r"127\.0\.0\.1:9"):
         await start_engine(model, config, lora_rank=4)
@@ -276,7 +276,7 @@ async def test_a_server_with_log_probs_before_temperature_is_refused(model: str)
             pass
 
 
-async def test_a_context_that_the_servers_do_not_have_is_refused(model: str) -> None:
+async def test_a_context_longer_than_the_servers_allow_is_refused(model: str) -> None:
     with pytest.raises(ConfigError, match=f"{CONTEXT}"):
         async with engine_of(model, FakeVllm(), max_context=CONTEXT):
             pass

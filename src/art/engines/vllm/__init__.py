@@ -1,11 +1,13 @@
-"""vLLM as an engine: servers that ART starts, or that run already, spoken to over HTTP.
+"""The vLLM engine. It talks over HTTP to vLLM servers that ART starts, or that already run.
 
-    engine      the `art.engine.Engine`: which replica, which adapter, how many requests
-    replica     HTTP calls of one server, and what its answers mean
-    adapters    LoRA files: what they hold, and the adapter of zeros
-    routing     which replica has computed most of a prompt already
-    server      starts a server and watches it, through `guard`
-    command     the flags and the environment of a server
+    vllm_engine  implements `art.engine.Engine`: chooses the replica and the adapter, limits the number of requests
+    merged       the same with `weights="merged"`, where the server holds one policy
+    replica      HTTP calls to one server, and their answers
+    adapters     reads LoRA files, and writes the adapter of zeros
+    routing      chooses the replica that has already computed most of a prompt
+    start        starts or connects what the settings ask for
+    server       starts a server and watches it, through `guard`
+    command      command line and environment of a server
 
-All of it lives in the engine's own process (`art.runtime.children.vllm_child`); nothing here loads torch or vLLM.
+All of it runs in the engine's own process (`art.runtime.children.vllm_child`). Nothing here loads torch or vLLM.
 """

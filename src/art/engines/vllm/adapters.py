@@ -1,7 +1,7 @@
-"""PEFT LoRA files on their way into vLLM: what they hold, and an adapter of zeros that stands for the base model.
+"""Read PEFT LoRA files before vLLM loads them, and write an adapter of zeros that replaces the base model.
 
-vLLM tells nothing about an adapter that it has loaded, and of a broken one little more than that it is broken. So the
-files are read here too. What vLLM really computes with them is for the handshake to prove.
+vLLM reports nothing about an adapter that it has loaded, and little about what is wrong with a broken one. So ART reads
+the files too. The handshake proves what vLLM really computes with them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ Weights = dict[str, npt.NDArray[Any]]
 
 
 def read_adapter(name: str, path: Path) -> AdapterInfo:
-    """What the adapter in folder `path` holds. `norm` is that of the files.
+    """Check the adapter in folder `path` and describe it. `norm` is computed from the files.
 
     Raises:
-        AdapterError: naming the adapter and the file at fault.
+        AdapterError: the adapter cannot be used. The message names the file at fault.
     """
     config, weights = _read(name, path)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
-        raise AdapterError(f"adapter {name!r}: {path / CONFIG_FILE}: `r` is {rank!r} and `lora_alpha` {alpha!r}")
+        raise AdapterError(
+            f"adapter {name!r}: {path / CONFIG_FILE}: `r` must be a positive integer and `lora_alpha` a number, got "
+            f"{rank!r} and {alpha!r}"
+        )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     squared = 0.0
     pairs = _pairs(name, path / WEIGHTS_FILE, weights)
@@ -47,14 +50,14 @@ def read_adapter(name: str, path: Path) -> AdapterInfo:
                 f"expected [{rank}, in] and [out, {rank}]"
             )
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise AdapterError(f"adapter {name!r}: {path / WEIGHTS_FILE}: {module} holds NaN or infinite values")
+            raise AdapterError(f"adapter {name!r}: {path / WEIGHTS_FILE}: {module} contains NaN or infinite values")
         # |B A|^2 = sum(B^T B * A A^T), without forming the product.
         squared += float(((b.T @ b) * (a @ a.T)).sum(dtype=np.float64))
     return AdapterInfo(name=name, num_layers=len(pairs), rank=rank, norm=abs(scale) * math.sqrt(max(squared, 0.0)))
 
 
 def write_zeros(source: Path, target: Path) -> None:
-    """A copy of the adapter `source` that changes nothing: all of its B are zero.
+    """Write a copy of the adapter `source` in which every B is zero, so that it changes no weight.
 
     Raises:
         AdapterError: `source` cannot be read.
@@ -69,8 +72,8 @@ def write_zeros(source: Path, target: Path) -> None:
 def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
     if not (path / CONFIG_FILE).exists() and (path / "model.safetensors").exists():
         raise AdapterError(
-            f"adapter {name!r}: {path} holds a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or use "
-            "the embedded engine"
+            f"adapter {name!r}: {path} contains a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or "
+            "use the embedded engine"
         )
     file = path / CONFIG_FILE
     try:
@@ -78,24 +81,28 @@ def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
         file = path / WEIGHTS_FILE
         weights: Weights = load_file(file)
     except (OSError, ValueError, SafetensorError, TypeError) as error:
-        raise AdapterError(f"adapter {name!r}: {file}: cannot be read, missing or corrupted ({error})") from error
+        raise AdapterError(f"adapter {name!r}: {file} is missing or corrupted ({error})") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterError(
-            f"adapter {name!r}: {path / CONFIG_FILE}: `peft_type` must be 'LORA'; vLLM is given nothing else"
+            f"adapter {name!r}: {path / CONFIG_FILE}: `peft_type` must be 'LORA', the only kind that ART serves by vLLM"
         )
     return config, weights
 
 
 def _pairs(name: str, file: Path, weights: Weights) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Module name -> (A [r, in], B [out, r]), with every key accounted for."""
-    found: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    """Group the weights by module: name -> (A [r, in], B [out, r]).
+
+    Raises:
+        AdapterError: a key is not a LoRA weight, or half of a pair is missing.
+    """
+    pairs: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for key, value in weights.items():
         match = _KEY.fullmatch(key)
         if match is None:
-            raise AdapterError(f"adapter {name!r}: {file}: {key!r} is no LoRA weight of a linear layer")
-        found.setdefault(match["module"], {})[match["factor"]] = value.astype(np.float32)
-    if not found:
-        raise AdapterError(f"adapter {name!r}: {file}: holds no LoRA weights")
-    if halves := sorted(module for module, pair in found.items() if len(pair) != 2):
+            raise AdapterError(f"adapter {name!r}: {file}: {key!r} is not a LoRA weight of a linear layer")
+        pairs.setdefault(match["module"], {})[match["factor"]] = value.astype(np.float32)
+    if not pairs:
+        raise AdapterError(f"adapter {name!r}: {file} contains no LoRA weights")
+    if halves := sorted(module for module, pair in pairs.items() if len(pair) != 2):
         raise AdapterError(f"adapter {name!r}: {file}: {halves[0]} has only one of lora_A and lora_B")
-    return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
+    return {module: (pair["A"], pair["B"]) for module, pair in pairs.items()}

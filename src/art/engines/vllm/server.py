@@ -1,7 +1,7 @@
-"""Starts a vLLM server, waits until it samples, and tells when it has died.
+"""Start a vLLM server, wait until it can sample, and report its death.
 
-It listens on a free loopback port and asks for a key. One that ART has to control does not: vLLM's development routes
-ask for no key, so it listens on a socket file in a folder that only this user can open.
+A server listens on a free loopback port and requires a key. vLLM's development routes require no key, so a server that
+needs them listens on a socket file instead, in a folder that only this user can open.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 CAUSE_WINDOW_S = 30.0
-"""The first error that it printed in this time before its death is taken for the cause; others follow from it."""
+"""The first error that the server printed in this many seconds before its death is reported as the cause."""
 DRAIN_TIMEOUT_S = 2.0
 GUARD = Path(__file__).with_name("guard.py")
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
-"""Of errors, and of what its processes print without a logger. Warnings keep theirs, and so do not match."""
+"""The prefix of error lines and of lines printed without a logger. It leaves warnings with text before the cause."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?:: |$)|.* died unexpectedly")
 _HINTS = {
-    "module 'triton": "vLLM computes mixtures of experts by Triton while adapters are enabled, and there is no working "
-    "Triton here; its CPU package comes without",
-    "is not supported by MLA": "on a CPU vLLM computes multi-head latent attention in the width of DeepSeek-V3 only: "
+    "module 'triton": "with adapters, vLLM needs Triton for mixtures of experts, and there is no working Triton here; "
+    "vLLM's CPU package does not include it",
+    "is not supported by MLA": "on CPU, vLLM supports multi-head latent attention only in the width of DeepSeek-V3: "
     "512 + 64",
 }
-"""What is meant by causes that only vLLM's developers understand, by a part of their text."""
+"""Explanations of causes that are hard to understand, by a part of their text."""
 _NO_CAUSE = re.compile(r"Engine core initialization failed|EngineDeadError|WorkerProc initialization failed")
 
 
 class VllmServer:
-    """One server that belongs to this process, and its `replica`."""
+    """A vLLM server that this process has started, and the `replica` that calls it."""
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class VllmServer:
     async def start(
         cls, installation: Installation, command: list[str], num_threads: int | None, *, with_control: bool = False
     ) -> VllmServer:
-        """
+        """Start a server and wait until it can sample.
+
         Args:
-            with_control: open its development routes, to this user only.
+            with_control: open the development routes, to this user only.
 
         Raises:
-            ProcessError: it ended before it was ready; with the error that it printed, if it did.
+            ProcessError: the server ended before it was ready. The message has the error that it printed.
         """
         key = secrets.token_urlsafe(24)
         if with_control:
@@ -97,7 +98,7 @@ class VllmServer:
 
     @property
     def pid(self) -> int:
-        """Of the guard, from which all its processes descend."""
+        """Process id of the guard, the parent of all processes of the server."""
         return self._process.pid
 
     async def close(self) -> None:
@@ -108,19 +109,18 @@ class VllmServer:
         self._remove_folder()
 
     async def death(self) -> ProcessError:
-        """Returns when the server is dead, with the reason as far as it is known."""
+        """Wait until the server is dead. Returns the reason, as far as it is known."""
         await self._exit()
         self._kill()  # the guard may have been killed alone
         await self._drain()
         self._remove_folder()
         recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
-        # The status is that of the guard, which kills its group and itself with it.
+        # The exit status tells nothing: it is that of the guard, which kills itself together with its group.
         hints = [f" ({hint})" for part, hint in _HINTS.items() if recent and part in recent[0]]
         return ProcessError("the vLLM server died" + (f": {recent[0]}" if recent else "") + "".join(hints))
 
     async def _exit(self) -> None:
-        """Returns when the guard is gone. `Process.wait` would also wait for the end of its output, which processes
-        further below may keep open."""
+        """Wait until the guard has ended. `Process.wait` would also wait for children that keep its output open."""
         while self._process.returncode is None:
             await asyncio.sleep(POLL_S)
 
@@ -133,7 +133,7 @@ class VllmServer:
             self._folder.cleanup()
 
     async def _drain(self) -> None:
-        """Read its output to the end, which comes when no process of the group is left."""
+        """Read the output to its end, which comes when no process of the group is left."""
         await asyncio.wait([self._output], timeout=DRAIN_TIMEOUT_S)
         self._output.cancel()
         if self._process.stdin is not None:
@@ -146,7 +146,7 @@ class VllmServer:
                 await asyncio.wait([death], timeout=POLL_S)
                 if death.done():
                     raise death.result()
-            # The first request compiles and allocates; nobody should wait for that later, or take it for a stall.
+            # The first request compiles and allocates. Do that now, so that it is not mistaken for a stall later.
             await self.replica.score([0, 0], MODEL_NAME)
         except ArtError as error:
             if death.done() or not isinstance(error, ProcessError):
@@ -156,7 +156,7 @@ class VllmServer:
             death.cancel()
 
     async def _forward_output(self) -> None:
-        """Copy its output to our log, and note the errors in it that may be the cause of a death."""
+        """Copy the server's output to this process's log, and remember errors that may be the cause of a death."""
         assert self._process.stdout is not None
         while line := await self._read_line(self._process.stdout):
             sys.stderr.buffer.write(line)
@@ -169,12 +169,12 @@ class VllmServer:
     async def _read_line(stream: asyncio.StreamReader) -> bytes:
         try:
             return await stream.readline()
-        except ValueError:  # longer than the limit; what was read is gone
+        except ValueError:  # longer than the limit; asyncio has dropped the line
             return b"[a very long line]\n"
 
 
 def _free_port() -> int:
-    """Another program may take it before vLLM does, which then ends and is started again with another one."""
+    """Find a free port. If another program takes it before vLLM does, vLLM ends and is started again on another."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port

@@ -1,4 +1,4 @@
-"""From settings to an engine that samples: a server of our own, or those that run already."""
+"""Make a vLLM engine from settings: start a server, or connect to servers that already run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, ConfigError
 
 MAX_CONTEXT = 32_768
-"""Longest context if none is asked for."""
+"""Longest context, in tokens, if `engine.max_context` is not set."""
 
 
 async def start_engine(
     model: str, config: VllmConfig, *, lora_rank: int | None, python: str | None = None, sleeps: bool = False
 ) -> tuple[VllmEngine, VllmServer | None]:
-    """The engine, and the server that was started for it.
+    """Return the engine, and the server that was started for it (`None` with `engine.urls`).
 
     Args:
-        model: Folder or hub id of the base model.
-        lora_rank: Of the adapters that will be loaded; `None` with `weights="merged"`.
-        python: Interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one.
-        sleeps: Whether it will be put to sleep.
+        model: folder or hub id of the base model.
+        lora_rank: rank of the adapters that will be loaded; `None` with `weights="merged"`.
+        python: interpreter of the environment with vLLM; by default that of ART_VLLM_PYTHON, else this one.
+        sleeps: whether the engine will be put to sleep.
 
     Raises:
-        ConfigError: no vLLM is there, or it cannot serve this.
+        ConfigError: vLLM is not installed, or it cannot serve the model with these settings.
         ProcessError: a server did not start, or does not answer.
     """
     model_config = await asyncio.to_thread(_read_model_config, model)
@@ -43,8 +43,9 @@ async def start_engine(
     installation = await asyncio.to_thread(find_installation, vllm_python(python))
     if config.device not in ("auto", installation.device):
         raise ConfigError(
-            f"`engine.device` is {config.device!r}, but the vLLM {installation.vllm} of {installation.python} is built "
-            f'for {installation.device}; set it to "auto", or install the other build'
+            f"`engine.device` is {config.device!r}, but vLLM {installation.vllm} in the environment of "
+            f'{installation.python} is built for {installation.device}; set `engine.device` to "auto", or install the '
+            "other build"
         )
     max_context = _max_context(config, model_config)
     dtype = _dtype(config, installation.device)
@@ -78,7 +79,7 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
         raise
     if len({name for name, _ in served}) > 1:
         raise ConfigError(f"the vLLM servers serve different models: {sorted({name for name, _ in served})}")
-    longest = min(length for _, length in served) - 1  # see `score`: one more token is sampled
+    longest = min(length for _, length in served) - 1  # `Replica.score` samples one token more
     if config.max_context is not None and config.max_context > longest:
         raise ConfigError(
             f"`engine.max_context` is {config.max_context}, but the vLLM servers allow {longest + 1} tokens, of which "
@@ -96,7 +97,11 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
 
 
 async def _check_logprobs(replica: Replica, model: str) -> None:
-    """Log-probs must be those of the distribution that was sampled from, which is not vLLM's default."""
+    """Check that a server reports log-probs after temperature and top_p, which is not vLLM's default.
+
+    Raises:
+        ConfigError: its log-probs are those of the distribution before temperature and top_p.
+    """
     prompt = [0, 0]
     request = GenerateRequest(
         request_id="check", adapter=None, prompt_token_ids=prompt, max_tokens=4, stop_token_ids=(), seed=0,
@@ -122,19 +127,22 @@ def _max_context(config: VllmConfig, model_config: dict[str, Any]) -> int:
     if limit is None:
         return config.max_context or MAX_CONTEXT
     if config.max_context is not None and config.max_context > limit:
-        raise ConfigError(f"`engine.max_context` is {config.max_context}, but the model is made for {limit} tokens")
+        raise ConfigError(
+            f"`engine.max_context` is {config.max_context}, but the model supports at most {limit} tokens "
+            "(`max_position_embeddings`)"
+        )
     return config.max_context or min(int(limit), MAX_CONTEXT)
 
 
 def _vocab_size(model_config: dict[str, Any]) -> int:
     size = _text_config(model_config).get("vocab_size")
     if not isinstance(size, int):
-        raise ConfigError(f"the model's config.json has no `vocab_size`, got {size!r}")
+        raise ConfigError(f"`vocab_size` in the model's config.json must be an integer, got {size!r}")
     return size
 
 
 def _text_config(model_config: dict[str, Any]) -> dict[str, Any]:
-    """Models that see images keep what concerns text in a part of its own."""
+    """The part of a model's config that describes its text model; multimodal models have it in `text_config`."""
     nested = model_config.get("text_config")
     return nested if isinstance(nested, dict) else model_config
 
@@ -148,8 +156,8 @@ def _read_model_config(model: str) -> dict[str, Any]:
             path = Path(hf_hub_download(model, "config.json"))
         config: dict[str, Any] = json.loads(path.read_bytes())
         return config
-    except (OSError, ValueError) as error:  # the hub's errors are among them
+    except (OSError, ValueError) as error:  # errors of huggingface_hub are subclasses
         raise ConfigError(
-            f"base model {model!r} is neither a local folder with a config.json nor a model of the Hugging Face hub "
-            f"({error})"
+            f"base model {model!r} is not a local folder with a readable config.json, and the Hugging Face hub does "
+            f"not provide it ({error})"
         ) from error

@@ -1,14 +1,14 @@
-"""`art.engine.Engine` over one or more vLLM servers.
+"""Implements `art.engine.Engine` with one or more vLLM servers.
 
-What is done here that vLLM does not do by itself:
-- Each load of an adapter gets a name of its own on the servers. vLLM keys its prefix cache by that name, so KV of one
-  policy version is never reused for another, and an adapter that is loaded again under the same name leaves the
-  requests alone that still run with the one before.
+It adds what vLLM does not do by itself:
+- Each load of an adapter gets a new name on the servers. vLLM's prefix cache depends on that name, so the KV of one
+  policy version is never used for another. When an adapter is loaded again under the same name, requests that still
+  run with the earlier weights are not affected.
 - On CPU, vLLM 0.32 computes requests for the base model with some adapter's weights when requests for adapters are in
-  the same batch (https://github.com/vllm-project/vllm/issues/48421). From the first adapter on, such requests
-  therefore name an adapter of zeros.
-- A replica that has forgotten an adapter, because it was restarted, is given it again. One that does not answer is left
-  alone for a while, if there are others; what it was sampling goes on elsewhere (`art.engines.process`).
+  the same batch (https://github.com/vllm-project/vllm/issues/48421). Once an adapter is loaded, requests for the base
+  model therefore use an adapter of zeros.
+- A replica that was restarted and has lost an adapter gets it again. A replica that does not answer gets no requests
+  for a while, if there are others; the requests that it was sampling continue elsewhere (`art.engines.process`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
-"""Root mean square difference between replicas: as much as bfloat16 explains, with other kernels on other devices."""
+"""Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices explains it."""
 
 
 @dataclass(eq=False, slots=True)
 class Policy:
-    """Weights that requests may name: the base model, or one load of an adapter."""
+    """Weights that requests can use: the base model, or one load of an adapter."""
 
     served_name: str
     path: Path | None
@@ -52,7 +52,7 @@ class Policy:
 
 
 class VllmEngine:
-    """Implements `art.engine.SleepingEngine`. `close()` closes the connections, not the servers."""
+    """Implements `art.engine.SleepingEngine` with vLLM servers. `close()` closes the connections, not the servers."""
 
     def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
         self._replicas = replicas
@@ -66,7 +66,7 @@ class VllmEngine:
         self._zeros_folder = tempfile.TemporaryDirectory(prefix="art-vllm-")
         self._adapters: dict[str, Policy] = {}
         self._load_lock = asyncio.Lock()
-        """Held while weights come or go, and from `sleep` to `wake`: then they have no memory to go to."""
+        """Held while adapters are loaded or unloaded, and from `sleep` to `wake`, when the servers have no memory."""
         self._asleep = False
         self._switching = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
@@ -88,7 +88,7 @@ class VllmEngine:
         check_request(request, self._info)
         policy = self._policy(request.adapter)
         if self._num_requests >= self._max_requests:
-            raise OverloadedError(f"{self._num_requests} requests run or wait; try again later")
+            raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
         self._num_requests += 1
         try:
             with _use(policy):
@@ -124,8 +124,10 @@ class VllmEngine:
         return self._asleep
 
     async def sleep(self) -> None:
-        """Requests are vLLM's to hold: one that runs keeps its tokens and its random numbers, and its prompt is
-        computed again. To let them end first would keep the trainer waiting for the longest of them."""
+        """Put the servers to sleep. Running requests are paused, and continue after `wake` with their random numbers.
+
+        The trainer does not have to wait for the longest request. After `wake`, vLLM computes their KV again.
+        """
         async with self._switching:
             if self._asleep:
                 return
@@ -211,15 +213,15 @@ class VllmEngine:
 
     async def _restore(self, replica: Replica, policy: Policy) -> None:
         assert policy.path is not None
-        logger.warning("%s has forgotten %s: loading it again", replica.url, policy.served_name)
+        logger.warning("%s has lost adapter %s; loading it again", replica.url, policy.served_name)
         self._router.forget(self._replicas.index(replica))
         await replica.load_adapter(policy.served_name, policy.path)
 
     async def _load(self, name: str, path: Path) -> Policy:
-        """Load it into all servers but those that do not answer, which get it when they do.
+        """Load an adapter into all servers that answer. The others get it with the first request that needs it.
 
         Raises:
-            AdapterError: a server refused it, or computes something else with it; it is on none of them then.
+            AdapterError: a server refused the adapter, or computes other log-probs. It is unloaded everywhere then.
             ProcessError: no server answers.
         """
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
@@ -240,7 +242,7 @@ class VllmEngine:
         return policy
 
     async def _check_agreement(self, policy: Policy, replicas: list[Replica]) -> None:
-        """The handshake asks one replica; the others have to agree with it."""
+        """Check that all replicas compute the same log-probs, since the handshake checks only one of them."""
         if len(replicas) < 2:
             return
         path = [token % self._info.vocab_size for token in range(min(PROBE_TOKENS, self._info.max_context))]
@@ -250,18 +252,18 @@ class VllmEngine:
             if not gap <= AGREEMENT_NATS:
                 raise AdapterError(
                     f"{policy.served_name}: log-probs of {replica.url} differ from those of {replicas[0].url} by "
-                    f"{gap:.3g} nats (root mean square), at most {AGREEMENT_NATS} is allowed; do both serve the same "
-                    f"model, and see the same {policy.path}?"
+                    f"{gap:.3g} nats (root mean square; at most {AGREEMENT_NATS} is allowed). Check that both serve "
+                    f"the same model and see the same files in {policy.path}"
                 )
 
     async def _load_zeros(self, source: Path) -> None:
         folder = Path(self._zeros_folder.name) / "zeros"
         await asyncio.to_thread(write_zeros, source, folder)
         self._zeros = await self._load("zeros", folder)
-        await until_unused(self._base)  # what still names the base model must not meet an adapter
+        await until_unused(self._base)  # requests for the real base model must not share a batch with an adapter
 
     async def _retire(self, policy: Policy) -> None:
-        """Unload it once its last request has ended."""
+        """Unload an adapter once its last request has ended."""
         await until_unused(policy)
         async with self._load_lock:
             await self._unload(policy)
@@ -270,7 +272,7 @@ class VllmEngine:
         unloads = [replica.unload_adapter(policy.served_name) for replica in self._replicas]
         for error in await asyncio.gather(*unloads, return_exceptions=True):
             if isinstance(error, ProcessError):
-                logger.info("%s went with its server: %s", policy.served_name, error)
+                logger.info("%s was not unloaded, since its server does not answer: %s", policy.served_name, error)
             elif error is not None:
                 raise error
 

@@ -1,7 +1,7 @@
-"""Other ways to say the same: OpenAI's Responses and Anthropic's Messages, translated to a chat request and back.
+"""Other chat APIs (OpenAI's Responses, Anthropic's Messages), translated to a chat request and back.
 
     request of a dialect --> ChatRequest --> gateway (tokens, record) --> chat answer --> answer of the dialect
 
-The translations are pure. The recorder sees the exchange that a chat client would have made, so prompt tokens are the
-same in every dialect, and a conversation may change from one to another.
+The translations are pure functions. The exchange is recorded as if a chat client had made it, so all dialects give the
+same prompt tokens, and a conversation may switch between them.
 """

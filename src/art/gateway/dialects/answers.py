@@ -1,4 +1,4 @@
-"""Assistant messages put together from parts, as both other dialects have them."""
+"""Build assistant messages from the parts (text, reasoning, tool calls) in which both dialects write them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from art.protocol.chat import Message, short
 
 
 class AnswerParts:
-    """Parts of one answer (reasoning, text, calls) on their way to being one chat message."""
+    """Collects the parts of one answer (reasoning, text, tool calls) into one chat message."""
 
     def __init__(self, exchange_id: str | None = None) -> None:
         self.exchange_id = exchange_id
@@ -36,10 +36,13 @@ class AnswerParts:
 
 
 def join_text(content: Any, where: str, kinds: tuple[str, ...], *, between: str = "") -> str:
-    """The text of a string or of a list of text parts, whose `type` is one of `kinds`.
+    """Join the text of a string, or of a list of parts whose `type` is one of `kinds`.
+
+    Args:
+        where: path of `content` in the request, for error messages.
 
     Raises:
-        InvalidRequestError: anything else, e.g. an image; `where` names the place.
+        InvalidRequestError: the content is something else, e.g. an image.
     """
     if isinstance(content, str):
         return content
@@ -60,10 +63,10 @@ def join_text(content: Any, where: str, kinds: tuple[str, ...], *, between: str 
 
 
 def text_field(item: dict[str, Any], key: str, where: str) -> str:
-    """A field that must be there and be text.
+    """Return the required string field `key`.
 
     Raises:
-        InvalidRequestError: it is not.
+        InvalidRequestError: the field is missing or not a string.
     """
     value = item.get(key)
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A request of the Anthropic dialect as a chat request.
+"""Translate a request of Anthropic's Messages API to a chat request.
 
 user       [tool_result...] [text...]     --> tool, tool, ..., user
 assistant  [thinking] [text] [tool_use...] --> one assistant message with reasoning and tool calls
@@ -16,14 +16,14 @@ from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, pars
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
 
 _BETWEEN_BLOCKS = "\n\n"
-"""Blocks of text are paragraphs."""
+"""Blocks of text are joined as paragraphs."""
 
 
 def to_chat(request: CountTokensRequest) -> ChatRequest:
-    """The chat request that means the same.
+    """Translate to the equivalent chat request.
 
     Raises:
-        InvalidRequestError: something that chat cannot express, e.g. an image.
+        InvalidRequestError: the request has something that chat cannot express, e.g. an image.
     """
     messages: list[Message] = []
     if request.system is not None:
@@ -34,7 +34,8 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         messages += _messages(message, f"messages.{i}")
     if messages[-1]["role"] == "assistant":
         raise InvalidRequestError(
-            "the last message is the assistant's: answers cannot be begun for the model; leave it out", param="messages"
+            "the last message is the assistant's: ART cannot continue a given answer; end with a user message",
+            param="messages",
         )
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.chat_template_kwargs:
@@ -55,12 +56,12 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
             f"`stop_sequences` takes at most {MAX_STOP_STRINGS} strings, none of them empty; got {short(stops)}",
             param="stop_sequences",
         )
-    given = {
+    fields = {
         "max_completion_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
         "seed": request.seed, "stop": stops or None,
     }  # fmt: skip
     stream = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
-    return {name: value for name, value in given.items() if value is not None} | stream
+    return {name: value for name, value in fields.items() if value is not None} | stream
 
 
 def _messages(message: dict[str, Any], where: str) -> list[Message]:
@@ -76,10 +77,11 @@ def _messages(message: dict[str, Any], where: str) -> list[Message]:
         )
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    return [_answer(content, f"{where}.content")] if role == "assistant" else _said(content, f"{where}.content")
+    convert = _answer if role == "assistant" else _user_messages
+    return convert(content, f"{where}.content")
 
 
-def _answer(blocks: list[Any], where: str) -> Message:
+def _answer(blocks: list[Any], where: str) -> list[Message]:
     answer = AnswerParts()
     for i, block in enumerate(blocks):
         at = f"{where}.{i}"
@@ -93,11 +95,11 @@ def _answer(blocks: list[Any], where: str) -> Message:
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
             answer.add_call(text_field(block, "id", at), text_field(block, "name", at), arguments)
             answer.exchange_id = answer.exchange_id or exchange_of(block["id"])
-    return answer.message()
+    return [answer.message()]
 
 
-def _said(blocks: list[Any], where: str) -> list[Message]:
-    """Results of tools, and what the user says with them."""
+def _user_messages(blocks: list[Any], where: str) -> list[Message]:
+    """Split a user message into one message per tool result and one with the user's text."""
     messages: list[Message] = []
     texts: list[str] = []
     for i, block in enumerate(blocks):
@@ -106,7 +108,7 @@ def _said(blocks: list[Any], where: str) -> list[Message]:
             texts.append(text_field(block, "text", at))
             continue
         if texts:
-            raise InvalidRequestError(f"`{at}`: tool results stand before any text of their message", param=at)
+            raise InvalidRequestError(f"`{at}`: tool results must come before the text of their message", param=at)
         result = join_text(block.get("content"), f"{at}.content", ("text",), between=_BETWEEN_BLOCKS)
         if block.get("is_error"):
             result = f"Error: {result}"
@@ -120,14 +122,14 @@ def _kind(block: Any, where: str, known: tuple[str, ...]) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind not in known:
         what = f"a block of type {kind!r}" if kind else short(block)
-        raise InvalidRequestError(f"`{where}` is {what}; supported here are {', '.join(known)}", param=where)
+        raise InvalidRequestError(f"`{where}` is {what}; supported types are {', '.join(known)}", param=where)
     return str(kind)
 
 
 def _tool(tool: dict[str, Any], where: str) -> Tool:
     if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str) or not tool["name"]:
         raise InvalidRequestError(
-            f'`{where}` must be {{"name": ..., "input_schema": ...}}; other tools do not run here, got {short(tool)}',
+            f'`{where}` must be {{"name": ..., "input_schema": ...}}, since ART runs no tools; got {short(tool)}',
             param=where,
         )
     function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}

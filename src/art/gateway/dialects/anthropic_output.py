@@ -1,4 +1,4 @@
-"""A chat answer as an object of the Anthropic dialect, whole or as its events.
+"""Translate a chat answer to Anthropic's Messages API, as one object or as its stream of events.
 
 message_start
 per block:  content_block_start, content_block_delta*, content_block_stop
@@ -37,21 +37,21 @@ _ERROR_TYPES: dict[type[ArtError], str] = {
     TrajectoryError: "invalid_request_error",
     ArtError: "api_error",
 }
-"""The nearest class in the error's ancestry counts."""
+"""Anthropic's error type by error class; an error gets the type of its nearest listed base class."""
 
 
 def to_message(request: MessagesRequest, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the dialect from a `chat.completion` object with one choice."""
+    """Translate a `chat.completion` object with one choice to Anthropic's message object."""
     choice = answer["choices"][0]
-    said = choice["message"]
+    message = choice["message"]
     blocks: list[dict[str, Any]] = []
-    if said.get("reasoning_content"):
-        # The signature comes back with the block, and says which exchange this was.
-        block = {"type": "thinking", "thinking": said["reasoning_content"], "signature": choice["exchange_id"]}
+    if message.get("reasoning_content"):
+        # Clients send the signature back with the block, so it can name the exchange.
+        block = {"type": "thinking", "thinking": message["reasoning_content"], "signature": choice["exchange_id"]}
         blocks.append(block)
-    if said.get("content"):
-        blocks.append({"type": "text", "text": said["content"]})
-    for call in said.get("tool_calls") or ():
+    if message.get("content"):
+        blocks.append({"type": "text", "text": message["content"]})
+    for call in message.get("tool_calls") or ():
         block = {"type": "tool_use", "id": call["id"], "name": call["function"]["name"]}
         blocks.append(block | {"input": json.loads(call["function"]["arguments"])})
     usage = _usage(answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"])
@@ -61,7 +61,7 @@ def to_message(request: MessagesRequest, answer: dict[str, Any]) -> dict[str, An
 async def to_events(
     request: MessagesRequest, chunks: AsyncGenerator[dict[str, Any], None], num_prompt_tokens: int
 ) -> AsyncGenerator[Event, None]:
-    """The events of the dialect from `chat.completion.chunk` objects with usage at the end."""
+    """Translate `chat.completion.chunk` objects, the last one with usage, to Anthropic's events."""
     writer: _BlockWriter | None = None
     end: dict[str, Any] = {}
     async with contextlib.aclosing(chunks):
@@ -83,14 +83,16 @@ async def to_events(
 
 
 def error_body(error: ArtError) -> dict[str, Any]:
-    """An error as the dialect shows it, with ART's code and parameter."""
+    """Write an error in Anthropic's form, with ART's code and parameter added."""
     kind = next(_ERROR_TYPES[cls] for cls in type(error).__mro__ if cls in _ERROR_TYPES)
-    known = {"message": error.message, "code": error.code, "param": error.param}
-    return {"type": "error", "error": {"type": kind, **known}}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message, "code": error.code, "param": error.param},
+    }
 
 
 class _BlockWriter:
-    """Deltas of a chat choice as events of content blocks."""
+    """Turns the deltas of a chat choice into events of content blocks."""
 
     def __init__(self, exchange_id: str) -> None:
         self._exchange_id = exchange_id
@@ -151,7 +153,7 @@ def _stop(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, Any]:
-    """Tokens found in the cache count like the others."""
+    """Anthropic's usage object. Cached prompt tokens are reported as ordinary input tokens."""
     return {
         "input_tokens": num_prompt_tokens,
         "output_tokens": num_completion_tokens,

@@ -1,7 +1,7 @@
-"""A request of the Responses dialect as a chat request.
+"""Translate a request of OpenAI's Responses API to a chat request.
 
-One answer of a model comes back as several items, [reasoning] [message] function_call*. They become one chat message
-again: by the exchange in their ids, and where a client has dropped the ids, because they stand next to each other.
+Clients send one answer of the model back as several items: [reasoning] [message] function_call*. Items whose ids name
+the same exchange become one chat message again. Where a client has dropped the ids, neighbouring items do.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PLAIN_FIELDS = ("temperature", "top_p", "seed", "chat_template_kwargs")
 
 
 def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
-    """The chat request that means the same.
+    """Translate to the equivalent chat request.
 
     Args:
-        previous: messages of the response that it continues, without that one's instructions.
+        previous: the conversation that `previous_response_id` names, without its instructions.
 
     Raises:
-        InvalidRequestError: something that chat cannot express, e.g. an image.
+        InvalidRequestError: the request has something that chat cannot express, e.g. an image.
     """
     messages: list[Message] = []
     if request.instructions is not None:
@@ -72,7 +72,7 @@ def _messages(items: list[Item]) -> list[Message]:
 
 
 def _begins_another(answer: AnswerParts, kind: str, exchange_id: str | None) -> bool:
-    """Whether an item belongs to another answer than the one before it."""
+    """Whether an item belongs to another answer than the item before it."""
     if exchange_id is not None and answer.exchange_id is not None:
         return exchange_id != answer.exchange_id
     return kind != "function_call" and answer.has_said
@@ -106,8 +106,8 @@ def _other(kind: object, item: Item, where: str) -> Message:
         output = join_text(item.get("output"), f"{where}.output", ("input_text", "output_text", "text"))
         return {"role": "tool", "tool_call_id": text_field(item, "call_id", where), "content": output}
     raise InvalidRequestError(
-        f"`{where}.type` {short(kind)} is not supported; supported are message, function_call, function_call_output "
-        "and reasoning",
+        f"`{where}.type` {short(kind)} is not supported; supported types are message, function_call, "
+        "function_call_output and reasoning",
         param=f"{where}.type",
     )
 
@@ -115,7 +115,7 @@ def _other(kind: object, item: Item, where: str) -> Message:
 def _tool(tool: dict[str, Any], where: str) -> Tool:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str) or not tool["name"]:
         raise InvalidRequestError(
-            f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}; other tools do not run here, '
+            f'`{where}` must be {{"type": "function", "name": ..., "parameters": ...}}, since ART runs no tools; '
             f"got {short(tool)}",
             param=where,
         )

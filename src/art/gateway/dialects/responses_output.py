@@ -1,4 +1,4 @@
-"""A chat answer as an object of the Responses dialect, whole or as its events.
+"""Translate a chat answer to OpenAI's Responses API, as one object or as its stream of events.
 
 response.created, response.in_progress
 per item:  response.output_item.added
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 def to_response(request: ResponsesRequest, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the dialect from a `chat.completion` object with one choice."""
+    """Translate a `chat.completion` object with one choice to a response object."""
     writer = ResponseWriter(request, answer)
     choice = answer["choices"][0]
     message = choice["message"]
@@ -40,7 +40,7 @@ def to_response(request: ResponsesRequest, answer: dict[str, Any]) -> dict[str, 
 async def to_events(
     request: ResponsesRequest, chunks: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncGenerator[Event, None]:
-    """The events of the dialect from `chat.completion.chunk` objects with usage at the end."""
+    """Translate `chat.completion.chunk` objects, the last one with usage, to events of the Responses API."""
     writer: ResponseWriter | None = None
     finish_reason = "stop"
     async with contextlib.aclosing(chunks):
@@ -60,21 +60,21 @@ async def to_events(
 
 @dataclass(slots=True)
 class _OpenItem:
-    """An item of text that still grows."""
+    """A text item that is still growing."""
 
     item: Item
     part: dict[str, Any]
     name: str
-    """Of its events: `output_text` or `reasoning_text`."""
+    """Name in the item's events: `output_text` or `reasoning_text`."""
 
 
 class ResponseWriter:
-    """Grows a response by the deltas of a chat choice, and says so in events."""
+    """Builds a response from the deltas of a chat choice and yields an event for each change."""
 
     def __init__(self, request: ResponsesRequest, envelope: dict[str, Any]) -> None:
         """
         Args:
-            envelope: any object of the chat answer: a chunk, or the whole.
+            envelope: a chunk of the chat answer, or the whole answer.
         """
         self._exchange_id = envelope["choices"][0]["exchange_id"]
         self._encrypted = ENCRYPTED_REASONING in (request.include or [])
@@ -97,7 +97,7 @@ class ResponseWriter:
     def finish(self, finish_reason: str, usage: dict[str, Any]) -> Iterator[Event]:
         cut = finish_reason == "length"
         if not self._items and self._open is None:
-            yield from self._begin_text("message")  # an empty answer is one too
+            yield from self._begin_text("message")  # an empty answer is still a message
         yield from self._close("incomplete" if cut else "completed")
         end: dict[str, Any] = {
             "status": "incomplete" if cut else "completed",
@@ -120,7 +120,7 @@ class ResponseWriter:
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
         num_before = sum(item["type"] == kind for item in self._items)
-        number = num_before or None  # text behind a malformed tool call makes a second message
+        number = num_before or None  # text after a malformed tool call makes a second message
         if kind == "message":
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item: Item = {"type": "message", "id": item_id("msg", self._exchange_id, number), "role": "assistant"}
@@ -176,7 +176,7 @@ class ResponseWriter:
 
 
 def _response(request: ResponsesRequest, envelope: dict[str, Any], exchange_id: str) -> dict[str, Any]:
-    """The response before anything is said."""
+    """The response object before any output."""
     return {
         "id": response_id(exchange_id, has_instructions=request.instructions is not None),
         "object": "response",
@@ -209,7 +209,7 @@ def _response(request: ResponsesRequest, envelope: dict[str, Any], exchange_id: 
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning is not counted apart from the rest of the output."""
+    """The usage object of the Responses API. Reasoning tokens are not counted separately."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},

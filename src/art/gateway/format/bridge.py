@@ -1,14 +1,14 @@
-"""Extending recorded tokens by new messages, proved on the text of the model's own chat template.
+"""Extend recorded tokens by new messages, after checking on the chat template's text that this is correct.
 
-Let `before` be the template's text of the recorded conversation and `after` that of the same conversation with the new
-messages and the opening of the next answer. If `after` goes on where `before` ends, what it adds belongs behind the
-recorded tokens. With | for the turn end:
+`before` is the text that the template renders for the recorded conversation. `after` is its text for that conversation
+with the new messages and the opening of the next answer. If `after` begins with `before`, the text that it adds follows
+the recorded tokens. With | for the turn end:
 
     before            user: hi|  assistant: hello|
     after             user: hi|  assistant: hello|  user: bye|  assistant:
     next prompt       recorded tokens up to the sampled |, then the tokens of "  user: bye|  assistant:"
 
-The cut is at the token that ends a turn, so that nothing before it is ever tokenised again.
+The cut is at the token that ends a turn, so nothing before it is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 BranchReason = Literal[
-    "unknown_history",  # an earlier answer was not recorded here
-    "edited_history",  # an answer with a known exchange id, but other text
-    "history_continues_elsewhere",  # the new messages hold an answer of their own
-    "reasoning_dropped",  # the template drops the reasoning of earlier turns now
-    "template_rewrites_history",  # the template renders earlier turns differently now
-    "template_without_turn_end",  # no token marks the end of an answer, so there is no place to continue from
+    "unknown_history",  # an earlier answer is not recorded on this server
+    "edited_history",  # an answer has a known exchange id, but its text was changed
+    "history_continues_elsewhere",  # the new messages contain an answer that was not recorded
+    "reasoning_dropped",  # with the new messages, the template drops the reasoning of earlier turns
+    "template_rewrites_history",  # with the new messages, the template renders earlier turns differently
+    "template_without_turn_end",  # no single token marks the end of an answer, so there is no place to continue from
 ]
-"""Why a later turn was rendered anew instead of extending recorded tokens."""
+"""Why the prompt of a later turn was rendered from its messages instead of extending recorded tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A declared branch: this turn does not extend the recorded one."""
+    """The result of a turn that does not extend the recorded one, with the reason."""
 
     reason: BranchReason
 
@@ -40,10 +40,10 @@ _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool) -> str | Branch:
-    """What follows the turn end of the last recorded answer in `after`, or why it cannot follow.
+    """Return the part of `after` that follows the turn end of the last recorded answer, or a branch.
 
-    Templates print empty think blocks around the last answer and remove them later: that changes nothing of what was
-    sampled and is no reason to branch. A template that drops real reasoning is one, unless `keep_reasoning`.
+    Some templates print an empty think block before the last answer and remove it later. That changes no sampled
+    token, so it is no reason to branch. Dropping real reasoning is one, unless `keep_reasoning` is set.
     """
     cut = before.rfind(turn_end)
     if cut < 0:
@@ -52,7 +52,7 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
     head, rest = before[:cut], before[cut:]
     if after.startswith(before):
         return after[cut:]
-    # The same number of turn ends lie before the cut, wherever the text around them changed.
+    # The text before the cut may have changed, but the number of turn ends in it has not.
     after_cut = _end_of_occurrence(after, turn_end, head.count(turn_end))
     if after_cut is None or not after.startswith(rest, after_cut):
         return Branch("template_rewrites_history")
@@ -65,12 +65,12 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
 
 
 def _without(blocks: re.Pattern[str], text: str) -> str:
-    """Text without think blocks, and without any whitespace, since templates put some around them."""
+    """Remove think blocks and all whitespace, since templates put whitespace around the blocks."""
     return "".join(blocks.sub("", text).split())
 
 
 def _end_of_occurrence(text: str, needle: str, number: int) -> int | None:
-    """Index just behind the `number`-th (from 1) occurrence of `needle`."""
+    """Index of the first character after the `number`-th (from 1) occurrence of `needle`."""
     end = 0
     for _ in range(number):
         start = text.find(needle, end)

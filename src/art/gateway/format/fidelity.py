@@ -1,9 +1,9 @@
-"""Whether a model's text format survives the way there and back: messages -> tokens -> messages, and turn after turn.
+"""Check that a model's text format round-trips: messages -> tokens -> messages, over several turns.
 
-A small conversation of each kind is rendered, its answer written as the template writes it, and
-    extended    the next turn must begin with the exact tokens of this one, or say that it is a branch; and what follows
-                must be what the template writes there
-    parsed      the answer's tokens must give the message back: its text, its reasoning, its tool calls
+Small conversations are rendered, with the answer tokenised as the chat template writes it. Then
+    extended    the prompt of the next turn must begin with the exact tokens of this turn, or be a declared branch, and
+                go on with what the template writes
+    parsed      the answer's tokens must give back the text, the reasoning and the tool calls of the message
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, an answer, and what comes after it."""
+    """A test conversation: messages, the answer to them, and the messages of the next turn."""
 
     name: str
     asked: list[Message]
@@ -42,21 +42,21 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What became of one conversation."""
+    """What the checks of one conversation found."""
 
     name: str
     branch: str | None = None
-    """Why the next turn does not extend this one, where that is declared."""
+    """Reason of a declared branch, if the next turn does not extend this one."""
     extend_problem: str | None = None
     parse_problem: str | None = None
     refused: str | None = None
-    """The template takes no such conversation."""
+    """Error of a template that does not accept such a conversation."""
     detached: bool = False
-    """The template writes the answer in a way that does not follow the prompt for it, so there is none to look at."""
+    """The rendered conversation does not begin with the prompt, so the answer's tokens cannot be told apart."""
 
 
 def plain_conversations() -> list[Conversation]:
-    """Two turns, with and without a system message."""
+    """Conversations of two turns, with and without a system message."""
     user: Message = {"role": "user", "content": "What is 1+1? \u00e9"}
     answer: Message = {"role": "assistant", "content": "It is 2,\n\nas \u00fcsual. \U0001f642"}
     bye: Message = {"role": "user", "content": "And 2+2?"}
@@ -68,7 +68,7 @@ def plain_conversations() -> list[Conversation]:
 
 
 def reasoning_conversation() -> Conversation:
-    """An answer with reasoning before it."""
+    """A conversation whose answer has reasoning."""
     answer: Message = {"role": "assistant", "content": "It is 4.", "reasoning_content": "Two and two."}
     return Conversation(
         "reasoning", [{"role": "user", "content": "What is 2+2?"}], answer, [{"role": "user", "content": "And 3+3?"}]
@@ -76,7 +76,7 @@ def reasoning_conversation() -> Conversation:
 
 
 def tool_conversations() -> list[Conversation]:
-    """One tool call, and one with text before it and arguments that need escaping."""
+    """A conversation with a tool call, and one whose call follows text and has arguments that need escaping."""
     user: Message = {"role": "user", "content": "Look it up."}
     result: Message = {"role": "tool", "tool_call_id": "call_a", "name": "look_up", "content": "found"}
 
@@ -96,7 +96,7 @@ def tool_conversations() -> list[Conversation]:
 
 
 def examine(renderer: Renderer, conversation: Conversation) -> Examined:
-    """Render, answer, parse and extend one conversation."""
+    """Render a conversation, parse its answer and extend it by the next turn."""
     name, tools = conversation.name, conversation.tools
     whole = [*conversation.asked, conversation.answer]
     try:
@@ -117,39 +117,39 @@ def examine(renderer: Renderer, conversation: Conversation) -> Examined:
 
 
 def _parse_problem(renderer: Renderer, conversation: Conversation, prompt: list[int], answer: list[int]) -> str | None:
-    given = template_messages([conversation.answer])[0]
-    thought = given.get("reasoning_content") or ""
-    if thought not in renderer.tokenizer.text(answer):
-        thought = ""  # the template writes none
+    message = template_messages([conversation.answer])[0]
+    reasoning = message.get("reasoning_content") or ""
+    if reasoning not in renderer.tokenizer.text(answer):
+        reasoning = ""  # the template does not write reasoning
     parsed = parse(renderer, prompt, answer, conversation.tools)
-    text = given["content"].strip()
-    if given.get("tool_calls") and (text not in renderer.tokenizer.text(answer) or text == parsed.reasoning):
-        text = ""  # the template writes no text beside a call, or writes it as the reasoning before it
-        thought = thought or parsed.reasoning or ""
+    text = message["content"].strip()
+    if message.get("tool_calls") and (text not in renderer.tokenizer.text(answer) or text == parsed.reasoning):
+        text = ""  # beside a call the template writes no text, or writes it as reasoning
+        reasoning = reasoning or parsed.reasoning or ""
     pairs: list[tuple[str, Any, Any]] = [
         ("text", text, parsed.content.strip()),
-        ("reasoning", thought, (parsed.reasoning or "").strip()),
+        ("reasoning", reasoning, (parsed.reasoning or "").strip()),
         (
             "tool calls",
-            [(call["function"]["name"], call["function"]["arguments"]) for call in given.get("tool_calls", ())],
+            [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())],
             [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls],
         ),
     ]
     for what, before, after in pairs:
         if before != after:
-            return f"its {what} {before!r} came back as {after!r}"
+            return f"the answer's {what} {before!r} came back from the parser as {after!r}"
     return None
 
 
 def _extend_problem(renderer: Renderer, recorded: list[int], extended: list[int], expected: list[int]) -> str | None:
     if extended[: len(recorded)] != recorded:
-        return "the next turn does not begin with the recorded tokens, and is no declared branch"
+        return "the next turn does not begin with the recorded tokens, and is not a declared branch"
     ours, theirs = (_without_reasoning(renderer.tokenizer.text(ids)) for ids in (extended, expected))
     if ours != theirs:
-        return f"the next turn is {ours[-80:]!r} at its end, where the template writes {theirs[-80:]!r}"
+        return f"the next turn ends with {ours[-80:]!r}, but the template writes {theirs[-80:]!r}"
     return None
 
 
 def _without_reasoning(text: str) -> str:
-    """Templates print reasoning, or empty blocks of it, depending on what follows; whitespace around it goes along."""
+    """Remove think blocks and whitespace: whether templates print them depends on the messages that follow."""
     return "".join(_THINK.sub("", text).split())

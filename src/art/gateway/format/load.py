@@ -1,8 +1,8 @@
-"""Which renderer a model gets.
+"""Choose the renderer of a model.
 
-A hub id that the `renderers` package lists gets its hand-written renderer (it is tested there against the model's own
-template). A local model gets one only if `config.json` names the architecture *and* the renderer proves itself
-(`proof.py`). All others are rendered by their own chat template.
+A hub id that the `renderers` package lists gets the package's hand-written renderer, which is tested there against the
+model's own template. A local model gets one only if `config.json` names the architecture *and* the renderer passes
+`proof.py`. All other models are rendered by their own chat template.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CANDIDATES = {
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax-m2",
 }
-"""Package renderer to try, by `model_type` of `config.json`."""
+"""Renderers of the package to try for a local model, by `model_type` of its `config.json`."""
 
 
 def load_renderer(source: str | Path, config: RenderConfig | None = None) -> Renderer:
-    """The renderer of a model, from a local directory or a hub id. Reads files; takes up to a second.
+    """Load the renderer of a model from a local directory or a hub id. Reads files; takes up to a second.
 
     Raises:
-        ConfigError: no usable tokenizer or chat template, or settings that the template does not know.
+        ConfigError: there is no usable tokenizer or chat template, or the template does not know a setting.
     """
     config = config or RenderConfig()
     return build_renderer(Tokenizer.load(source), config.chat_template_kwargs, keep_reasoning=config.keep_reasoning)
@@ -46,6 +46,7 @@ def load_renderer(source: str | Path, config: RenderConfig | None = None) -> Ren
 def build_renderer(
     tokenizer: Tokenizer, template_kwargs: TemplateKwargs, *, keep_reasoning: bool | None = None
 ) -> Renderer:
+    """Choose the renderer for a loaded tokenizer; see the top of this file."""
 
     def build(kwargs: TemplateKwargs) -> Renderer:
         return build_renderer(tokenizer, kwargs, keep_reasoning=keep_reasoning)
@@ -55,10 +56,10 @@ def build_renderer(
     if family is not None and keep_reasoning is not False:
         try:
             renderer = PackageRenderer(tokenizer, family, template_kwargs, build, keep_reasoning=keep_reasoning)
-        except (AssertionError, ValueError, KeyError, RuntimeError) as error:  # the last: a vocabulary to download
+        except (AssertionError, ValueError, KeyError, RuntimeError) as error:  # RuntimeError: a failed download
             if not local:
                 raise ConfigError(
-                    f"{tokenizer.name_or_path}: renderer {family!r} refuses {template_kwargs}: {error}"
+                    f"{tokenizer.name_or_path}: renderer {family!r} does not accept {template_kwargs}: {error}"
                 ) from error
             logger.info("%s: renderer %r does not fit (%s)", tokenizer.name_or_path, family, error)
         else:

@@ -1,4 +1,4 @@
-"""The hand-written renderers of the `renderers` package behind our seam."""
+"""Use the hand-written renderers of the `renderers` package as a `Renderer`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from art.gateway.parsing.tool_calls import ToolCall
 from art.protocol.chat import Message, Tool
 
 _TAGGED = {"qwen3"}
-"""Package renderers whose answers follow our tagged grammar, which streams."""
+"""Package renderers whose answers follow ART's tagged grammar, which can be parsed while it streams."""
 
 
 class PackageRenderer:
-    """A hand-written renderer of the `renderers` package."""
+    """Renders, bridges and parses with a hand-written renderer of the `renderers` package."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PackageRenderer:
         Raises:
             ValueError, AssertionError, KeyError: the tokenizer lacks the family's tokens, or a setting is unknown.
         """
-        import renderers  # here because it imports the openai client: half a second
+        import renderers  # here because it imports the openai client, which takes half a second
         import renderers.base
         import renderers.configs
 
@@ -54,7 +54,7 @@ class PackageRenderer:
         self.handles_tools = True
         self._keep_reasoning = keep_reasoning
         self._package = renderers.create_renderer(tokenizer, config)
-        # We decide on dropped reasoning ourselves, so the package may bridge wherever it can.
+        # `bridge` decides about dropped reasoning itself, so the package may bridge wherever it can.
         self._bridging = renderers.create_renderer(tokenizer, config.model_copy(update={"thinking_retention": "all"}))
         self._drops_reasoning = self._package.effective_thinking_retention != "all"
         self.stop_token_ids = tuple(
@@ -69,7 +69,7 @@ class PackageRenderer:
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidRequestError(
-                f"the model's chat format refuses these messages: {error}", param="messages"
+                f"the model's chat format does not accept these messages: {error}", param="messages"
             ) from error
         return ids
 
@@ -79,8 +79,8 @@ class PackageRenderer:
             return None
         answer = whole[len(prompt_ids) :]
         text = self.tokenizer.text(answer)
-        if text != (learnt := without_empty_reasoning(text)):
-            answer = self.tokenizer.encode(learnt, add_special_tokens=False)
+        if text != (cleaned := without_empty_reasoning(text)):
+            answer = self.tokenizer.encode(cleaned, add_special_tokens=False)
         ends = [i for i, token in enumerate(answer) if token in self.stop_token_ids]
         return answer[: ends[-1] + 1] if ends else None
 
@@ -96,7 +96,7 @@ class PackageRenderer:
             return Branch("template_rewrites_history")
         ids: list[int] = rendered.token_ids
         recorded = turn.prompt_token_ids + turn.completion_token_ids
-        if ids[: len(recorded)] != recorded:  # the package trims what follows a turn end
+        if ids[: len(recorded)] != recorded:  # the package trims tokens after a turn end
             return Branch("template_rewrites_history")
         return ids
 
@@ -111,7 +111,10 @@ class PackageRenderer:
 
 
 class _PackageParser:
-    """Parses once, at the end: these grammars show only then what an early part meant. Streams get one last delta."""
+    """Parses only when the completion has ended, since the package cannot parse a part of one.
+
+    A stream gets its text at the end.
+    """
 
     def __init__(
         self, package: Any, tokenizer: Tokenizer, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool
@@ -136,22 +139,22 @@ class _PackageParser:
         return deltas
 
     def finish(self) -> ParsedMessage:
-        found = self._package.parse_response(self._ids, tools=_specs(self._tools), prompt_ids=self._prompt_ids)
-        content, calls = found.content, []
-        for call in found.tool_calls:
+        parsed = self._package.parse_response(self._ids, tools=_specs(self._tools), prompt_ids=self._prompt_ids)
+        content, calls = parsed.content, []
+        for call in parsed.tool_calls:
             arguments = _arguments_text(call.arguments)
             if self._parse_tools and call.status == "ok" and call.name and arguments is not None:
                 calls.append(ToolCall(call.name, arguments))
-            elif call.token_span is not None:  # nothing that was sampled disappears
+            elif call.token_span is not None:  # keep malformed calls as text: no sampled token may disappear
                 start, end = call.token_span
                 content += self._tokenizer.text(self._ids[start:end])
             else:
                 content += call.raw
         content += self._rest.decode("utf-8", "replace")
-        reasoning = found.reasoning_content or ""
+        reasoning = parsed.reasoning_content or ""
         self._deltas = [delta for delta in (Delta(reasoning=reasoning), Delta(content=content)) if delta != Delta()]
         self._deltas += [Delta(tool_call=call) for call in calls]
-        return ParsedMessage(content, reasoning or None, calls, reasoning_open=found.reasoning_complete is False)
+        return ParsedMessage(content, reasoning or None, calls, reasoning_open=parsed.reasoning_complete is False)
 
 
 def _arguments_text(arguments: Any) -> str | None:
@@ -169,7 +172,7 @@ def _arguments_text(arguments: Any) -> str | None:
 
 
 def _drops_now(recorded: list[Message], new_messages: list[Message]) -> bool:
-    """Whether a new user query makes the template drop reasoning that stands in the recorded tokens."""
+    """Whether a new user message makes the template drop reasoning that is part of the recorded tokens."""
     if not any(message["role"] == "user" for message in new_messages):
         return False
     last_query = max((i for i, message in enumerate(recorded) if message["role"] == "user"), default=-1)

@@ -1,4 +1,4 @@
-"""Proof that a renderer speaks a model's format: on probe conversations its tokens equal those of the chat template."""
+"""Prove a renderer: on probe conversations its tokens must equal those of the model's chat template."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _probes() -> list[tuple[str, list[Message], list[Tool] | None]]:
 
 
 _REQUIRED_PROBES = 3
-"""A template may refuse a probe (a role, parallel calls), which then proves nothing; these first ones it must take."""
+"""Number of first probes that a template must accept. A later one that it refuses (parallel calls, say) is skipped."""
 
 
 def find_mismatch(renderer: Renderer) -> str | None:
-    """Name of the first probe on which a renderer and the chat template differ; `None` if it is proved."""
+    """Name of the first probe on which a renderer and the chat template differ; `None` if there is no difference."""
     tokenizer, kwargs = renderer.tokenizer, renderer.template_kwargs
     for number, (name, messages, tools) in enumerate(_probes()):
         try:

@@ -1,4 +1,4 @@
-"""The seam between messages and tokens: what the gateway needs of a model's text format."""
+"""The interface between messages and tokens: what the gateway needs of a model's text format."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from art.protocol.chat import Message, Tool
 TemplateKwargs: TypeAlias = Mapping[str, Any]
 """Settings of a chat template by name: booleans, numbers and strings."""
 _MAX_VARIANTS = 32
-"""Sets of per-request template settings kept ready for one model."""
+"""Largest number of renderers with other template settings that are cached per model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A request and its answer: text and exact tokens."""
+    """A request and its answer, as messages and as exact tokens."""
 
     messages: list[Message]
-    """As sent, and the answer at the end; recorded reasoning included."""
+    """The messages of the request with the recorded reasoning of earlier answers, and the answer at the end."""
     prompt_token_ids: list[int]
     completion_token_ids: list[int]
 
 
 class Renderer(Protocol):
-    """What the gateway needs of a model's text format."""
+    """Renders messages to tokens, extends recorded tokens, and parses completions, for one model."""
 
     tokenizer: Tokenizer
     stop_token_ids: tuple[int, ...]
@@ -40,37 +40,45 @@ class Renderer(Protocol):
     template_kwargs: TemplateKwargs
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
-        """Tokens of a conversation up to where the next answer begins.
+        """Render a conversation to tokens, up to where the next answer begins.
 
         Raises:
-            InvalidRequestError: the model's template refuses these messages.
+            InvalidRequestError: the template does not accept these messages.
         """
         ...
 
     def bridge(self, turn: RecordedTurn, new_messages: list[Message], tools: list[Tool] | None) -> list[int] | Branch:
-        """The next prompt as an extension of the exact tokens of `turn`, or why there is none."""
+        """Build the next prompt by extending the exact tokens of `turn`, or return why that is impossible."""
         ...
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
-        """Tokens of the last message as an answer to `prompt_ids`, which is the rendering of those before it.
+        """Render the last message as the completion of a prompt, up to and including the end of the turn.
 
-        Up to the end of the turn. `None` if the template writes the message in a way that does not follow the prompt.
+        Args:
+            prompt_ids: the tokens of all messages before the last one, as `render` returns them.
+
+        Returns:
+            `None` if the rendered conversation does not begin with the prompt.
         """
         ...
 
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
-        """For one completion of `prompt_ids`."""
+        """Make the parser for one completion of `prompt_ids`."""
         ...
 
     def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
-        """The same format with other template settings on top. Cached."""
+        """Return a cached renderer of this model with other template settings.
+
+        Raises:
+            ConfigError: the template does not know a setting.
+        """
         ...
 
 
 def parse(
     renderer: Renderer, prompt_ids: list[int], completion_ids: list[int], tools: list[Tool] | None = None
 ) -> ParsedMessage:
-    """A whole completion as a message; the token that ended it may be there or not."""
+    """Parse a whole completion, with or without the token that ended it."""
     if completion_ids and completion_ids[-1] in renderer.stop_token_ids:
         completion_ids = completion_ids[:-1]
     parser = renderer.parser(prompt_ids, tools, parse_tools=True)
@@ -79,7 +87,7 @@ def parse(
 
 
 class Variants:
-    """Renderers of one model with other template settings, made once each."""
+    """A cache of renderers of one model with other template settings."""
 
     def __init__(self, base: TemplateKwargs, build: Callable[[TemplateKwargs], Renderer]) -> None:
         self._base = base
@@ -87,32 +95,28 @@ class Variants:
         self._ready: dict[str, Renderer] = {}
 
     def get(self, kwargs: TemplateKwargs) -> Renderer:
-        """
-        Raises:
-            ConfigError: a setting is unknown to the template.
-        """
         key = json.dumps(dict(kwargs), sort_keys=True)
-        found = self._ready.get(key)
-        if found is None:
+        renderer = self._ready.get(key)
+        if renderer is None:
             if len(self._ready) >= _MAX_VARIANTS:
                 self._ready.pop(next(iter(self._ready)))
-            found = self._ready[key] = self._build({**self._base, **kwargs})
-        return found
+            renderer = self._ready[key] = self._build({**self._base, **kwargs})
+        return renderer
 
 
 _EMPTY_REASONING = re.compile(r"<think>\s*</think>\s*")
 
 
 def without_empty_reasoning(answer: str) -> str:
-    """`answer` without the empty reasoning block that some templates put before a last message that has none.
+    """Remove the empty reasoning block that some templates write before a last message without reasoning.
 
-    Learning it would teach a model to open with a block that it was not shown.
+    Training on it would teach the model to begin with a block that no prompt contains.
     """
     return _EMPTY_REASONING.sub("", answer, count=1) if _EMPTY_REASONING.match(answer) else answer
 
 
 def template_messages(messages: list[Message], *, drop_reasoning: bool = False) -> list[Message]:
-    """Messages as templates expect them: tool-call arguments as objects, none of our own fields."""
+    """Convert messages to what templates expect: tool-call arguments as objects, and no `exchange_id`."""
     result = []
     for message in messages:
         if message["role"] == "assistant" and len(message) > 2:
@@ -143,13 +147,13 @@ def has_reasoning(messages: list[Message]) -> bool:
 
 
 def stop_token_ids(tokenizer: Tokenizer, turn_end_id: int | None) -> tuple[int, ...]:
-    """The template's turn end, the tokenizer's end of text and the model's own generation settings.
+    """Tokens that end an answer: the template's turn end, the tokenizer's EOS and those of `generation_config.json`.
 
     Raises:
-        ConfigError: there is none, so that no answer would ever end.
+        ConfigError: there is no such token, so no answer would ever end.
     """
-    found = (turn_end_id, tokenizer.eos_token_id, *tokenizer.generation_stop_ids)
-    ids = tuple(dict.fromkeys(i for i in found if i is not None))
+    candidates = (turn_end_id, tokenizer.eos_token_id, *tokenizer.generation_stop_ids)
+    ids = tuple(dict.fromkeys(i for i in candidates if i is not None))
     if not ids:
         raise ConfigError(
             f"{tokenizer.name_or_path}: no token ends an answer (no `eos_token` in tokenizer_config.json, no "

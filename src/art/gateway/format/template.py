@@ -1,4 +1,4 @@
-"""A model's chat template: Jinja in a sandbox, with the helpers that Hugging Face templates expect."""
+"""Render a model's chat template: Jinja in a sandbox, with the helpers that Hugging Face templates expect."""
 
 from __future__ import annotations
 
@@ -20,36 +20,39 @@ _OUR_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
 class ChatTemplate:
-    """Messages to text. Templates are code of the model's author, so they run in an immutable sandbox."""
+    """Renders messages to text. A template is code of the model's author, so it runs in an immutable sandbox."""
 
     def __init__(self, named: dict[str, str], special_tokens: dict[str, str], *, name: str) -> None:
-        """`named` has the templates by name: `default`, and perhaps `tool_use`, which then renders tools.
+        """
+        Args:
+            named: Jinja sources by name: `default`, and optionally `tool_use` for requests with tools.
+            name: directory of the model, for error messages.
 
         Raises:
-            ConfigError: a template is not valid Jinja, or there is no default.
+            ConfigError: a template is not valid Jinja, or there is no `default`.
         """
         if "default" not in named:
-            raise ConfigError(f"{name}: none of the chat templates {sorted(named)} is called 'default'")
+            raise ConfigError(f"{name}: the chat templates are {sorted(named)}, but one must be called 'default'")
         environment = _environment()
         try:
             self._templates = {key: environment.from_string(source) for key, source in named.items()}
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{name}: chat template line {error.lineno}: {error.message}") from error
+            raise ConfigError(f"{name}: invalid chat template, line {error.lineno}: {error.message}") from error
         self._special_tokens = special_tokens
         variables = set()
         for source in named.values():
             variables |= jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.handles_tools = "tools" in variables
         self.settings = frozenset(variables - _OUR_VARIABLES - set(environment.globals) - set(special_tokens))
-        """What the template reads beside the conversation, e.g. `enable_thinking`."""
+        """Variables that the template reads besides the conversation, e.g. `enable_thinking`."""
 
     def render(
         self, messages: list[Message], tools: list[Tool] | None, *, add_generation_prompt: bool, **kwargs: Any
     ) -> str:
-        """Text of a conversation.
+        """Render a conversation to text.
 
         Raises:
-            InvalidRequestError: the template refuses these messages (many check the order of roles).
+            InvalidRequestError: the template does not accept these messages (many check the order of roles).
         """
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates["default"]
@@ -65,13 +68,13 @@ class ChatTemplate:
             text: str = template.render(values)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
+                f"the model's chat template does not accept these messages: {error}", param="messages"
             ) from error
         return text
 
 
 class _GenerationTag(jinja2.ext.Extension):  # type: ignore[misc] # jinja2 is not followed
-    """`{% generation %}` marks assistant text for training masks; here its body is plain output."""
+    """Renders the body of `{% generation %}`, a tag that marks assistant text for training masks, as plain output."""
 
     tags = {"generation"}
 
@@ -98,7 +101,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; Jinja's own filter escapes HTML characters, which models never saw."""
+    """Write plain JSON. Jinja's own filter escapes HTML characters, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

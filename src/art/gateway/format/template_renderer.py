@@ -1,6 +1,6 @@
-"""Any model with a chat template: renders with it, and bridges by comparing its texts.
+"""The renderer for any model with a chat template: renders with it, and bridges by comparing its texts.
 
-How the model writes tool calls is found by a trial: a call that the template writes must come back from the parser.
+A trial shows how the model writes tool calls: a call that the template renders must come back from the parser.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from art.protocol.chat import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a template wants of tool calls, and how it writes them."""
+    """How a template takes tool calls as input, and how it writes them."""
 
     calls: CallFormat = TAGGED
     arguments_as_text: bool = False
-    """It takes a call's arguments as JSON text; most take an object."""
+    """Whether the template takes a call's arguments as JSON text. Most take an object."""
 
 
 class TemplateRenderer:
-    """Any model with a chat template. Parses harmony, and otherwise the tagged grammar as far as there are its tags."""
+    """Renders with a chat template. Parses the harmony format, or the tagged grammar as far as its tags exist."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class TemplateRenderer:
         Args:
             kwargs: settings of the template, e.g. `{"enable_thinking": False}`.
             build: makes a renderer of this model with other settings.
-            keep_reasoning: of earlier turns; `None` does as the template does.
+            keep_reasoning: whether later prompts keep the reasoning of earlier turns; `None` leaves it to the template.
 
         Raises:
-            ConfigError: the model has no chat template, or a setting is none of it.
+            ConfigError: the model has no chat template, or the template does not know a setting.
         """
         if tokenizer.template is None:
             raise ConfigError(
@@ -92,10 +92,9 @@ class TemplateRenderer:
         whole = self._text(messages, tools, opening=False)
         if not whole.startswith(opened) or self._turn_end_id is None:
             return None
-        end = whole.rfind(self._turn_end, len(opened))  # tool calls may end otherwise
+        end = whole.rfind(self._turn_end, len(opened))  # tool calls may end with another token
         answer = whole[len(opened) : end + len(self._turn_end)] if end >= 0 else whole[len(opened) :].rstrip()
-        learnt = without_empty_reasoning(answer)
-        return self.tokenizer.encode(learnt, add_special_tokens=False)
+        return self.tokenizer.encode(without_empty_reasoning(answer), add_special_tokens=False)
 
     def bridge(self, turn: RecordedTurn, new_messages: list[Message], tools: list[Tool] | None) -> list[int] | Branch:
         turn_end, turn_end_id = self._end_of(turn)
@@ -110,7 +109,7 @@ class TemplateRenderer:
         added = extend_text(before, after, turn_end, keep_reasoning=self._keep_reasoning is True)
         if isinstance(added, Branch):
             return added
-        # Tokenised behind the turn end, as it would be in the whole text.
+        # Tokenise together with the turn end, as in the whole text.
         tail = self.tokenizer.encode(turn_end + added, add_special_tokens=False)
         if tail[0] != turn_end_id:
             return Branch("template_without_turn_end")
@@ -120,7 +119,7 @@ class TemplateRenderer:
         if self._is_harmony:
             return harmony.HarmonyParser(self.tokenizer, parse_tools=parse_tools)
         calls = self._dialect.calls
-        if calls.opening is None and not tools:  # an object may well be an answer
+        if calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
             parse_tools = False
         in_reasoning = self.tags.opens_reasoning(prompt_ids)
         return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools, calls=calls)
@@ -129,9 +128,9 @@ class TemplateRenderer:
         return self._variants.get(kwargs)
 
     def _find_dialect(self) -> bool:
-        """Take the dialect in which a tool call of the template's comes back; false if there is none.
+        """Set the dialect in which a tool call that the template writes is parsed back. False if tools cannot be used.
 
-        With the tokens of the tagged grammar in the vocabulary it is taken for that one, as `art doctor` will say.
+        If none passes but the vocabulary has the tags, the tagged grammar is assumed, and `art doctor` reports it.
         """
         formats = [TAGGED] if self._is_harmony else [one for one in CALL_FORMATS if one.is_in(self.tokenizer)]
         for calls, as_text in itertools.product(formats, (False, True)):
@@ -154,17 +153,17 @@ class TemplateRenderer:
             completion = self.completion([*asked, answer], tools, prompt)
         except InvalidRequestError:
             return False
-        found = parse(self, prompt, completion or [], tools)
-        return found.tool_calls == [ToolCall(function["name"], function["arguments"])]
+        parsed = parse(self, prompt, completion or [], tools)
+        return parsed.tool_calls == [ToolCall(function["name"], function["arguments"])]
 
     def _end_of(self, turn: RecordedTurn) -> tuple[str, int | None]:
-        """What the template writes behind the answer of `turn`."""
+        """Text and id of the token that the template writes after the answer of `turn`."""
         if self._is_harmony and turn.messages[-1].get("tool_calls"):
             return harmony.CALL_END, self.tokenizer.token_id(harmony.CALL_END)
         return self._turn_end, self._turn_end_id
 
     def _close_turn(self, turn: RecordedTurn, turn_end_id: int) -> list[int]:
-        """Exact tokens of a turn, with the end that a completion lacks which was cut off."""
+        """Exact tokens of a turn, with the end tokens added that a truncated completion lacks."""
         ids = turn.prompt_token_ids + turn.completion_token_ids
         if turn.completion_token_ids and ids[-1] in self.stop_token_ids:
             return ids
@@ -204,14 +203,14 @@ _PROBE = "zq probe zq"
 
 
 def _find_turn_end(tokenizer: Tokenizer, kwargs: TemplateKwargs) -> tuple[str, int | None]:
-    """The token that the template puts right behind an answer, as text and id; ("", None) if it is no single token."""
+    """Text and id of the token that the template writes right after an answer; ("", None) if it is no single token."""
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": _PROBE}]
     try:
         text = tokenizer.render_text(messages, None, add_generation_prompt=False, **kwargs)
     except InvalidRequestError:
         return "", None
-    _, found, tail = text.rpartition(_PROBE)
-    ids = tokenizer.encode(tail, add_special_tokens=False) if found and tail else []
+    _, probe, tail = text.rpartition(_PROBE)
+    ids = tokenizer.encode(tail, add_special_tokens=False) if probe and tail else []
     if not ids or ids[0] not in tokenizer.backend.get_added_tokens_decoder():
         return "", None
     turn_end = tokenizer.text(ids[:1])

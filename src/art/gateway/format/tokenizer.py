@@ -1,8 +1,7 @@
 """A light tokenizer: `tokenizer.json` and a chat template, without transformers and without torch.
 
-It offers what the `renderers` package asks of a tokenizer that one brings along (`encode`, `decode`,
-`convert_tokens_to_ids`, special ids, `apply_chat_template`), and the exact bytes of each token, on which streaming and
-log-prob reports rest.
+It has the methods that the `renderers` package calls on a tokenizer (`encode`, `decode`, `convert_tokens_to_ids`,
+special ids, `apply_chat_template`). It also knows the exact bytes of each token, for streaming and log-prob reports.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from art.protocol.chat import Message, Tool
 
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"]
 _SHORT, _MAX_SHORT = 24, 4096
-"""Texts of at most `_SHORT` characters are encoded once; so many of them are remembered."""
+"""Encodings of texts of at most `_SHORT` characters are cached, up to `_MAX_SHORT` of them."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -50,7 +49,7 @@ class Tokenizer:
         self.template = template
         self.model_type = model_type
         self.generation_stop_ids = generation_stop_ids
-        """`eos_token_id` of `generation_config.json`: what ends a completion beside the tokenizer's own."""
+        """`eos_token_id` of `generation_config.json`: tokens that end a completion besides the tokenizer's own EOS."""
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
@@ -58,7 +57,7 @@ class Tokenizer:
         self._short: dict[str, list[int]] = {}
         self.all_special_tokens = list(dict.fromkeys(special_tokens.values()))
         self.token_bytes: dict[int, bytes] = _token_bytes(backend)
-        """Bytes that a token stands for; filled on demand. A completion's text is the UTF-8 of its tokens' bytes."""
+        """The bytes of each token, filled on demand. A completion's text is its tokens' bytes decoded as UTF-8."""
 
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
@@ -96,8 +95,8 @@ class Tokenizer:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; `add_special_tokens` adds what the post-processor adds (BOS), as in transformers."""
-        if len(text) <= _SHORT and not add_special_tokens:  # role names and line breaks of the templates
+        """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
+        if len(text) <= _SHORT and not add_special_tokens:  # e.g. role names and line breaks of templates
             cached = self._short.get(text)
             if cached is None:
                 cached = self.backend.encode(text, add_special_tokens=False).ids
@@ -113,19 +112,19 @@ class Tokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
-        """Id of a token, or a list of them; the unknown token's (or `None`) where there is none."""
+        """Id of a token, or ids of a list of tokens. An unknown token gets the id of `unk_token`, or `None`."""
         if isinstance(tokens, str):
-            found = self.backend.token_to_id(tokens)
-            return self.unk_token_id if found is None else found
+            token_id = self.token_id(tokens)
+            return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token that is in the vocabulary as a whole, else `None`."""
-        found: int | None = self.backend.token_to_id(token)
-        return found
+        """Id of a token of the vocabulary; `None` if the vocabulary does not have it."""
+        token_id: int | None = self.backend.token_to_id(token)
+        return token_id
 
     def text(self, token_ids: list[int]) -> str:
-        """Exact text of sampled tokens: their bytes as UTF-8, invalid ones replaced, special tokens kept."""
+        """Exact text of sampled tokens, special tokens included. Bytes that are not valid UTF-8 are replaced."""
         table = self.token_bytes
         return b"".join([table[i] for i in token_ids]).decode("utf-8", "replace")
 
@@ -139,7 +138,7 @@ class Tokenizer:
         return_dict: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The model's own rendering, as text or (with `tokenize`) as ids."""
+        """Render messages with the model's chat template, to ids or (with `tokenize=False`) to text."""
         if return_dict:
             raise ValueError("return_dict is not supported; pass return_dict=False")
         text = self.render_text(messages, tools, add_generation_prompt=add_generation_prompt, **kwargs)
@@ -167,7 +166,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Text of tokens as they come: a character is given out once all of its bytes are there."""
+    """Decodes streamed bytes to text. A character is returned once all of its bytes have arrived."""
 
     __slots__ = ("_decoder",)
 
@@ -188,7 +187,7 @@ class TextStream:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Fills itself on first use of a token."""
+    """A dictionary of token id to bytes that computes an entry on first use."""
 
     def __init__(self, backend: tokenizers.Tokenizer, byte_level: bool, added: set[int]) -> None:
         super().__init__()
@@ -214,7 +213,7 @@ class _TokenBytes(dict[int, bytes]):
 
 
 def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """The table for byte-level BPE (GPT-2 style) and SentencePiece style with byte fallback.
+    """Map tokens to bytes for byte-level BPE (GPT-2 style) and for SentencePiece style with byte fallback.
 
     Raises:
         ConfigError: the tokenizer's decoder is of another kind.
@@ -236,7 +235,7 @@ def _decoder_kinds(state: dict[str, Any]) -> set[str]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's letters: printable Latin-1 stands for itself, other bytes for U+0100 upwards, in order."""
+    """Byte of each letter of byte-level BPE: printable Latin-1 is itself, other bytes follow in order from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -253,7 +252,7 @@ def _local_directory(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(
-            f"base model {source!r} is neither a local directory nor a model that the Hugging Face hub gives: {error}"
+            f"base model {source!r} is not a local directory, and the Hugging Face hub does not provide it: {error}"
         ) from error
 
 

@@ -1,11 +1,11 @@
-"""Answers in the harmony format of gpt-oss: several messages in channels, each with a header.
+"""Parse answers in the harmony format of gpt-oss: several messages in channels, each with a header.
 
     <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>content<|return|>
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>
 
-The channel says what a message is: `analysis` is reasoning, `final` content, and so is `commentary` unless it goes to a
-function: then it is a tool call. The prompt ends with "<|start|>assistant". A message of another kind, and a call that
-is no JSON object, stay in the content as they came.
+The channel tells what a message is. `analysis` is reasoning and `final` is content. `commentary` is a tool call if it
+is addressed to a function, otherwise content. The prompt ends with "<|start|>assistant". Messages of other kinds, and
+calls whose arguments are not a JSON object, stay in the content unchanged.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from art.protocol.chat import Message
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
 CALL_END = "<|call|>"
 STOPS = ("<|return|>", CALL_END)
-"""What ends an answer; <|end|> only ends one of its messages."""
+"""Tokens that end an answer. <|end|> only ends one message of it."""
 
 _CHANNEL = re.compile(r"<\|channel\|>(analysis|commentary|final)\b")
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 
 
 def is_in(tokenizer: Tokenizer) -> bool:
-    """Whether the vocabulary has the tokens of the format."""
+    """Whether the vocabulary has the tokens of the harmony format."""
     tokens = (_START, _MESSAGE, _END, "<|channel|>", *STOPS)
     return all(tokenizer.token_id(token) is not None for token in tokens)
 
 
 def harmony_messages(messages: list[Message]) -> list[Message]:
-    """`messages` with reasoning under the name that templates of gpt-oss know.
+    """Copy reasoning to `thinking`, the field that gpt-oss templates read.
 
-    They take no content beside reasoning in front of a tool call, so both go into one.
+    Those templates accept only one of content and reasoning before a tool call, so both are joined.
     """
     result = []
     for message in messages:
@@ -57,14 +57,14 @@ class HarmonyParser:
         self._end_id = tokenizer.token_id(_END)
         self._controls = {self._message, *self._ends}
         self._parse_tools = parse_tools
-        self._header: str | None = None  # of the present message; None before its <|message|>
+        self._header: str | None = None  # header of the current message; None before its <|message|>
         self._raw = bytearray()
         self._stream = TextStream()
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         self._deltas: list[Delta] = []
-        self._fresh = False  # no text of the present message was given out yet
+        self._fresh = False  # no text of the current message was given out yet
 
     def push(self, token_ids: list[int]) -> None:
         for token in token_ids:
@@ -94,7 +94,7 @@ class HarmonyParser:
 
     @property
     def _kind(self) -> str | None:
-        """What the present message is: a channel, "call", or `None` while that is unknown and where it is neither."""
+        """Kind of the current message: its channel, "call", or `None` if it is unknown or of another kind."""
         if self._header is None or (channel := _CHANNEL.search(self._header)) is None:
             return None
         recipient = _RECIPIENT.search(self._header)
@@ -103,7 +103,7 @@ class HarmonyParser:
         return "call" if self._parse_tools and recipient[1].startswith("functions.") else None
 
     def _on_control(self, token: int) -> bool:
-        """Whether the token means something here; otherwise it is text."""
+        """Handle a control token. False if it has no meaning at this place, so that it is text."""
         if token == self._message and self._header is None:
             self._header = self._text()
             self._fresh = True
@@ -128,9 +128,9 @@ class HarmonyParser:
         elif kind == "call" and (call := _read_call(header or "", text)) is not None:
             self._calls.append(call)
             self._deltas.append(Delta(tool_call=call))
-        elif header is not None:  # whatever it is, it was sampled
+        elif header is not None:  # a message of another kind, or a malformed call
             self._add(f"{header}{_MESSAGE}{text}{end}", self._content)
-        elif text not in (_START, f"{_START}assistant"):  # cut off before a message began
+        elif text not in (_START, f"{_START}assistant"):  # truncated inside a header
             self._add(text, self._content)
         self._header = None
 
@@ -141,7 +141,7 @@ class HarmonyParser:
         if not text:
             return
         if self._fresh and parts:
-            text = "\n" + text  # between two messages of one channel
+            text = "\n" + text  # separates two messages of one channel
         self._fresh = False
         parts.append(text)
         self._deltas.append(Delta(reasoning=text) if parts is self._reasoning else Delta(content=text))

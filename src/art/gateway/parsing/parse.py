@@ -1,11 +1,11 @@
-"""Sampled tokens to an assistant message, as they come or all at once, with the same result.
+"""Parse sampled tokens to an assistant message. Parsing token by token or all at once gives the same message.
 
-The tagged grammar works on token ids, so text that merely looks like a tag is text. With the tags of Qwen, Hermes and
-everything alike (other families have other tags around their calls, see `calls`):
+The tagged grammar looks at token ids, so text that merely looks like a tag stays text. Qwen, Hermes and many others use
+these tags (for the tags that other families put around calls, see `tool_calls.py`):
 
     [<think> reasoning </think>] content (<tool_call> {"name": ..., "arguments": {...}} </tool_call>)*
 
-A tool call that is not what its format writes stays in the content as it came: nothing that was sampled disappears.
+A malformed tool call stays in the content unchanged, so that no sampled text disappears.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from art.protocol.chat import Message
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
+    """The content, reasoning and tool calls of one completion."""
+
     content: str
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
     reasoning_open: bool = False
-    """The completion ended inside its reasoning."""
+    """Whether the completion ended inside its reasoning."""
 
     def to_message(self, exchange_id: str) -> Message:
-        """OpenAI's assistant message; tool calls are named after the exchange."""
+        """OpenAI's assistant message. The ids of its tool calls contain the exchange id."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -39,7 +41,7 @@ class ParsedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of the message that will not change any more; one field is set."""
+    """A final piece of a message. Exactly one field is set."""
 
     content: str = ""
     reasoning: str = ""
@@ -47,25 +49,25 @@ class Delta:
 
 
 class MessageParser(Protocol):
-    """Fed with the tokens of one completion, without the token that ended it."""
+    """Parses the tokens of one completion, without the token that ended it."""
 
     def push(self, token_ids: list[int]) -> None: ...
 
     def push_text(self, data: bytes) -> None:
-        """Part of a token, where a stop string cut it."""
+        """Add the first bytes of a token that a stop string cut."""
         ...
 
     def take(self) -> list[Delta]:
-        """What became certain since the last call."""
+        """Return the pieces of the message that became final since the last call."""
         ...
 
     def finish(self) -> ParsedMessage:
-        """The whole message; `take` then has the rest of the deltas."""
+        """Return the whole message. A last call of `take` then returns the remaining deltas."""
         ...
 
 
 def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]:
-    """OpenAI's form; the id has at most 40 characters, as OpenAI demands."""
+    """A tool call in OpenAI's form. Its id has at most 40 characters, OpenAI's limit."""
     return {
         "id": f"call_{exchange_id.removeprefix('ex_')}_{index}",
         "type": "function",
@@ -75,7 +77,7 @@ def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Token ids around reasoning; `None` where the vocabulary has no such token."""
+    """Ids of the tokens around reasoning; `None` where the vocabulary lacks the token."""
 
     think_open: int | None
     think_close: int | None
@@ -92,7 +94,7 @@ class Tags:
         """Whether the prompt ends inside a `<think>` block, i.e. the completion begins with reasoning."""
         if self.think_open is None:
             return False
-        # Only the generation prompt can hold it: a few tokens at the end.
+        # Only the opening of the answer can contain it: the last few tokens.
         for token in reversed(prompt_ids[-16:]):
             if token == self.think_close:
                 return False
@@ -103,7 +105,7 @@ class Tags:
 
 _START, _REASONING, _CONTENT, _CALL = range(4)
 _WHOLE_ANSWER = ("{", "<|python_tag|>")
-"""How an answer begins that is tool calls as a whole, in the format that has no tokens of its own."""
+"""Beginnings of an answer that consists of tool calls only, in the format without special tokens."""
 
 
 class TaggedParser:
@@ -129,11 +131,11 @@ class TaggedParser:
         self._controls = frozenset(controls | {self._call_open, self._call_close})
         self._state = _REASONING if in_reasoning else _START
         self._stream = TextStream()
-        self._raw = bytearray()  # bytes of the present segment that are not yet text
+        self._raw = bytearray()  # bytes of the current segment that are not decoded yet
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        self._held = ""  # whitespace at the end of the present segment: dropped if a tag follows
+        self._held = ""  # whitespace at the end of the current segment: dropped if a tag follows
         self._strip_newlines = False  # after reasoning, newlines separate it from the content
         self._deltas: list[Delta] = []
 
@@ -178,7 +180,7 @@ class TaggedParser:
         )
 
     def _on_tag(self, token: int) -> bool:
-        """Whether the tag means something here; otherwise it is text."""
+        """Handle a tag. False if it has no meaning at this place, so that it is text."""
         tags, state = self._tags, self._state
         if state == _START and token == tags.think_open and self._only_whitespace():
             self._begin(_REASONING)
@@ -197,7 +199,7 @@ class TaggedParser:
             self._flush_text(self._end_segment())
             held = self._held
             self._begin(_CALL)
-            self._held = held  # comes back if the call turns out to be malformed
+            self._held = held  # restored if the call turns out to be malformed
             return True
         return False
 
@@ -218,9 +220,9 @@ class TaggedParser:
         return text
 
     def _take_calls(self, text: str, *, ended: bool) -> None:
-        """Calls from the text of a segment; what is none, or was cut off, goes to the content as it came."""
+        """Read the calls of a segment. A malformed or truncated segment becomes content unchanged."""
         held = self._held
-        if self._format.opening is None:  # held back from its first character on
+        if self._format.opening is None:  # here the held text is the beginning of the calls
             held, text = "", held + text
         calls = self._format.read(text) if ended else None
         self._begin(_CONTENT)
@@ -232,7 +234,7 @@ class TaggedParser:
         self._deltas += [Delta(tool_call=call) for call in calls]
 
     def _flush_text(self, text: str) -> None:
-        """Add text of the present segment, holding back whitespace at its end."""
+        """Add text to the current segment, holding back whitespace at its end."""
         if self._state == _REASONING:
             if not self._reasoning:
                 text = (self._held + text).lstrip()

@@ -1,7 +1,7 @@
-"""How models write tool calls: a table of formats, each with what reads it.
+"""The formats in which models write tool calls, each with the function that reads it.
 
-Calls stand between tokens of the vocabulary, or are the whole answer (Llama 3). A model's format is not guessed from
-its name: it is the one that gives back a call which the model's own chat template has written (`template_renderer`).
+Calls are enclosed by special tokens, or are the whole answer (Llama 3). A model's format is not guessed from its name:
+`template_renderer` picks the one that reads a call back which the model's own chat template has written.
 """
 
 from __future__ import annotations
@@ -19,32 +19,37 @@ from art.protocol.chat import Message
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
+    """A parsed tool call."""
+
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way to write tool calls."""
+    """One format of tool calls."""
 
     name: str
     read: Callable[[str], list[ToolCall] | None]
-    """The calls in the text between `opening` and `closing`, or `None` if it is not what the format writes."""
+    """Reads the calls in the text between `opening` and `closing`; returns `None` for text not in the format."""
     opening: str | None = None
-    """A token; `None` where an answer that begins with { or <|python_tag|> is calls from there to its end."""
+    """Token before the calls; `None` if an answer that begins with { or <|python_tag|> is calls as a whole."""
     closing: str | None = None
-    """A token; `None` where calls go on to the end of the answer."""
+    """Token after the calls; `None` if they go on to the end of the answer."""
     call_id: Callable[[str, int, str], str] | None = None
-    """The id that the template wants: from the function's name, the number of the call in the conversation, our id."""
+    """Makes the id that the template expects, from the function's name, the call's number, and ART's own id.
+
+    Calls are numbered over the whole conversation.
+    """
 
     def is_in(self, tokenizer: Tokenizer) -> bool:
-        """Whether the vocabulary has its tokens."""
+        """Whether the vocabulary has the tokens of the format."""
         return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
 
 
 def parse_call(text: str) -> ToolCall | None:
-    """`{"name": ..., "arguments": {...}}` as a tool call, or `None` if it is not one."""
+    """Read `{"name": ..., "arguments": {...}}`; `None` for anything else."""
     try:
         return make_call(json.loads(text))
     except (ValueError, RecursionError):
@@ -52,25 +57,26 @@ def parse_call(text: str) -> ToolCall | None:
 
 
 def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
-    """A tool call of a JSON object whose arguments stand under `key`, or `None` if it is not one."""
+    """Make a tool call from a decoded JSON object with a name, and arguments in `key`; `None` for anything else."""
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return None
     try:
         arguments = call.get(key, {})
-        if isinstance(arguments, str):  # some models quote the object once more
+        if isinstance(arguments, str):  # some models write the object as a JSON string
             arguments = json.loads(arguments)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (call["name"] + encoded).encode()  # lone surrogates are no text
+        (call["name"] + encoded).encode()  # fails on lone surrogates
     except (ValueError, RecursionError):
         return None
     return ToolCall(call["name"], encoded)
 
 
 def _all(calls: list[ToolCall | None]) -> list[ToolCall] | None:
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
+    """The calls if there is at least one and none failed to parse."""
+    valid = [call for call in calls if call is not None]
+    return valid if valid and len(valid) == len(calls) else None
 
 
 def _read_one(text: str) -> list[ToolCall] | None:
@@ -78,7 +84,7 @@ def _read_one(text: str) -> list[ToolCall] | None:
 
 
 def _read_list(text: str) -> list[ToolCall] | None:
-    """`[{"name": ..., "arguments": {...}}, ...]`"""
+    """Read a JSON list: `[{"name": ..., "arguments": {...}}, ...]`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -87,7 +93,7 @@ def _read_list(text: str) -> list[ToolCall] | None:
 
 
 def _read_objects(text: str) -> list[ToolCall] | None:
-    """Objects with `parameters` (Llama's word) or `arguments`, one after the other, perhaps with semicolons between."""
+    """Read JSON objects with `parameters` (Llama) or `arguments`, one after another, with or without semicolons."""
     decoder, rest, calls = json.JSONDecoder(), text.strip().removeprefix("<|python_tag|>").strip(), []
     while rest:
         try:
@@ -101,7 +107,7 @@ def _read_objects(text: str) -> list[ToolCall] | None:
 
 
 def _read_sequence(text: str, head: re.Pattern[str], tail: re.Pattern[str]) -> list[ToolCall] | None:
-    """Calls that are each `head` (with the name as its group), an object of arguments, and `tail`."""
+    """Read calls that each consist of `head` (whose group is the name), a JSON object of arguments, and `tail`."""
     decoder, place, calls = json.JSONDecoder(), 0, []
     text = text.strip()
     while place < len(text):
@@ -131,17 +137,17 @@ _KIMI_TAIL = re.compile(r"\s*<\|tool_call_end\|>\s*")
 
 
 def _read_mistral(text: str) -> list[ToolCall] | None:
-    """A JSON list (the older tokenizers), or `name[ARGS]{...}` with [TOOL_CALLS] before each further call."""
+    """Read a JSON list (older tokenizers), or `name[ARGS]{...}` with [TOOL_CALLS] before each further call."""
     return _read_list(text) if text.lstrip().startswith("[{") else _read_sequence(text, _MISTRAL_HEAD, _NOTHING)
 
 
 def _mistral_id(_name: str, _number: int, call_id: str) -> str:
-    """Nine letters and digits, which its templates insist on."""
+    """Make an id of nine letters and digits; Mistral's templates accept no other."""
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 TAGGED = CallFormat("tagged", _read_one, "<tool_call>", "</tool_call>")
-"""Qwen, Hermes and everything alike."""
+"""The format of Qwen, Hermes and many others."""
 
 CALL_FORMATS = (
     TAGGED,
@@ -160,18 +166,18 @@ CALL_FORMATS = (
         call_id=lambda name, number, _id: f"functions.{name}:{number}",
     ),
     CallFormat("phi-4", _read_list, "<|tool_call|>", "<|/tool_call|>"),
-    CallFormat("objects", _read_objects),  # the last: without tokens of its own, it is the easiest to take for another
+    CallFormat("objects", _read_objects),  # last: it has no special tokens, so it also reads the text of other formats
 )
 
 
 def has_unread_call(message: Message) -> bool:
-    """Whether an answer opens a tool call that is not what any format writes, and so stayed in its content."""
+    """Whether the content of an answer has the opening of a tool call, i.e. a call that could not be read."""
     content = message.get("content") or ""
     return any(form.opening in content for form in CALL_FORMATS if form.opening is not None)
 
 
 def with_call_ids(messages: list[Message], call_format: CallFormat) -> list[Message]:
-    """`messages` with the ids that the template wants, the same in a call and in its result."""
+    """Replace call ids by those that the template expects, the same in a call and in its result."""
     make_id = call_format.call_id
     if make_id is None or not any(message.get("tool_calls") for message in messages):
         return messages

@@ -1,13 +1,13 @@
-"""From a request's messages to the recorded exchange that it continues.
+"""Find the recorded exchange that a request continues.
 
-A conversation is named by a rolling hash over model, tools, template settings and messages. An exchange is filed
-under the hash of its request plus its answer; a request that goes on from there computes the same hash on the way:
+A conversation is identified by a rolling hash over model, tools, template settings and messages. An exchange is stored
+under the hash of its request and answer. A request that continues it computes that hash on the way to its own:
 
     h0 = H(model, tools, settings)   h1 = H(h0, user "hi")   h2 = H(h1, assistant "hello")   h3 = H(h2, user "bye")
-                                                             ^ filed under h2, found by the request [hi, hello, bye]
+                                                             ^ stored under h2, found by the request [hi, hello, bye]
 
-Tool-call ids, the spacing of tool-call arguments and reasoning do not count, since clients change or drop them. The
-latest conversations are kept in memory, the others are found in the database: also after a restart.
+Tool-call ids, the spacing of tool-call arguments and reasoning are not hashed, since clients change or drop them. The
+latest conversations are kept in memory. Older ones, and those before a restart, are looked up in the database.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from art.gateway.record.recorder import Exchange, Recorder
 from art.protocol.chat import Message, Tool, normalize_message
 
 MAX_BYTES_IN_MEMORY = 64 * 2**20
-"""Of the exchanges that are kept: some 45,000 short ones, or the latest turns of 200 rollouts of 30,000 tokens."""
+"""Memory for recent exchanges: some 45,000 short ones, or the latest turns of 200 rollouts of 30,000 tokens."""
 
-_COUNTS = ("role", "content", "name", "tool_calls")
+_HASHED_FIELDS = ("role", "content", "name", "tool_calls")
 _MAX_PER_CONVERSATION = 256
-"""Exchanges kept per conversation: rollouts of a group begin alike."""
+"""Exchanges kept per conversation. One conversation has many when the rollouts of a group begin with equal turns."""
 _BYTES_PER_ENTRY = 650
-"""What an entry takes beside its packed exchange: ids, hashes and places in two dictionaries, as tracemalloc has it."""
+"""Memory of an entry besides its packed exchange (ids, hashes, dictionary slots), measured with tracemalloc."""
 
 
 def canonical_message(message: Mapping[str, Any]) -> bytes:
-    """What of a message makes a conversation, however a client wrote it down. Two messages are the same if this is."""
-    return _canonical(normalize_message({key: message[key] for key in _COUNTS if key in message}))
+    """Normalise a message to bytes that are equal for equal messages, however a client writes them."""
+    return _canonical(normalize_message({key: message[key] for key in _HASHED_FIELDS if key in message}))
 
 
 def _canonical(message: Message) -> bytes:
@@ -56,7 +56,7 @@ def _canonical_json(text: str) -> str:
 def conversation_hashes(
     model: str, tools: list[Tool] | None, settings: Mapping[str, Any] | None, messages: list[Message]
 ) -> list[bytes]:
-    """Rolling hash after each message; index 0 is the one before the first."""
+    """The rolling hash after each message; index 0 is the hash before the first message."""
     head = orjson.dumps([model, tools or None, settings or None], option=orjson.OPT_SORT_KEYS)
     hashes = [_hash(head)]
     for message in messages:
@@ -75,7 +75,7 @@ def _hash(data: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     packed: bytes
-    """The exchange as JSON: smaller than as objects, and of a size that is known."""
+    """The exchange as JSON, which is smaller than the objects and has a known size."""
     conversation: bytes
 
     @property
@@ -87,7 +87,7 @@ class _Entry:
 
 
 class Conversations:
-    """The latest exchanges in memory, by what they can be continued from."""
+    """A cache of the latest exchanges, by exchange id and by the hash of the conversation that they end."""
 
     def __init__(self, recorder: Recorder, *, max_bytes: int = MAX_BYTES_IN_MEMORY) -> None:
         self._recorder = recorder
@@ -99,7 +99,7 @@ class Conversations:
     def add(self, exchange: Exchange, conversation: bytes) -> None:
         if exchange.id in self._entries:
             return
-        packed = bytes(memoryview(orjson.dumps(exchange)))  # a copy: orjson's own holds on to a buffer of 8 KiB or more
+        packed = bytes(memoryview(orjson.dumps(exchange)))  # a copy: orjson's result keeps a buffer of 8 KiB or more
         entry = _Entry(packed, conversation)
         self._entries[exchange.id] = entry
         self._num_bytes += entry.size
@@ -111,17 +111,17 @@ class Conversations:
             self._forget(next(iter(self._entries)))
 
     def forget_before(self, exchange_id: str) -> None:
-        """Forget exchanges with smaller ids, i.e. older ones: they are about to be deleted."""
+        """Forget exchanges with smaller ids, i.e. older ones, which are about to be deleted."""
         for old in [known for known in self._entries if known < exchange_id]:
             self._forget(old)
 
     def find(
         self, messages: list[Message], hashes: list[bytes], rollout_id: str | None
     ) -> tuple[Exchange, int] | Branch | None:
-        """The exchange that a request continues and the number of messages it covers.
+        """Return the exchange that a request continues and the number of messages that it covers.
 
-        `None` if no answer stands in the messages: there is nothing to continue. A `Branch` says why an answer that
-        does stand there cannot be continued.
+        `None` means that the messages contain no answer, so there is nothing to continue. A `Branch` gives the reason
+        why they contain an answer that cannot be continued.
         """
         last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
         if last < 0:
@@ -134,10 +134,8 @@ class Conversations:
                 if entry.conversation != conversation:
                     return Branch("edited_history")
                 return entry.exchange(), last + 1
-        found = self._latest(conversation, rollout_id)
-        if found is None:
-            return Branch("unknown_history")
-        return found, last + 1
+        latest = self._latest(conversation, rollout_id)
+        return Branch("unknown_history") if latest is None else (latest, last + 1)
 
     def _latest(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         known = self._by_conversation.get(conversation, {})

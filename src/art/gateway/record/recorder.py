@@ -1,7 +1,7 @@
-"""The durable record of every answer: exact tokens, their log-probs, and which policy drew them.
+"""The durable record of every answer: its exact tokens, their log-probs, and the policy that sampled them.
 
-Rows are stored as growth: an exchange that extends another holds only the tokens and messages that it adds, so that a
-conversation of n turns takes room for its length and not for its square.
+Rows are stored incrementally: an exchange that extends another stores only the tokens and messages that it adds. A
+conversation of n turns therefore takes space in proportion to n, not to n squared.
 
     exchange 1  prompt P1        completion C1
     exchange 2  prompt P1 C1 P2  completion C2     stored: parent = 1, prompt tail = P2
@@ -58,44 +58,44 @@ class Exchange:
     id: str
     """Unique over time and servers; sorts by creation."""
     rollout_id: str | None
-    """Of the base URL `/rollouts/{rollout_id}/v1`, if that was used."""
+    """The id in the base URL `/rollouts/{rollout_id}/v1`, if the request used one."""
     project: str
     name: str
     policy_version: int
-    """Step whose weights sampled the completion; 0 for a base model, whose weights are those of step 0."""
+    """Step whose weights sampled the completion. 0 also means the base model: step 0 does not change its weights."""
     parent_id: str | None
-    """Exchange whose prompt and completion stand at the beginning of this prompt, token by token."""
+    """The exchange whose prompt and completion are, token by token, the beginning of this prompt."""
     branch_reason: BranchReason | None
-    """Why the prompt was rendered anew although answers stand in it. `None` with a parent, and on a first turn."""
+    """Why a prompt with answers in it does not extend a recorded one. `None` with a parent, and on a first turn."""
     prompt_token_ids: list[int]  # [P]
     completion_token_ids: list[int]  # [C]
     sampling_logprobs: list[float]  # [C] after temperature and top_p
     temperature: float
     top_p: float
     seed: int
-    """Unsigned 64-bit; of this choice."""
+    """Sampling seed of this choice, an unsigned 64-bit number."""
     finish_reason: FinishReason
     message: Message
     """The answer as it was sent to the client."""
     request_messages: list[Message]
-    """What was rendered, normalised; earlier answers with the reasoning that was recorded for them."""
+    """The rendered messages, normalised. Earlier answers include the reasoning that was recorded for them."""
     tools: list[Tool] | None
     created_at: float
     """Seconds since the epoch."""
 
 
 def new_exchange_id() -> str:
-    """Microseconds since the epoch and 48 random bits, in hex."""
+    """Make an id of the microseconds since the epoch and 48 random bits, in hex."""
     return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
 
 
 def exchange_id_at(seconds: float) -> str:
-    """Sorts behind the ids of all exchanges before that time (seconds since the epoch), and before all later ones."""
+    """A bound that sorts after all exchange ids from before a time (seconds since the epoch), and before later ones."""
     return f"ex_{int(seconds * 1e6):014x}"
 
 
 class _Row(NamedTuple):
-    """Columns of the table, in order."""
+    """A row of the table `exchanges`, with its columns in order."""
 
     id: str
     rollout_id: str | None
@@ -134,7 +134,7 @@ SELECT {_COLUMNS} FROM exchanges JOIN chain USING (id)
 
 
 class Recorder:
-    """Appends exchanges and finds them again. Rows that arrive during a commit go into the next one together."""
+    """Stores and finds exchanges. Rows that arrive during a commit are written together by the next one."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -144,23 +144,22 @@ class Recorder:
         self._next_commit: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Make the tables if they are not there.
+        """Create missing tables.
 
         Raises:
-            StorageError: it cannot be done.
+            StorageError: the database cannot be written.
         """
         await self.database.run(lambda db: db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA))
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
-        """Store an exchange; returns once it is committed, i.e. survives the death of this process.
+        """Store an exchange. Returns once it is committed, so that it survives the death of this process.
 
         Args:
-            conversation: hash of the request and the answer, under which a later turn finds it.
+            conversation: hash of the request and the answer, by which a later turn finds the exchange.
             parent: the exchange that `parent_id` names.
 
         Raises:
-            DiskFullError: nothing was stored; the answer must not be given out.
-            StorageError: likewise.
+            DiskFullError, StorageError: nothing was stored, so the answer must not be sent.
         """
         self._pending.append(_to_row(exchange, conversation, parent))
         if self._next_commit is None:
@@ -169,44 +168,44 @@ class Recorder:
         await asyncio.shield(self._next_commit)
 
     def count_tokens(self, project: str, name: str, *, prompt: int, cached: int, completion: int) -> None:
-        """Add to what a model has read and written; stored with the next exchange. `cached` is a part of `prompt`."""
+        """Add to a model's token counts, stored with the next exchange. `cached` tokens are also part of `prompt`."""
         self._pending_counts.append((project, name, prompt, cached, completion))
 
     def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
-        """Prompt, cached and completion tokens of a model, over all restarts of the server."""
+        """Prompt, cached and completion tokens of a model since it was registered."""
         sql = "SELECT prompt, cached, completion FROM token_counts WHERE project = ? AND name = ?"
         rows = self.database.read(sql, (project, name))
         prompt, cached, completion = rows[0] if rows else (0, 0, 0)
         return prompt, cached, completion
 
     def get(self, ids: Iterable[str]) -> list[Exchange]:
-        """The exchanges, in the order of `ids`.
+        """Return exchanges, in the order of `ids`.
 
         Raises:
-            NotFoundError: some id is unknown.
+            NotFoundError: an id is not recorded.
         """
-        wanted = list(ids)
-        found = self.find(wanted)
-        if missing := [i for i in wanted if i not in found]:
+        ids = list(ids)
+        exchanges = self.find(ids)
+        if missing := [i for i in ids if i not in exchanges]:
             raise NotFoundError(
-                f"{len(missing)} of {len(wanted)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
+                f"{len(missing)} of {len(ids)} exchanges are not recorded on this server, e.g. {missing[0]!r}"
             )
-        return [found[i] for i in wanted]
+        return [exchanges[i] for i in ids]
 
     def find(self, ids: Iterable[str]) -> dict[str, Exchange]:
-        """Those of the exchanges that are recorded, by id."""
-        wanted = set(ids)
-        if not wanted:
+        """Return the recorded exchanges among `ids`, by id."""
+        unique_ids = set(ids)
+        if not unique_ids:
             return {}
-        rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(wanted)).decode(),))
+        rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(unique_ids)).decode(),))
         exchanges = _assemble(_Row(*row) for row in rows)
-        return {i: exchanges[i] for i in wanted & exchanges.keys()}
+        return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
 
     def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
-        """All exchanges of a rollout with models of its project, oldest first.
+        """Return the exchanges of a rollout with models of a project, oldest first.
 
         Raises:
-            NotFoundError: nothing was recorded under this id.
+            NotFoundError: nothing is recorded under the rollout id.
         """
         rows = self.database.read(
             "SELECT id FROM exchanges WHERE rollout_id = ? AND project = ? ORDER BY id", (rollout_id, project)
@@ -216,7 +215,7 @@ class Recorder:
         return self.get(row[0] for row in rows)
 
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
-        """The exchange that ended with this conversation: of this rollout if there is one, else the latest."""
+        """Return the latest exchange that ended a conversation, preferably one of the given rollout."""
         rows = self.database.read(
             "SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, id DESC LIMIT 1",
             (conversation, rollout_id),
@@ -247,7 +246,7 @@ def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) ->
     if parent is not None:
         prompt = prompt[len(parent.prompt_token_ids) + len(parent.completion_token_ids) :]
         messages = messages[len(parent.request_messages) + 1 :]
-        tools = None  # the same: tools are part of what makes a conversation
+        tools = None  # equal to the parent's, since tools are part of the conversation's hash
     return _Row(
         id=exchange.id,
         rollout_id=exchange.rollout_id,
@@ -272,7 +271,7 @@ def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) ->
 
 
 def _assemble(rows: Iterable[_Row]) -> dict[str, Exchange]:
-    """Exchanges from rows that hold all their ancestors."""
+    """Build exchanges from rows, which must include all their ancestors."""
     by_id = {row.id: row for row in rows}
     built: dict[str, Exchange] = {}
     for row in by_id.values():

@@ -1,6 +1,6 @@
-"""Forgetting: recorded exchanges and rollouts of a certain age are deleted, so that the record does not grow for ever.
+"""Delete old exchanges and rollouts, so that the record does not grow for ever.
 
-An exchange that a younger one continues is kept with it, since the younger one stores only what it adds.
+An exchange that a newer one continues is kept as long as that one, which stores only the tokens that it adds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 _BATCH = 500
-"""Rows per transaction: requests that want to be recorded wait for at most one."""
+"""Rows deleted per transaction. A request that is waiting to be recorded waits for at most one."""
 _DELETE_EXCHANGES = """
 DELETE FROM exchanges WHERE id IN (
     SELECT id FROM exchanges AS old WHERE id < ?
@@ -34,7 +34,7 @@ DELETE FROM rollouts WHERE (project, id) IN (
 
 
 async def forget_older(recorder: Recorder, conversations: Conversations, age_s: float) -> tuple[int, int]:
-    """Delete what is older than `age_s` seconds; how many exchanges and rollouts are gone."""
+    """Delete what is older than `age_s` seconds. Returns the numbers of exchanges and rollouts deleted."""
     before = time.time() - age_s
     conversations.forget_before(exchange_id_at(before))
     exchanges = await _delete(recorder, _DELETE_EXCHANGES, exchange_id_at(before))
@@ -43,14 +43,14 @@ async def forget_older(recorder: Recorder, conversations: Conversations, age_s: 
 
 
 async def forget_regularly(recorder: Recorder, conversations: Conversations, age_s: float) -> None:
-    """`forget_older`, now and every `INTERVAL_S`, until cancelled."""
+    """Run `forget_older` now and every `INTERVAL_S` seconds, until cancelled."""
     while True:
         try:
             exchanges, rollouts = await forget_older(recorder, conversations, age_s)
             if exchanges or rollouts:
-                logger.info("%d exchanges and %d rollouts are older than %g s: deleted", exchanges, rollouts, age_s)
+                logger.info("deleted %d exchanges and %d rollouts older than %g s", exchanges, rollouts, age_s)
         except StorageError as error:
-            logger.warning("old exchanges could not be deleted, next try in an hour: %s", error)
+            logger.warning("old exchanges could not be deleted; trying again in an hour: %s", error)
         await asyncio.sleep(INTERVAL_S)
 
 

@@ -1,4 +1,4 @@
-"""The exchanges of a rollout as conversations, for agents that only know a base URL."""
+"""Rebuild the conversations of a rollout from its exchanges, for agents that only know a base URL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from art.gateway.record.recorder import Exchange
 
 
 def rollout_histories(exchanges: list[Exchange]) -> list[dict[str, Any]]:
-    """One history per conversation: messages, with an OpenAI choice wherever an answer is recorded.
+    """Build one history per conversation: messages, with an OpenAI choice in place of each recorded answer.
 
-    Exchanges that a later one continues stand inside its history. A conversation that forked gives a history per end.
+    An exchange that a later one continues is part of its history. A conversation that forked gives one history per end.
     """
     recorded: dict[bytes, Exchange] = {}
     ends: dict[str, bytes] = {}

@@ -1,10 +1,10 @@
-"""The durable record of rollouts that other programs run: whose they are, their group, and how they ended.
+"""The durable record of rollouts that other programs run: their project, their group, and how they ended.
 
     first request under /rollouts/r1/v1, or PUT /api/rollouts/r1      -> running
-    PUT with a reward or an outcome                                   -> finished, and final
-    a training job takes its exchanges in                             -> trained_by
+    PUT with a reward or an outcome                                   -> finished: no more changes
+    a training job trains its exchanges                               -> trained_by
 
-An id belongs to a project: two projects may use the same one and never meet.
+Rollout ids are per project: two projects may use the same id independently.
 """
 
 from __future__ import annotations
@@ -34,72 +34,75 @@ _FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "met
 
 
 class RolloutStore:
-    """What callers may do with rollouts. Those that nobody announces begin with their first exchange."""
+    """Reads and updates rollouts. A rollout that was not announced begins with its first exchange."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._database = recorder.database
         self._recorder = recorder
 
     def find(self, rollout_id: str, project: str | None) -> RolloutStatus | None:
-        """
+        """Return the status of a rollout, or `None` if it is unknown.
+
         Raises:
-            InvalidRequestError: no project is given and several have the id.
+            InvalidRequestError: no project is given, and several projects have a rollout with this id.
         """
-        found = self._select("id = ? AND project = coalesce(?, project)", (rollout_id, project))
-        if len(found) > 1:
-            projects = ", ".join(sorted(status.project for status in found))
+        matches = self._select("id = ? AND project = coalesce(?, project)", (rollout_id, project))
+        if len(matches) > 1:
+            projects = ", ".join(sorted(status.project for status in matches))
             raise InvalidRequestError(
-                f"rollout {rollout_id!r} is in several projects; say which with `project`: {projects}", param="project"
+                f"rollout {rollout_id!r} is in several projects; set `project` to one of {projects}", param="project"
             )
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     def announced_model(self, rollout_id: str, project: str | None) -> str | None:
-        """The model of a rollout; `None` if there is no such rollout, or more than one in all projects."""
+        """The model of a rollout; `None` if the rollout is unknown, or is in several projects and none is given."""
         statement = "SELECT model FROM rollouts WHERE id = ? AND project = coalesce(?, project)"
-        found = self._database.read(statement, (rollout_id, project))
-        return found[0][0] if len(found) == 1 else None
+        rows = self._database.read(statement, (rollout_id, project))
+        return rows[0][0] if len(rows) == 1 else None
 
     def check_open(self, rollout_id: str, project: str) -> None:
-        """
+        """Check that a rollout can still make requests.
+
         Raises:
-            ConflictError: the rollout is finished, so nothing more can be said in it.
+            ConflictError: the rollout is finished.
         """
-        found = self._database.read("SELECT outcome FROM rollouts WHERE project = ? AND id = ?", (project, rollout_id))
-        if found and found[0][0] is not None:
+        rows = self._database.read("SELECT outcome FROM rollouts WHERE project = ? AND id = ?", (project, rollout_id))
+        if rows and rows[0][0] is not None:
             raise ConflictError(
-                f"rollout {rollout_id!r} is finished ({found[0][0]}); give each rollout an id of its own",
+                f"rollout {rollout_id!r} is finished ({rows[0][0]}); give each rollout an id of its own",
                 param="rollout_id",
             )
 
     async def get(self, rollout_id: str, project: str | None) -> RolloutRecord:
-        """
+        """Return a rollout with its conversations.
+
         Raises:
-            NotFoundError: nothing is known of it.
+            NotFoundError: the rollout is unknown.
         """
         status = self.find(rollout_id, project)
         if status is None:
-            raise NotFoundError(f"nothing is recorded of rollout {rollout_id!r}", param="rollout_id")
+            raise NotFoundError(f"there is no rollout {rollout_id!r} on this server", param="rollout_id")
         exchanges: list[Exchange] = []
         if status.num_exchanges:
             exchanges = await asyncio.to_thread(self._recorder.by_rollout, rollout_id, status.project)
         return RolloutRecord(**status.model_dump(), histories=rollout_histories(exchanges))
 
     async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
-        """Set what the update gives, all at once.
+        """Apply an update to a rollout, in one transaction. An unknown rollout is created.
 
         Args:
-            project: the only one that the caller may touch; `None` for a caller that may touch all.
+            project: the only project that the caller may change; `None` if the caller may change all.
 
         Raises:
-            ConflictError: the rollout is finished, and this would change it.
-            InvalidRequestError: it is not clear whose rollout this is.
+            ConflictError: the rollout is finished, and the update would change it.
+            InvalidRequestError: the update does not tell the project, or names several.
         """
         validate_name(rollout_id, param="rollout_id")
         owner = self._owner(rollout_id, update, project)
 
         def work(db: sqlite3.Connection) -> None:
-            found = db.execute(f"SELECT {COLUMNS} FROM rollouts WHERE project = ? AND id = ?", (owner, rollout_id))
-            known = next((RolloutRow(*row) for row in found), None)
+            rows = db.execute(f"SELECT {COLUMNS} FROM rollouts WHERE project = ? AND id = ?", (owner, rollout_id))
+            known = next((RolloutRow(*row) for row in rows), None)
             row = _apply(known or RolloutRow(owner, rollout_id, time.time(), 0), update)
             if row != known:
                 write_row(db, row)
@@ -115,9 +118,9 @@ class RolloutStore:
             if (value := getattr(query, column)) is not None:
                 conditions.append(f"{column} = ?")
                 values.append(value)
-        for column, wanted in (("outcome", query.finished), ("trained_by", query.trained)):
-            if wanted is not None:
-                conditions.append(f"{column} IS {'NOT ' if wanted else ''}NULL")
+        for column, is_set in (("outcome", query.finished), ("trained_by", query.trained)):
+            if is_set is not None:
+                conditions.append(f"{column} IS {'NOT ' if is_set else ''}NULL")
         where = f"{' AND '.join(conditions)} ORDER BY change LIMIT {query.limit}"
         rows = await asyncio.to_thread(self._rows, where, values)
         return RolloutPage(
@@ -126,13 +129,13 @@ class RolloutStore:
         )
 
     async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
-        """Note that a job trains the finished rollouts of these exchanges; of the first job that does."""
+        """Note that a job trains the finished rollouts of these exchanges. Rollouts of an earlier job stay with it."""
         ids = orjson.dumps(list(exchange_ids)).decode()
         await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, ids))
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
-        """The job came to nothing: its rollouts can be trained by another."""
+        """Release the rollouts of a job that did not train them, so that another job can."""
         _set_trained_by(db, None, "trained_by = ?", job_id)
 
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:
@@ -140,8 +143,8 @@ class RolloutStore:
         named = {name for name in (project, update.project, announced) if name is not None}
         if len(named) > 1:
             raise InvalidRequestError(
-                f"a rollout belongs to one project; got {', '.join(sorted(named))} (of the key, of `project` and of "
-                "`model`, which is written project/name)",
+                f"a rollout belongs to one project; got {', '.join(sorted(named))} from the key, `project` and `model` "
+                "(written as project/name)",
                 param="project",
             )
         if named:
@@ -149,7 +152,7 @@ class RolloutStore:
         known = self.find(rollout_id, None)
         if known is None:
             raise InvalidRequestError(
-                f"rollout {rollout_id!r} is new: say whose it is with `model` (project/name) or `project`",
+                f"rollout {rollout_id!r} is new: name its project with `model` (project/name) or `project`",
                 param="project",
             )
         return known.project
@@ -163,20 +166,20 @@ class RolloutStore:
 
 
 def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, value: str) -> None:
-    """Each row gets a `change` of its own: a page may end between any two."""
+    """Set `trained_by` of rows. Each row gets a `change` of its own, since a page may end between any two."""
     keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
     statement = "UPDATE rollouts SET trained_by = ?, change = ? WHERE project = ? AND id = ?"
     db.executemany(statement, [(job_id, change, *key) for change, key in enumerate(keys, next_change(db))])
 
 
 def _apply(row: RolloutRow, update: RolloutUpdate) -> RolloutRow:
-    given: dict[str, Any] = {name: value for name in _FINAL if (value := getattr(update, name)) is not None}
+    values: dict[str, Any] = {name: value for name in _FINAL if (value := getattr(update, name)) is not None}
     for name in ("metrics", "metadata"):
-        if name in given:
-            given[name] = orjson.dumps(given[name], option=orjson.OPT_SORT_KEYS)
-    changed = row._replace(**given)
+        if name in values:
+            values[name] = orjson.dumps(values[name], option=orjson.OPT_SORT_KEYS)
+    changed = row._replace(**values)
     if row.outcome is not None and changed != row:
-        what = ", ".join(f"`{name}`" for name in given if getattr(row, name) != given[name])
+        what = ", ".join(f"`{name}`" for name in values if getattr(row, name) != values[name])
         raise ConflictError(f"rollout {row.id!r} is finished ({row.outcome}); this call would change its {what}")
     return changed
 

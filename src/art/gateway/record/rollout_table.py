@@ -1,4 +1,4 @@
-"""The table `rollouts`: one row per rollout of another program, written by its first exchange or its first `PUT`."""
+"""The table `rollouts`: one row per rollout of another program, created by its first exchange or its first `PUT`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CREATE INDEX IF NOT EXISTS rollouts_by_change ON rollouts (change);
 
 
 class RolloutRow(NamedTuple):
-    """Columns of the table, in order."""
+    """A row of the table, with its columns in order."""
 
     project: str
     id: str
     created_at: float
     change: int
-    """Microseconds since the epoch of the last change, and larger than that of any before: no two rows share one."""
+    """Time of the last change in microseconds since the epoch, increased where needed to be unique and increasing."""
     model: str | None = None
     group_id: str | None = None
     scenario_id: str | None = None
@@ -41,7 +41,7 @@ class RolloutRow(NamedTuple):
 COLUMNS = ", ".join(RolloutRow._fields)
 _VALUES = ", ".join("?" * len(RolloutRow._fields))
 _UPSERT = f"INSERT OR REPLACE INTO rollouts ({COLUMNS}) VALUES ({_VALUES})"
-_SPOKEN = f"""
+_NOTE_EXCHANGE = f"""
 INSERT INTO rollouts ({COLUMNS}) VALUES ({_VALUES})
 ON CONFLICT (project, id) DO UPDATE SET model = excluded.model, change = excluded.change WHERE model IS NULL
 """
@@ -58,10 +58,10 @@ def write_row(db: sqlite3.Connection, row: RolloutRow) -> None:
 
 
 def note_exchanges(db: sqlite3.Connection, speakers: Iterable[tuple[str, str, str]]) -> None:
-    """Make rows for rollouts that have begun to speak; the first model that answers is theirs.
+    """Create rows for rollouts that make their first exchange. The first model that answers becomes their model.
 
     Args:
-        speakers: project, rollout id and `project/name` of the model that answered, once per exchange.
+        speakers: project, rollout id and `project/name` of the model that answered, for each exchange.
     """
     for project, rollout_id, model in dict.fromkeys(speakers):
-        db.execute(_SPOKEN, RolloutRow(project, rollout_id, time.time(), next_change(db), model=model))
+        db.execute(_NOTE_EXCHANGE, RolloutRow(project, rollout_id, time.time(), next_change(db), model=model))

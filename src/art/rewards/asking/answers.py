@@ -1,7 +1,8 @@
-"""A judge's answer: the shape that is asked for, and what is accepted of what comes.
+"""The answer of a judge: its JSON schema, and how it is read.
 
-Scores are matched by id, never by position. What has only one reading is repaired (a number in quotes, the same score
-twice, a fence around the JSON, 1.0000001); everything else is named, so that the judge can be asked again.
+Scores are matched by id, never by position. A deviation with only one possible meaning is repaired: a number in quotes,
+a score that is written twice, a fence around the JSON, 1.0000001. Any other fault is described to the judge, which is
+then asked again.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from art.errors import JudgeAnswerError
 from art.rewards.judge import Verdict
 
 OVERSHOOT = 0.02
-"""A score this far outside of 0 to 1 is set to the bound; a larger one is another scale, which cannot be guessed."""
+"""A score outside 0 to 1 by at most this is set to the bound. A larger one means another scale, and is a fault."""
 _MAX_EXPLANATION = 2000
 _MAX_STARTS = 1000
-"""Brackets at which JSON is looked for."""
+"""Number of brackets at which a JSON value is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
+    """The scores in an answer."""
+
     by_id: dict[str, Verdict]
     num_repairs: int
 
 
 def response_format(criteria: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema, in the form of OpenAI's `response_format`. With criteria, each is scored by itself."""
+    """The JSON schema of an answer as OpenAI's `response_format`. With criteria, each one has its own score."""
     number = {"type": "number"}
     scored: dict[str, Any] = {"score": number}
     if criteria:
@@ -57,18 +60,18 @@ def response_format(criteria: Sequence[str]) -> dict[str, Any]:
 
 
 def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Scores:
-    """The verdict of every id.
+    """Read the verdict for every id.
 
     Args:
-        weights: of the criteria by name; empty if there is one score for all.
+        weights: weights of the criteria by name; empty if there is a single score.
 
     Raises:
-        JudgeAnswerError: says what is wrong, in words of ours only: the message is sent back to the judge, and its
-            answer may quote an agent.
+        JudgeAnswerError: the answer cannot be used. The message, which is sent back to the judge, contains no text of
+            the answer, since that may quote an agent.
     """
     rows, repaired = _find_rows(text)
     faults: list[str] = []
-    found: dict[str, Verdict] = {}
+    verdicts: dict[str, Verdict] = {}
     num_repairs = int(repaired)
     num_unknown = 0
     for row in rows:
@@ -82,18 +85,18 @@ def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Sco
             faults.append(f"{name}: {error}")
             continue
         num_repairs += repairs
-        if name in found:
-            if found[name].score != verdict.score:
+        if name in verdicts:
+            if verdicts[name].score != verdict.score:
                 faults.append(f"{name}: two different scores")
             num_repairs += 1
-        found[name] = verdict
+        verdicts[name] = verdict
     known_bad = {fault.partition(":")[0] for fault in faults}
-    if missing := [name for name in ids if name not in found and name not in known_bad]:
+    if missing := [name for name in ids if name not in verdicts and name not in known_bad]:
         unknown = f" ({num_unknown} have an id that does not exist)" if num_unknown else ""
         faults.append(f"no score for {', '.join(missing)}{unknown}")
     if faults:
         raise JudgeAnswerError("; ".join(faults))
-    return Scores(by_id=found, num_repairs=num_repairs + num_unknown)
+    return Scores(by_id=verdicts, num_repairs=num_repairs + num_unknown)
 
 
 def _read_row(row: dict[str, Any], weights: dict[str, float]) -> tuple[Verdict, int]:
@@ -101,20 +104,20 @@ def _read_row(row: dict[str, Any], weights: dict[str, float]) -> tuple[Verdict, 
     if not weights:
         score, repaired = _read_number(row.get("score"), "score")
         return Verdict(score=score, explanation=explanation), repaired
-    given = row.get("criteria")
-    if not isinstance(given, dict):
+    criteria = row.get("criteria")
+    if not isinstance(criteria, dict):
         raise ValueError("no object `criteria`")
     parts: dict[str, float] = {}
     num_repairs = 0
     for name in weights:
-        parts[name], repaired = _read_number(given.get(name), name)
+        parts[name], repaired = _read_number(criteria.get(name), name)
         num_repairs += repaired
     total = sum(weights[name] * parts[name] for name in weights) / sum(weights.values())
     return Verdict(score=total, explanation=explanation, parts=parts), num_repairs
 
 
 def _read_number(value: Any, name: str) -> tuple[float, int]:
-    """A score and whether it had to be repaired."""
+    """Return a score, and 1 if it had to be repaired, else 0."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
@@ -127,14 +130,17 @@ def _read_number(value: Any, name: str) -> tuple[float, int]:
 
 
 def _find_rows(text: str) -> tuple[list[dict[str, Any]], bool]:
-    """The list of scores, and whether it had to be looked for: the last one counts, since models think aloud first."""
+    """Return the list of scores, and whether it had to be searched in other text.
+
+    If there are several lists, the last one counts, since models may think aloud before they answer.
+    """
     try:
         candidates, repaired = [json.loads(text)], False
     except (ValueError, RecursionError):
         candidates, repaired = objects_in(text), True
     for value in reversed(candidates):
         rows = value.get("scores") if isinstance(value, dict) else value
-        if isinstance(rows, dict):  # {"t-abcd": 0.5} can only mean one thing
+        if isinstance(rows, dict):  # {"t-abcd": 0.5} has only one possible meaning
             rows, repaired = [{"trajectory_id": key, "score": score} for key, score in rows.items()], True
         if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
             return [row for row in rows if isinstance(row, dict)], repaired
@@ -142,8 +148,8 @@ def _find_rows(text: str) -> tuple[list[dict[str, Any]], bool]:
 
 
 def objects_in(text: str) -> list[Any]:
-    """The JSON objects and lists of a text, in their order; those inside of others are parts of these."""
-    decoder, found, position = json.JSONDecoder(), [], 0
+    """The outermost JSON objects and lists in a text, in order."""
+    decoder, values, position = json.JSONDecoder(), [], 0
     for match in islice(re.finditer(r"[\[{]", text), _MAX_STARTS):
         if match.start() < position:
             continue
@@ -151,5 +157,5 @@ def objects_in(text: str) -> list[Any]:
             value, position = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        found.append(value)
-    return found
+        values.append(value)
+    return values

@@ -1,4 +1,4 @@
-"""Judgements on disk, in SQLite, so that nothing is paid for twice. Failures are never written."""
+"""A cache of judgements on disk, in SQLite, so that no judgement is paid for twice. Failures are not cached."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BUSY_TIMEOUT_S = 10.0
 
 
 class JudgeCache:
-    """Values by key; several processes may share the file. When the file cannot be used, judging goes on without."""
+    """JSON values by key. Several processes may share the file. If it cannot be used, nothing is cached."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._broken = False
 
     async def get(self, key: str) -> Any:
-        """What was put under `key`, or `None`."""
+        """The value that was stored under `key`, or `None`."""
         row = await self._run("SELECT value FROM judgements WHERE key = ?", (key,))
         return None if row is None else json.loads(row[0])
 
@@ -39,7 +39,7 @@ class JudgeCache:
             return await asyncio.to_thread(_execute, self._path, statement, values)
         except (sqlite3.Error, OSError) as error:
             self._broken = True
-            logger.warning("the cache of judgements in %s cannot be used, going on without: %s", self._path, error)
+            logger.warning("continuing without the cache of judgements in %s: %s", self._path, error)
             return None
 
 

@@ -1,4 +1,4 @@
-"""Requests to a judge model: retries, time-outs, limits and price. Knows nothing of what is asked."""
+"""Send requests to a judge model, with retries, time-outs, a limit of concurrent requests, and their price."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _TRANSIENT_STATUS = frozenset({408, 409, 425, 429})
 _SECRETS = ("key", "token", "secret", "password", "credential", "header")
 _gates: WeakKeyDictionary[Any, dict[Any, asyncio.Semaphore]] = WeakKeyDictionary()
-"""Semaphores by event loop, and by judge model, address and limit."""
+"""Semaphores that limit concurrent requests, by event loop, and by judge model, address and limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
+    """An answer of the judge model, with its tokens and price."""
+
     text: str
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """The part of `prompt_tokens` that the provider had kept."""
+    """The part of `prompt_tokens` that the provider had in its cache."""
     cost_usd: float | None
     """`None` if the price is not known."""
     seconds: float
-    """From the request to the answer."""
+    """Time from the request to the answer."""
 
 
 class JudgeClient:
-    """One judge model behind litellm, or, as an `art.Model`, behind its own OpenAI client."""
+    """A client of one judge model, through litellm or, for an `art.Model`, through its OpenAI client."""
 
     def __init__(
         self,
@@ -56,20 +58,20 @@ class JudgeClient:
     ) -> None:
         """
         Args:
-            model: as litellm names it (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
+            model: a model name in litellm's form (`openai/o3`, `ollama_chat/qwen3`), or an `art.Model` with an address.
             params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
-            source: under which its answers are booked in the ledger of the settings. Its first word is what errors call
-                the model.
+            source: name of the answers' cost in the ledger, e.g. `judge/ruler`. Errors call the model by its first
+                part, "judge".
         """
         self._model, self._params, self._settings, self._source = model, dict(params), settings, source
         self._own: Model[Any, Any] | None = None
-        """Made here, for a model that has only a name and an address."""
+        """Client made here for a model that has only a name and an address."""
         self._structured = True
-        """Until the provider says that it knows no `response_format`."""
+        """Whether to send `response_format`; false once the provider has refused it."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its answers depend on, without secrets."""
+        """Model name and parameters on which the answers depend, without secrets. Part of the cache key."""
         name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
         params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
         return {"model": name, **params}
@@ -89,7 +91,7 @@ class JudgeClient:
         return isinstance(self._model, str) and _has_litellm()
 
     def missing(self) -> str | None:
-        """What has to be installed before the model can be asked anything; `None` if nothing has."""
+        """A message that litellm has to be installed to call the model; `None` if it does not."""
         if isinstance(self._model, Model) or self._address is not None or _has_litellm():
             return None
         return (
@@ -99,26 +101,26 @@ class JudgeClient:
         )
 
     async def context_tokens(self) -> int | None:
-        """What the model can read, as far as the settings or litellm know."""
+        """The model's context in tokens from the settings, else from litellm; `None` if it is not known."""
         if self._settings.context_tokens is not None or not self._uses_litellm:
             return self._settings.context_tokens
         litellm = await _load_litellm()
         try:
-            known = litellm.get_model_info(self._model).get("max_input_tokens")
-        except Exception:  # litellm raises a plain Exception for a model that it has no facts about
+            max_tokens = litellm.get_model_info(self._model).get("max_input_tokens")
+        except Exception:  # litellm raises a plain Exception for a model that it does not know
             return None
-        return int(known) if known else None
+        return int(max_tokens) if max_tokens else None
 
     async def complete(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Answer:
-        """One answer; what may pass is tried again.
+        """Get one answer. Transient failures are tried again.
 
         Raises:
-            BudgetError: nothing is left to pay it with.
-            ContextLengthError: the judge cannot read so much.
-            JudgeError: it refuses, or goes on failing.
+            BudgetError: the budget is spent.
+            ContextLengthError: the messages are longer than the model's context.
+            JudgeError: the model refuses the request, or still fails after `max_attempts`.
         """
         if self._uses_litellm:
-            await _load_litellm()  # not on the time of the first request
+            await _load_litellm()  # before the time limit of the first request begins
         attempt, wait_s = 1, self._settings.first_wait_s
         while True:
             if self._settings.budget is not None:
@@ -136,7 +138,7 @@ class JudgeClient:
                     continue
                 _raise_if_final(error, attempt, self._settings.max_attempts, f"{self._role} {self.identity['model']}")
                 pause_s = min(max(wait_s * random.uniform(0.75, 1.25), _retry_after_s(error)), MAX_WAIT_S)
-                logger.info("judge: attempt %d failed, next in %.1f s: %s", attempt, pause_s, _describe(error))
+                logger.info("judge: attempt %d failed, trying again in %.1f s: %s", attempt, pause_s, _describe(error))
             else:
                 self._book(answer)
                 return answer
@@ -144,7 +146,7 @@ class JudgeClient:
             attempt, wait_s = attempt + 1, wait_s * 2
 
     async def close(self) -> None:
-        """Close connections of its own in this event loop; the next request opens new ones."""
+        """Close this client's connections in the current event loop. The next request opens new ones."""
         if self._own is not None:
             await self._own.close()
 
@@ -168,7 +170,7 @@ class JudgeClient:
         )  # fmt: skip
 
     def _plain_model(self) -> tuple[Model[Any, Any], dict[str, Any]]:
-        """The judge as a `Model`, and what is left of the parameters."""
+        """The judge as a `Model`, and the parameters besides address and key."""
         if isinstance(self._model, Model):
             return self._model, self._params
         if problem := self.missing():
@@ -189,9 +191,9 @@ class JudgeClient:
         prompt_tokens = int(getattr(usage, "prompt_tokens", 0) or 0)
         completion_tokens = int(getattr(usage, "completion_tokens", 0) or 0)
         cached_tokens = getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", 0) or 0
-        said = response.choices[0].message if response.choices else None
+        message = response.choices[0].message if response.choices else None
         return Answer(
-            text=(said.content or getattr(said, "refusal", None) or "") if said else "",
+            text=(message.content or getattr(message, "refusal", None) or "") if message else "",
             prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached_tokens=int(cached_tokens),
             cost_usd=await self._cost(response, usage, prompt_tokens, completion_tokens), seconds=seconds,
         )  # fmt: skip
@@ -204,14 +206,14 @@ class JudgeClient:
             )  # fmt: skip
 
     async def _cost(self, response: Any, usage: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """By the given prices, else what the provider charged (OpenRouter says), else litellm's table of prices."""
+        """The price in the settings, else what the provider reports (OpenRouter does), else litellm's table."""
         prompt_price, price = self._settings.prompt_usd_per_million, self._settings.completion_usd_per_million
         if prompt_price is not None and price is not None:
             return (prompt_tokens * prompt_price + completion_tokens * price) / 1e6
         charged = getattr(usage, "cost", None)
         if charged is None:
             charged = (getattr(response, "_hidden_params", None) or {}).get("response_cost")
-        if charged is None and isinstance(self._model, Model) and not self._is_here and _has_litellm():
+        if charged is None and isinstance(self._model, Model) and not self._is_local and _has_litellm():
             litellm = await _load_litellm()
             price_of = litellm.model_cost.get(self._model.get_inference_name(), {})
             if "input_cost_per_token" in price_of and "output_cost_per_token" in price_of:
@@ -222,8 +224,8 @@ class JudgeClient:
         return None if charged is None else float(charged)
 
     @property
-    def _is_here(self) -> bool:
-        """Whether the judge runs on this machine, where nobody charges what the table says."""
+    def _is_local(self) -> bool:
+        """Whether the judge runs on this machine, where the prices of the table do not apply."""
         return urlsplit(self._address or "").hostname in _LOOPBACK
 
 
@@ -232,19 +234,18 @@ def _has_litellm() -> bool:
 
 
 async def _load_litellm() -> Any:
-    """In a thread: it takes seconds the first time."""
+    """Import litellm in a thread, since that takes seconds the first time."""
     if _import_litellm.cache_info().currsize:
         return _import_litellm()
-    # At each request openai looks whether httpx is loaded. Rollouts would fail while the thread has half of it.
+    # openai checks at each request whether httpx is loaded. Rollouts would fail while the thread has half imported it.
     importlib.import_module("httpx")
     return await asyncio.to_thread(_import_litellm)
 
 
 @functools.cache
 def _import_litellm() -> Any:
-    # Of several threads that come here at once all wait until the first has imported the whole of it.
-    litellm: Any = importlib.import_module("litellm")
-    litellm.suppress_debug_info = True  # or it prints advice to stdout at every error
+    litellm: Any = importlib.import_module("litellm")  # several threads wait here until the first one is done
+    litellm.suppress_debug_info = True  # otherwise it prints advice to stdout at every error
     return litellm
 
 
@@ -254,10 +255,12 @@ def _status(error: Exception) -> int | None:
 
 
 def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
-    """Raise what trying again will not mend."""
+    """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
     text = str(error).lower()
     if "contextwindow" in type(error).__name__.lower() or "context_length" in text or "context length" in text:
-        raise ContextLengthError(f"the {who} cannot read so much: {_describe(error)}") from error
+        raise ContextLengthError(
+            f"the messages are longer than the context of the {who}: {_describe(error)}"
+        ) from error
     status = _status(error)
     transient = (
         isinstance(error, (TimeoutError, ConnectionError))
@@ -279,7 +282,7 @@ def _refuses_format(error: Exception) -> bool:
 
 
 def _retry_after_s(error: Exception) -> float:
-    """What the judge asks for in seconds, 0 if it says nothing."""
+    """Seconds in the `Retry-After` header of an answer; 0 without one."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     try:
         return max(0.0, float(headers.get("retry-after", 0)))

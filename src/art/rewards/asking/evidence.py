@@ -1,12 +1,12 @@
-"""What a judge is shown, as one JSON document that the agents' text cannot leave.
+"""Write what a judge sees as one JSON document, from which the agents' text cannot break out.
 
     BEGIN EVIDENCE 5f0c91e2
     {"context": [<messages that all share>], "trajectories": [{"id": "t-k4wz", "messages": [...]}, ...]}
     END EVIDENCE 5f0c91e2
 
-Agents write into this document, and some will learn to write to the judge. What they write is inside JSON strings: it
-cannot end a line, close a tag or start a trajectory of its own. Marker and ids are drawn for each request, so they
-cannot be guessed. Characters that people do not see are written as escapes.
+The document contains text that agents wrote, and some agents will learn to address the judge. Their text is inside JSON
+strings, so it cannot end a line, close a tag or start another trajectory. Marker and ids are random in each request, so
+they cannot be guessed. Invisible characters are written as escapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNSEEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is to be seen of one trajectory."""
+    """The part of one trajectory that the judge sees."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def digest(self) -> str:
-        """The same for the same content."""
+        """A hash of the content."""
         return digest([self.messages, self.tools, self.histories])
 
 
@@ -66,7 +66,7 @@ def digest(value: Any) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """A copy whose images and files, which a judge could not read as text, are left out."""
+    """Copy `value` without the data of images and files, which a judge cannot read as text."""
     if isinstance(value, dict):
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,7 +77,7 @@ def _shortened(value: Any) -> Any:
 
 
 def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
-    """How many messages from the start are equal in all lists; 0 for a single list."""
+    """Number of messages at the start that are equal in all lists; 0 for a single list."""
     if len(message_lists) < 2:
         return 0
     length = 0
@@ -90,17 +90,17 @@ def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Evidence as it is sent."""
+    """The evidence of one request, as it is sent."""
 
     text: str
-    """With its marker lines."""
+    """The JSON with its marker lines."""
     marker: str
     ids: list[str]
-    """One per piece of evidence, in the order given."""
+    """One id per piece of evidence, in order."""
 
 
 def write_document(evidence: Sequence[Evidence], *, reference: str | None, rng: random.Random) -> Document:
-    """The document of one request. The common prefix is written once, and so are tools if all have the same."""
+    """Write the document of one request. The common prefix is written once, as are tools if all have the same."""
     shared = common_prefix([item.messages for item in evidence])
     same_tools = all(item.tools == evidence[0].tools for item in evidence)
     content: dict[str, Any] = {}
@@ -120,15 +120,15 @@ def write_document(evidence: Sequence[Evidence], *, reference: str | None, rng: 
     marker = _unused(body, rng, 10)
     ids: list[str] = []
     while len(ids) < len(evidence):
-        drawn = f"t-{_unused(body, rng, 4)}"
-        if drawn not in ids:
-            ids.append(drawn)
+        new_id = f"t-{_unused(body, rng, 4)}"
+        if new_id not in ids:
+            ids.append(new_id)
     content["trajectories"] = [{"id": name} | item for name, item in zip(ids, trajectories, strict=True)]
     return Document(text=f"BEGIN EVIDENCE {marker}\n{encode(content)}\nEND EVIDENCE {marker}", marker=marker, ids=ids)
 
 
 def encode(value: Any) -> str:
-    """JSON on one line, without a character that could be taken for markup or that people do not see."""
+    """Write JSON on one line, with escapes for invisible characters and for those that could be read as markup."""
     return _UNSEEN.sub(lambda match: _escaped(match.group()), json.dumps(value, ensure_ascii=False, default=str))
 
 

@@ -1,4 +1,4 @@
-"""One question to a judge model: evidence in, checked scores out. What is asked, and again when the answer is no use.
+"""Ask a judge model to score evidence, check its answer, and ask again if the answer cannot be used.
 
 evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts, in the order of the evidence
 """
@@ -6,8 +6,8 @@ evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts,
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from art.errors import ConfigError, JudgeAnswerError
@@ -21,7 +21,7 @@ from art.rewards.settings import JudgeSettings
 from art.trajectory import MetricValue
 
 _VERSION = 1
-"""Of the wording below; part of the key of the cache."""
+"""Version of the prompts below, part of the cache key."""
 
 _ROLE = {
     "relative": "You compare trajectories: records of AI agents that were all given the same task. Work out from them "
@@ -50,33 +50,34 @@ _AGAIN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """One aspect of a rubric, scored by itself from 0 to 1."""
+    """One aspect of a rubric, with its own score from 0 to 1."""
 
     description: str
     weight: float = 1.0
 
 
 Rubric = str | Mapping[str, Criterion]
-"""What is good: in prose, or as named criteria whose weighted mean is the score."""
+"""What makes a trajectory good: prose, or named criteria whose weighted mean is the score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grading:
-    """The outcome of one question."""
+    """The scores that one or more questions gave, with their cost."""
 
     verdicts: list[Verdict]
-    """In the order of the evidence."""
+    """One verdict per piece of evidence, in order."""
     cost_usd: float | None = 0.0
+    """`None` if a price is not known."""
     metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (of the requests, added up), `repairs`,
+    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (sum over the requests), `repairs`,
     `answers_refused`, `cached`."""
 
     def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
-        """For a group of exactly this evidence.
+        """Make the judgement of a group that consists of exactly this evidence.
 
         Args:
-            name: of the judge.
-            further: metrics beside those of the requests.
+            name: name of the judge.
+            further: metrics to add to those of the requests.
         """
         return Judgement(
             verdicts=self.verdicts,
@@ -86,7 +87,7 @@ class Grading:
 
 
 class Grader:
-    """Asks one judge model by one rubric."""
+    """Asks one judge model for scores by one rubric."""
 
     def __init__(
         self,
@@ -98,14 +99,19 @@ class Grader:
         settings: JudgeSettings,
         name: str,
     ) -> None:
-        """`name` is that of the judge: its costs are booked under it."""
+        """
+        Args:
+            kind: whether trajectories are compared with each other or graded one by one.
+            params: further arguments of each request.
+            name: name of the judge. Its costs are booked as `judge/<name>`.
+        """
         self.client = JudgeClient(model, params or {}, settings, source=f"judge/{name}")
         self.settings = settings
         self._rubric, self._kind = rubric, kind
         self._cache = JudgeCache(settings.cache_path)
         self._weights = {} if isinstance(rubric, str) else {name: item.weight for name, item in rubric.items()}
         if not isinstance(rubric, str) and not (self._weights and sum(self._weights.values()) > 0):
-            raise ConfigError(f"a rubric needs a criterion, and weights whose sum is above 0; got {rubric!r}")
+            raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
 
     async def grade(
         self, evidence: Sequence[Evidence], *, order: Sequence[int], reference: str | None = None
@@ -113,22 +119,21 @@ class Grader:
         """Ask for a score of each piece of evidence, shown in `order` (a permutation of its indices).
 
         Raises:
-            ContextLengthError: the judge cannot read so much.
-            JudgeError: no usable answer came.
+            ContextLengthError: the question is longer than the judge's context.
+            JudgeError: the judge gave no usable answer.
         """
-        asked = await self._ask([evidence[i] for i in order], reference)
+        grading = await self._ask([evidence[i] for i in order], reference)
         place = {index: position for position, index in enumerate(order)}
-        verdicts = [asked.verdicts[place[i]] for i in range(len(evidence))]
-        return Grading(verdicts=verdicts, cost_usd=asked.cost_usd, metrics=asked.metrics)
+        return replace(grading, verdicts=[grading.verdicts[place[i]] for i in range(len(evidence))])
 
-    async def remembered(
+    async def grade_cached(
         self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Grading]]
     ) -> Grading:
-        """What `grade` gives, or what it gave before for the same evidence in whatever order.
+        """Return the cached grading of this evidence, in any order, or call `grade` and cache the result.
 
         Args:
-            evidence: no two pieces are equal.
-            tag: what else tells two questions apart.
+            evidence: distinct pieces of evidence.
+            tag: anything else on which the question depends, part of the cache key.
         """
         digests = [item.digest for item in evidence]
         key = self._key(sorted(digests), tag)
@@ -142,7 +147,7 @@ class Grader:
         return grading
 
     def rng(self, evidence: Sequence[Evidence]) -> random.Random:
-        """The generator of orders and ids for one group."""
+        """The random generator for order and ids of one group. With a seed, it depends on the evidence only."""
         if self.settings.seed is None:
             return random.SystemRandom()
         return random.Random(f"{self.settings.seed}/{self._key([item.digest for item in evidence], None)}")
@@ -157,7 +162,7 @@ class Grader:
         answers: list[Answer] = []
         faults = ""
         for attempt in range(1, self.settings.max_answers + 1):
-            # The answer itself is not sent back: it may quote an agent outside of the evidence.
+            # Do not send the answer itself back: it may quote an agent, and would do so outside the evidence.
             again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
             answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
             try:
@@ -165,13 +170,12 @@ class Grader:
             except JudgeAnswerError as error:
                 faults = error.message
                 continue
-            costs = [answer.cost_usd for answer in answers]
             return Grading(
                 verdicts=[scores.by_id[name] for name in document.ids],
-                cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+                cost_usd=total_cost(answer.cost_usd for answer in answers),
                 metrics=count_answers(answers, scores.num_repairs, attempt - 1),
             )
-        raise JudgeAnswerError(f"{len(answers)} answers of the judge could not be used; the last: {faults}")
+        raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     def _messages(self, document: Document, reference: str | None) -> list[dict[str, Any]]:
         if isinstance(self._rubric, str):
@@ -202,11 +206,20 @@ def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: 
     }
 
 
+def total_cost(costs_usd: Iterable[float | None]) -> float | None:
+    """The sum of costs; `None` if one of them is not known."""
+    total = 0.0
+    for cost in costs_usd:
+        if cost is None:
+            return None
+        total += cost
+    return total
+
+
 def add_gradings(gradings: Sequence[Grading], verdicts: list[Verdict]) -> Grading:
-    """One grading with these verdicts and the costs and counts of several."""
-    costs = [grading.cost_usd for grading in gradings]
+    """Make one grading of the given verdicts, with the summed costs and counts of several gradings."""
     return Grading(
         verdicts=verdicts,
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        cost_usd=total_cost(grading.cost_usd for grading in gradings),
         metrics={name: sum(grading.metrics[name] for grading in gradings) for name in count_answers([])},
     )

@@ -1,10 +1,10 @@
-"""Two passes over a group in opposite orders: how far they agree, and what that leaves of the scores.
+"""Compare two passes over a group in opposite orders, and shrink scores by the noise that the comparison shows.
 
-Reliability is the share of the spread within the group that both passes see, 2 cov / (var + var): 1 for passes that
-agree but for the level, 0 where nothing of the first is in the second. The mean of two passes has reliability
-2r / (1 + r) (Spearman 1910, Brown 1910), and the best estimate of what a judge without noise would have said lies that
-far from the group's mean (Kelley 1927). So noise shrinks the advantages, and order bias, which is opposite in the two
-passes, cancels in their mean.
+Reliability r is the share of the variance within the group that both passes agree on, 2 cov / (var + var). It is 1 for
+passes that differ at most in level, and 0 for unrelated ones. The mean of two passes has reliability 2r / (1 + r)
+(Spearman 1910, Brown 1910). The best estimate of a noiseless score is the group's mean plus reliability times the
+score's distance from it (Kelley 1927). So noise makes advantages smaller. Order bias is opposite in the two passes, and
+cancels in their mean.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
+    """How far two passes over a group agree."""
+
     disagreement: float
-    """Root mean square difference of the two scores of a trajectory, each taken relative to the mean of its pass."""
+    """Root mean square difference of the two scores of a trajectory, each relative to the mean of its pass."""
     single_reliability: float
-    """0 to 1, of one pass. 1 where neither pass sees a difference."""
+    """Reliability of one pass, 0 to 1. It is 1 if all scores within each pass are equal."""
 
     @property
     def reliability(self) -> float:
-        """0 to 1, of the mean of both passes."""
+        """Reliability of the mean of both passes, 0 to 1."""
         return 2 * self.single_reliability / (1 + self.single_reliability)
 
 
 def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement:
-    """How two passes over the same group agree.
+    """Measure how far two passes over the same group agree.
 
     Example: (0, 1) and (0.2, 0.8) differ by 0.2 on each trajectory; reliability of one pass 0.88, of the mean 0.94.
     """
@@ -43,7 +45,7 @@ def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement
 
 
 def shrink(scores: Sequence[float], reliability: float) -> list[float]:
-    """`scores` pulled to their mean."""
+    """Move scores towards their mean: only the share `reliability` of their distance from it is kept."""
     mean = statistics.fmean(scores)
     return [mean + reliability * (score - mean) for score in scores]
 

@@ -1,4 +1,4 @@
-"""Several questions at once, where one that fails makes the others useless."""
+"""Run several questions at once, of which all are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order. The first failure ends the rest and is raised."""
+    """Run coroutines concurrently. Returns their results in order; the first failure cancels the rest and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]

@@ -1,4 +1,4 @@
-"""How far scores agree with labels, within groups: only differences within a group become advantages."""
+"""Measure how far scores agree with labels within a group, since only differences within a group become advantages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import combinations
 
 
 def pairwise_accuracy(scores: Sequence[float], labels: Sequence[float]) -> tuple[float, int]:
-    """`(right, pairs)`: pairs whose labels differ, and how many of them the scores put in the same order.
+    """Count the pairs whose labels differ, and those among them that the scores order correctly: `(right, pairs)`.
 
-    A pair with equal scores counts as half right, as a coin would.
+    A pair with equal scores counts as half right.
     Example: scores (0.2, 0.9, 0.9) with labels (0, 1, 2) have 2.5 of 3 pairs right.
     """
     right, pairs = 0.0, 0
@@ -25,7 +25,7 @@ def pairwise_accuracy(scores: Sequence[float], labels: Sequence[float]) -> tuple
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation, ties at their mean rank; NaN where one of them does not vary.
+    """Rank correlation, with ties at their mean rank. NaN if all values of one sequence are equal.
 
     Example: (1, 2, 3) with (10, 30, 20) give 0.5.
     """
@@ -41,9 +41,9 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Least-squares slope through the origin and its standard error, of `(x, y)` points.
+    """Least-squares slope through the origin of `(x, y)` points, and its standard error.
 
-    Both are NaN where all x are 0, the error where there is one point.
+    Both are NaN if all x are 0. The error is also NaN for a single point.
     """
     spread = sum(x * x for x, _ in points)
     if spread == 0:

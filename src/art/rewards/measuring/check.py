@@ -1,9 +1,9 @@
-"""Measuring a judge on groups: an instrument whose error is not known is none.
+"""Measure the noise, the order bias and the accuracy of a judge.
 
 Each group is judged three times per repeat, without the cache:
 
-    order o          and again order o     what differs is the judge's own noise
-    the reverse of o                       what differs beyond that comes from the order
+    twice in the same order o        differences are the judge's own noise
+    once in the reverse of o         further differences come from the order
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from art.errors import ContextLengthError, JudgeError
 from art.rewards.asking.evidence import evidence_of
+from art.rewards.asking.grader import total_cost
 from art.rewards.asking.passes import compare_passes
 from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
 from art.rewards.ruler import Ruler
@@ -34,49 +35,51 @@ class Trial:
     again: list[float]
     reversed: list[float]
     positions: list[float]
-    """Of each trajectory in the first order: 1 if shown first, -1 if last."""
+    """Position of each trajectory in the first order, from 1 (shown first) to -1 (shown last)."""
     seconds: list[float]
-    """Of the requests of each question."""
+    """Time of each question's requests."""
     cost_usd: float | None
     num_refused: int
-    """Answers that could not be used."""
+    """Number of answers that could not be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReport:
-    """What is known of a judge after a check; NaN where nothing could be measured."""
+    """The result of a check. NaN means that a value could not be measured."""
 
     num_groups: int
     num_trajectories: int
     num_questions: int
     faults: list[str] = field(default_factory=list)
-    """Why groups got no scores."""
+    """The reasons why groups got no scores."""
     num_refused: int = 0
-    """Answers that could not be used and were asked for again."""
+    """Number of answers that could not be used, so that the judge was asked again."""
     spread: float = math.nan
-    """Mean standard deviation of the scores within a group: how much there is to learn from."""
+    """Mean standard deviation of the scores within a group: the signal for training."""
     noise: float = math.nan
     """Standard deviation of a score, relative to its group, when the same question is asked twice."""
     repeatability: float = math.nan
-    """Reliability of one pass when the same order is asked twice."""
+    """Reliability of one pass, measured by asking twice in the same order."""
     order_bias: float = math.nan
-    """How much higher a trajectory scores for being shown first instead of last; below 0 the last one gains."""
+    """How much higher a trajectory scores when shown first than when shown last. Negative if the last one gains."""
     order_bias_interval: tuple[float, float] = (math.nan, math.nan)
-    """95 %."""
+    """95 % confidence interval of `order_bias`."""
     order_reliability: float = math.nan
-    """Reliability of one pass when the order is reversed: what training with one pass gets."""
+    """Reliability of one pass, measured by reversing the order. Training with `passes=1` has this reliability."""
     two_pass_reliability: float = math.nan
-    """The same of the mean of both orders (`passes=2`)."""
+    """Reliability of the mean of both orders (`passes=2`)."""
     pairwise_accuracy: float = math.nan
-    """Share of pairs with different labels that one pass puts in the right order; 0.5 is chance."""
+    """Share of pairs with different labels that one pass orders correctly. 0.5 is chance."""
     two_pass_accuracy: float = math.nan
+    """Share of such pairs that the mean of both orders orders correctly."""
     spearman: float = math.nan
-    """Mean rank correlation with the labels, over groups."""
+    """Rank correlation with the labels, mean over groups."""
     cost_usd: float | None = None
-    """Of the whole check; `None` if the price is not known."""
+    """Cost of the whole check; `None` if the price is not known."""
     seconds_median: float = math.nan
-    """Of one question, without waits for a place or after an overload."""
+    """Median time of a question, without waits for a free slot or after an overload."""
     seconds_max: float = math.nan
+    """Longest time of a question."""
 
 
 async def check_judge(
@@ -88,13 +91,13 @@ async def check_judge(
     seed: int = 0,
     on_trial: Callable[[], None] = lambda: None,
 ) -> JudgeReport:
-    """Ask `3 * repeats` questions per group and say what the answers show.
+    """Ask a judge `3 * repeats` questions per group and report what the answers show.
+
+    Groups whose trajectories are all equal are left out.
 
     Args:
-        label: true scores of a group's trajectories, on any scale, or `None` where they are not known.
+        label: returns the true scores of a group's trajectories on any scale, or `None` if they are not known.
         on_trial: called after each group and repeat.
-
-    Groups in which fewer than two trajectories differ are left out.
     """
     rng = random.Random(seed)
     trials: list[Trial] = []
@@ -103,7 +106,7 @@ async def check_judge(
 
     async def measure(group: TrajectoryGroup, order_seed: int) -> None:
         try:
-            trials.append(await _try(judge, group, label(group), random.Random(order_seed)))
+            trials.append(await _run_trial(judge, group, label(group), random.Random(order_seed)))
         except (JudgeError, ContextLengthError) as error:
             faults.append(str(error))
         on_trial()
@@ -115,7 +118,7 @@ async def check_judge(
     return _summarize(report, trials) if trials else report
 
 
-async def _try(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None, rng: random.Random) -> Trial:
+async def _run_trial(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None, rng: random.Random) -> Trial:
     evidence = [evidence_of(trajectory) for trajectory in group]
     order = list(range(len(evidence)))
     rng.shuffle(order)
@@ -134,7 +137,7 @@ async def _try(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None,
         reversed=scores[2],
         positions=[1 - 2 * order.index(i) / last for i in range(len(order))],
         seconds=seconds,
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        cost_usd=total_cost(costs),
         num_refused=num_refused,
     )
 
@@ -142,7 +145,7 @@ async def _try(judge: Ruler, group: TrajectoryGroup, labels: list[float] | None,
 def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
     same = [compare_passes(trial.first, trial.again) for trial in trials]
     turned = [compare_passes(trial.first, trial.reversed) for trial in trials]
-    # Relative to its other place a trajectory moved by twice its position: half the difference against the position.
+    # Reversing the order moves a trajectory by twice its position, so half the difference of its scores belongs to it.
     moved = [
         (position, (a - b) / 2)
         for trial in trials
@@ -152,7 +155,6 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
     labelled = [(trial, trial.labels) for trial in trials if trial.labels is not None]
     both = [[(a + b) / 2 for a, b in zip(trial.first, trial.reversed, strict=True)] for trial, _ in labelled]
     seconds = [value for trial in trials for value in trial.seconds]
-    costs = [trial.cost_usd for trial in trials]
     ranks = [spearman(trial.first, labels) for trial, labels in labelled]
     return replace(
         report,
@@ -167,7 +169,7 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
         pairwise_accuracy=_accuracy([(trial.first, labels) for trial, labels in labelled]),
         two_pass_accuracy=_accuracy([(mean, labels) for mean, (_, labels) in zip(both, labelled, strict=True)]),
         spearman=_mean([rank for rank in ranks if not math.isnan(rank)]),
-        cost_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        cost_usd=total_cost(trial.cost_usd for trial in trials),
         seconds_median=statistics.median(seconds),
         seconds_max=max(seconds),
     )

@@ -1,1 +1,1 @@
-"""A causal language model of about 0.1 M parameters, made on the spot: tokenizer, template, weights, warm start."""
+"""The tiny model, a causal language model of about 0.1 M parameters: tokenizer, template, weights, warm start."""

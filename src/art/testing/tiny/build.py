@@ -1,4 +1,4 @@
-"""Makes a tiny model on disk: tokenizer, random weights, warm start, in a form that every tool can load.
+"""Build a tiny model on disk (tokenizer, random weights, warm start) in the usual format of transformers.
 
 build_tiny_model("models/tiny", task="tic_tac_toe", seed=0)
 AutoModelForCausalLM.from_pretrained("models/tiny")
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NUM_CONVERSATIONS = 3000
 NUM_PROBED = 32
-"""Answers on which `reads` is measured."""
+"""Number of answers on which `reads` is measured."""
 
 
 def build_tiny_model(
@@ -43,30 +43,30 @@ def build_tiny_model(
     """Write a tiny model to the folder `path` and return the path. The same arguments give the same weights.
 
     Args:
-        task: Whose synthetic play to learn the format from; by default `tic_tac_toe`.
-        conversations: The play itself, instead of a task.
-        play_skill: Mean skill of the task's play, see `Task.play`; `None` takes the task's own.
-        warm_start_steps: `None` takes the task's own number; 0 leaves the weights random.
-        head_dim: Of the attention; 16, or 32 for a model that vLLM can serve.
-        on_progress: Called after each warm-start step with (done, total, loss).
+        task: task whose scripted play teaches the format; by default `tic_tac_toe`.
+        conversations: conversations to learn from, instead of a task's play.
+        play_skill: mean skill of the task's play, see `Task.play`; `None` takes the task's own.
+        warm_start_steps: number of warm-start steps; `None` takes the task's own, 0 leaves the weights random.
+        head_dim: size of an attention head: 16, or 32 for a model that vLLM can serve.
+        on_progress: called after each warm-start step with (done, total, loss).
 
     Raises:
-        ConfigError: both a task and conversations are given, or `path` holds something else than a tiny model, or
-            an unknown `head_dim`, or a `play_skill` that the task cannot follow.
+        ConfigError: both a task and conversations are given, `path` contains something other than a tiny model,
+            `head_dim` is unknown, or the task's `play_skill` cannot be set.
     """
     path = Path(path)
     _check_replaceable(path)
     if head_dim not in (HEAD_DIM, VLLM_HEAD_DIM):
         raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
     if task is not None and conversations is not None:
-        raise ConfigError("`build_tiny_model` takes a `task` or `conversations`, got both")
+        raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
     defaults = TaskDefaults()
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
         defaults = source.defaults
     elif play_skill is not None:
-        raise ConfigError("`play_skill` is for the play of a task; `conversations` are trained on as they are")
+        raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
     texts = [render(conversation) for conversation in conversations]
     tokenizer = make_tokenizer(
@@ -87,10 +87,10 @@ def build_tiny_model(
 
 
 def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], seed: int) -> float | None:
-    """How far the model's answers depend on what it was shown, in nats per answer (see `art.metrics.observations`).
+    """Measure how much the model's answers depend on what it was shown, in nats per answer.
 
-    `None` where the play never shows two different things at the same place. A value near 0 is logged: either right
-    answers do not depend on what is shown, or the model has not learnt to look.
+    See `art.metrics.observations`. Returns `None` if the play never shows different things at the same place. A value
+    near 0 is logged: either right answers do not depend on what is shown, or the model has not learnt to read it.
     """
     rng = random.Random(seed)
     probed = [
@@ -113,14 +113,14 @@ def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversat
     if reads < MIN_READS:
         logger.warning(
             "the tiny model's answers hardly depend on what it was shown (%.2f nats per answer, below %g). That is "
-            "right where the best answer is always the same. Else training will find little to improve: use a higher "
-            "`play_skill` or more `warm_start_steps`, shorter messages, or one sign for each thing that matters",
+            "fine if the best answer is always the same. Otherwise training will find little to improve: use a higher "
+            "`play_skill`, more `warm_start_steps`, shorter messages, or one sign for each thing that matters",
             reads, MIN_READS,
         )  # fmt: skip
     return reads
 
 
 def _check_replaceable(path: Path) -> None:
-    """Only an empty folder or an earlier tiny model is written over."""
+    """Check that `path` does not exist, is an empty folder, or is an earlier tiny model."""
     if path.exists() and not (path / TINY_MODEL_FILE).exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ConfigError(f"{str(path)!r} exists and is no tiny model; give another path")
+        raise ConfigError(f"{str(path)!r} exists and is not a tiny model; choose another path")

@@ -1,4 +1,4 @@
-"""The weights: the Qwen3 architecture at about 0.1 M parameters, drawn from a seed."""
+"""Create and save the tiny model's weights: the Qwen3 architecture with about 0.1 M parameters, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from art.testing.tiny.tokenizer import END_OF_TURN, PAD_TOKEN
 HIDDEN = 64
 HEAD_DIM = 16
 VLLM_HEAD_DIM = 32
-"""The smallest that vLLM's attention has kernels for. Half as many heads of it are as many parameters."""
+"""The smallest head size that vLLM's attention kernels support. Half as many heads keep the number of parameters."""
 
 
 def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM, max_context: int = 1024) -> Any:
-    """A `Qwen3ForCausalLM` in float32 with random weights for this tokenizer.
+    """Create a `Qwen3ForCausalLM` in float32 with random weights for a tokenizer.
 
-    The wide initialisation matters: with the usual 0.02 a model this small spends most of its warm start on a plateau.
-    So does the base of the rotary embedding: its conversations are a few hundred tokens long, and with 10,000 most of
-    the eight frequencies tell no position from the next.
+    The wide initialisation matters: with the usual 0.02, a model this small spends most of its warm start on a plateau.
+    The base of the rotary embedding matters too: conversations are a few hundred tokens long, and with a base of 10,000
+    most of the eight frequencies would be equal at neighbouring positions.
     """
     pad, end = tokenizer.convert_tokens_to_ids([PAD_TOKEN, END_OF_TURN])
     config = Qwen3Config(
@@ -52,7 +52,7 @@ def create_model(tokenizer: Any, *, seed: int, head_dim: int = HEAD_DIM, max_con
 
 
 def save_model(model: Any, path: Path) -> None:
-    """Write weights and configs as `from_pretrained` reads them, without the progress bar of `save_pretrained`."""
+    """Save weights and configs for `from_pretrained`, without the progress bar of `save_pretrained`."""
     path.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(path)

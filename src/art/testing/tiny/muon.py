@@ -1,8 +1,8 @@
-"""Muon (Jordan et al., https://kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal.
+"""Muon (Jordan et al., https://kellerjordan.github.io/posts/muon): momentum with orthogonalised updates.
 
-With it a model of two layers learns in about 600 steps to look back at what it was shown, where AdamW needs 1,000; that
-is what a warm start is for. `torch.optim.Muon` computes the same update matrix by matrix and in bfloat16, which takes a
-quarter of a training step on a CPU; here matrices of one shape are one batch, in float32.
+A warm start has to teach a two-layer model to look back at what it was shown. That takes about 600 steps with Muon, and
+1,000 with AdamW. `torch.optim.Muon` computes the same update one matrix at a time in bfloat16, which takes a quarter of
+a training step on a CPU. Here matrices of equal shape form one batch, in float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the Newton-Schulz iteration that brings all singular values near 1; those of the publication."""
+"""Coefficients of the Newton-Schulz iteration, which brings all singular values near 1. From the publication."""
 _ITERATIONS = 5
 
 
@@ -22,15 +22,15 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not followe
     def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float = 0.95) -> None:
         """
         Args:
-            params: matrices of hidden layers; embeddings, heads and vectors are for another optimiser.
-            lr: spectral norm of a step's change to a matrix that is wider than tall; a taller one changes more, by
-                the root of its height over its width.
+            params: matrices of hidden layers. Embeddings, heads and vectors need another optimiser.
+            lr: spectral norm of the change of a matrix in one step. For a matrix that is taller than wide, it is
+                multiplied by the root of height over width.
         """
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> None:
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[Tensor]] = {}
             for param in group["params"]:
@@ -43,14 +43,14 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not followe
                     param.sub_(change, alpha=group["lr"] * scale)
 
     def _smoothed(self, param: Tensor, momentum: float) -> Tensor:
-        """The gradient's running mean, with Nesterov's step ahead."""
+        """The running mean of the gradient with Nesterov's look-ahead."""
         mean = self.state[param].setdefault("mean", torch.zeros_like(param))
         mean.lerp_(param.grad, 1 - momentum)
         return param.grad.lerp(mean, momentum)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Matrices [N, R, C] with the same singular vectors and all singular values between about 0.7 and 1.2."""
+    """Set all singular values of matrices [N, R, C] to about 1 (0.7 to 1.2), with the singular vectors unchanged."""
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

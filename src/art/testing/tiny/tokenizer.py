@@ -1,12 +1,12 @@
-"""A byte-level tokenizer of a few hundred tokens, made for a task's own conversations.
+"""Make a byte-level tokenizer of a few hundred tokens for the conversations of a task.
 
-A token is a byte, a whole word, or a phrase that never changes; there are no parts of words. What a tiny model has to
-tell apart is one token each wherever it appears, and what it need not look into is short:
+A token is a byte, a whole word or a fixed phrase, never a part of a word. Anything that a tiny model has to tell apart
+is the same single token everywhere, and fixed text is short:
 
-    digits, marks, single letters   never merge: a cell of a board is the same token everywhere
+    digits, marks, single letters   always one token, so a cell of a board is the same token everywhere
     words                           one token, unless the assistant has to spell them (see `_spelled_words`)
-    phrases                         lines of system prompts and tool descriptions, and the fixed parts of tool calls:
-                                    a call is about ten tokens, of which its arguments are half
+    phrases                         one token for a line of a system prompt or tool description, and for each fixed
+                                    part of a tool call: a call is about ten tokens, half of them arguments
 
 Any text can be encoded, since all bytes are in the vocabulary.
 """
@@ -28,18 +28,18 @@ from art.gateway.format.template import ChatTemplate
 from art.task import Conversation
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Structure of the conversation: left out when decoding with `skip_special_tokens`."""
+"""Tokens of the conversation's structure. Decoding with `skip_special_tokens` leaves them out."""
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Parts of an answer, as in Qwen3: one token each, but kept when decoding."""
+"""Tokens that are part of an answer, as in Qwen3. Decoding keeps them."""
 PAD_TOKEN = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
 _ROLES = ("system", "user", "assistant")
 _WORD = r" ?\p{Lu}?\p{Ll}{2,}"
-"""One letter is no word: `b` and ` b` would be two tokens for the same letter."""
+"""A word has at least two letters; otherwise `b` and ` b` would be two tokens for the same letter."""
 _SHORTEST_PHRASE = 20
-"""Characters of a line that is worth a token of its own."""
+"""Smallest number of characters of a line that gets its own token."""
 _RARE = 0.05
-"""Share of the conversations below which a line or an argument gets no token."""
+"""A line or argument that is in a smaller share of the conversations gets no token."""
 _FIRST_TURN = "<|im_start|>user"
 _TAGS = re.compile("|".join(map(re.escape, (*CONTROL_TOKENS, *MARKUP_TOKENS))))
 
@@ -54,7 +54,7 @@ def _template() -> ChatTemplate:
 
 
 def render(conversation: Conversation) -> str:
-    """The conversation as the tiny model's chat template writes it."""
+    """Render a conversation with the tiny model's chat template."""
     return _template().render(
         list(conversation.messages),  # type: ignore[arg-type]
         list(conversation.tools or ()),  # type: ignore[arg-type]
@@ -65,12 +65,12 @@ def render(conversation: Conversation) -> str:
 def make_tokenizer(
     conversations: Sequence[Conversation], texts: Sequence[str], *, vocab_size: int, max_length: int
 ) -> Any:
-    """A `PreTrainedTokenizerFast` with ART's ChatML template.
+    """Make a `PreTrainedTokenizerFast` with ART's ChatML template.
 
     Args:
-        texts: The conversations as `render` writes them.
-        vocab_size: At most; 265 are bytes and tags, the rest phrases and then words, the most frequent first.
-        max_length: Context of the model, in tokens.
+        texts: the conversations as `render` writes them.
+        vocab_size: largest number of tokens: 265 for bytes and tags, the rest for phrases and then frequent words.
+        max_length: context of the model in tokens.
     """
     phrases = _find_phrases(conversations, texts)
     split = _splitter(phrases)
@@ -82,7 +82,7 @@ def make_tokenizer(
     room = vocab_size - len(fixed) - len(MARKUP_TOKENS)
     chosen = [bytes_of.pre_tokenize_str(word)[0][0] for word in dict.fromkeys([*_ROLES, *phrases, *words])]
     vocabulary = {token: i for i, token in enumerate([*fixed, *chosen[:room]])}
-    # Without merges a piece is one token if it is in the vocabulary as a whole, else its bytes.
+    # Without merges, a piece is one token if the vocabulary has the whole piece, otherwise its bytes.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_split(phrases), bytes_of])
     tokenizer.decoder = decoders.ByteLevel()
@@ -101,7 +101,7 @@ def make_tokenizer(
 
 
 def _split(phrases: Sequence[str]) -> Any:
-    """Cuts text into phrases, words and single characters; a longer phrase goes before a shorter one."""
+    """A pre-tokenizer that cuts text into phrases, words and single characters. Longer phrases win."""
     alternatives = [*map(_escape, sorted(phrases, key=lambda phrase: -len(phrase))), _WORD, r"[\s\S]"]
     return pre_tokenizers.Split(Regex("|".join(alternatives)), behavior="isolated")
 
@@ -116,9 +116,9 @@ def _splitter(phrases: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def _find_phrases(conversations: Sequence[Conversation], texts: Sequence[str]) -> list[str]:
-    """What conversations have in common and the model need not read letter by letter.
+    """Find text that many conversations have in common and that the model need not read letter by letter.
 
-    Observations are not looked at: the rows of a board must not become one token here and several there.
+    Observations are ignored, so that a row of a board does not become one token in some places and several in others.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -135,33 +135,35 @@ def _find_phrases(conversations: Sequence[Conversation], texts: Sequence[str]) -
 
 def _calls(conversation: Conversation) -> Iterator[tuple[str, dict[str, Any]]]:
     for message in conversation.messages:
-        said: dict[str, Any] = dict(message)
-        for call in said.get("tool_calls") or ():
+        fields: dict[str, Any] = dict(message)
+        for call in fields.get("tool_calls") or ():
             function = call["function"]
             arguments = json.loads(function["arguments"])
             yield function["name"], arguments if isinstance(arguments, dict) else {}
 
 
 def _spelled_words(conversations: Sequence[Conversation], split: Callable[[str], list[str]]) -> set[str]:
-    """Words that the assistant says of itself and that vary: the letters of a guess matter, and feedback names them.
+    """Find words that the assistant has to spell: those that it invents and that vary, e.g. the guesses in a word game.
 
-    A word that every conversation says is part of the format, and one that was shown before is copied: both stay whole.
+    Words that every conversation has are part of the format, and words that were shown before can be copied. Both kinds
+    stay whole.
     """
-    said: Counter[str] = Counter()
-    own: Counter[str] = Counter()
+    num_uses: Counter[str] = Counter()
+    num_inventions: Counter[str] = Counter()
     for conversation in conversations:
         shown: set[str] = set()
-        here: set[str] = set()
-        new: set[str] = set()
+        used: set[str] = set()
+        invented: set[str] = set()
         for message in conversation.messages:
             fields: dict[str, Any] = dict(message)
             text = str(fields.get("content") or "") + json.dumps(fields.get("tool_calls") or "")
             words = {word.strip() for word in split(text)}
             if fields["role"] == "assistant":
-                here |= words
-                new |= words - shown
+                used |= words
+                invented |= words - shown
             shown |= words
-        said.update(here)
-        own.update(new)
-    varied = {word for word, count in own.items() if count > said[word] / 2 and said[word] < len(conversations) / 2}
+        num_uses.update(used)
+        num_inventions.update(invented)
+    most = len(conversations) / 2
+    varied = {word for word, count in num_inventions.items() if num_uses[word] / 2 < count and num_uses[word] < most}
     return varied | {f" {word}" for word in varied}

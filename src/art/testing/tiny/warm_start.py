@@ -1,8 +1,8 @@
-"""The warm start: supervised fine-tuning of all weights on synthetic conversations, in this process.
+"""The warm start of a tiny model: supervised fine-tuning of all weights on scripted conversations, in this process.
 
-It teaches the format, and to look at what is shown; skill is for reinforcement learning to find. A batch is one prefix
-tree, as in the trainer: system prompts, tools and openings that conversations share are computed once. The loss is the
-mean over the tokens of all answers.
+It teaches the format and to read what is shown. Reinforcement learning then teaches skill. A batch is one prefix tree,
+as in the trainer, so shared system prompts, tools and openings are computed once. The loss is the mean over the tokens
+of all answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from art.trainer.contract import TrainingSample
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 Progress = Callable[[int, int, float], None]
-"""Called with steps done, steps in all, and the loss."""
+"""Function that is called with the number of steps done, the number of all steps, and the loss."""
 
 _ASSISTANT_HEAD = "<|im_start|>assistant\n"
 _EMPTY_REASONING = "<think>\n\n</think>\n\n"
@@ -32,20 +32,23 @@ _EMPTY_REASONING = "<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStartConfig:
-    """Settings of a warm start. They were chosen on small games: two where the answer must follow from an observation
-    (nim, a hidden word) and their tool-call forms; fewer conversations teach the format but not to look."""
+    """Settings of a warm start.
+
+    The defaults were chosen on two games whose answers depend on an observation (nim, a hidden word), with and without
+    tool calls. Fewer conversations teach the format, but not to read the observation.
+    """
 
     num_steps: int = 600
     batch_size: int = 32
-    """Conversations of a step."""
+    """Number of conversations per step."""
     learning_rate: float = 2.5e-3
-    """AdamW's, for embeddings and norms."""
+    """Learning rate of AdamW, for embeddings and norms."""
     matrix_learning_rate: float = 0.02
-    """Muon's, for the matrices of the layers."""
+    """Learning rate of Muon, for the matrices of the layers."""
     warm_up: float = 0.03
-    """Share of the steps in which the learning rates rise."""
+    """Share of the steps, at the beginning, in which the learning rates rise."""
     cool_down: float = 0.5
-    """Share of the steps in which they fall again."""
+    """Share of the steps, at the end, in which the learning rates fall."""
     max_grad_norm: float = 1.0
     seed: int = 0
 
@@ -55,10 +58,10 @@ def warm_start(
 ) -> None:
     """Train `model` in place, in one thread. The same model, texts and config give the same weights.
 
-    Matrices this small gain nothing from a second thread, and lose much where another process is busy on its core.
+    Matrices this small gain nothing from a second thread, and lose much if another process uses its core.
 
     Args:
-        texts: Conversations as the chat template writes them.
+        texts: conversations as the chat template writes them.
 
     Raises:
         ContextLengthError: a conversation is longer than the model's context.
@@ -84,7 +87,7 @@ def warm_start(
 
 
 def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
-    """Mean over the conversations of the log-prob of the last answer, in nats per answer."""
+    """Mean log-prob of the last answer of the conversations, in nats per answer."""
     paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
     with torch.no_grad(), _one_thread(), _tree_attention(model):
         return float(_answer_logprobs(model, paths).sum() / len(paths))
@@ -102,10 +105,10 @@ def _answer_logprobs(model: Any, paths: Sequence[SamplePath]) -> Tensor:
 
 
 def _make_optimizers(model: Any, config: WarmStartConfig) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Optimisers with their largest learning rates."""
+    """The optimisers with their peak learning rates."""
     matrices = [param for param in model.model.layers.parameters() if param.ndim == 2]
-    known = set(map(id, matrices))
-    others = [param for param in model.parameters() if id(param) not in known]
+    matrix_ids = set(map(id, matrices))
+    others = [param for param in model.parameters() if id(param) not in matrix_ids]
     adam = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     return [(Muon(matrices, lr=0.0), config.matrix_learning_rate), (adam, config.learning_rate)]
 
@@ -132,17 +135,17 @@ def _one_thread() -> Iterator[None]:
 
 
 def _schedule(step: int, config: WarmStartConfig) -> float:
-    """Warm-up, a plateau, and a fall to nearly 0, as a factor of the learning rate."""
+    """Factor of the learning rates at a step: a linear rise, a plateau of 1, and a linear fall to nearly 0."""
     rise = (step + 1) / max(1, math.ceil(config.warm_up * config.num_steps))
     fall = (config.num_steps - step) / max(1, math.ceil(config.cool_down * config.num_steps))
     return min(1.0, rise, fall)
 
 
 def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
-    """Conversations as token paths whose answers are to be learnt, each with its end-of-turn token.
+    """Tokenise conversations to paths that train on the answers, including their end-of-turn tokens.
 
     Args:
-        last_only: Only the last answer of each.
+        last_only: train only on the last answer of each conversation.
 
     Raises:
         ContextLengthError: a conversation is longer than `max_length` tokens.
@@ -152,7 +155,7 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
     if longest > max_length:
         raise ContextLengthError(
             f"a warm-start conversation has {longest} tokens, but the tiny model's context is {max_length}; "
-            "make the task's messages shorter, or raise `tiny_context` in its defaults"
+            "shorten the task's messages, or raise `tiny_context` in its defaults"
         )
     head = tokenizer.encode(_ASSISTANT_HEAD, add_special_tokens=False)
     end = tokenizer.convert_tokens_to_ids(END_OF_TURN)
@@ -173,18 +176,15 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
 
 
 def _as_sampled(text: str) -> str:
-    """The conversation with its last turn as the model would say it.
-
-    The template puts an empty thinking block into the last turn, which the generation prompt does not ask for.
-    """
+    """Remove the empty thinking block that the template writes into the last turn, since no prompt contains it."""
     context, head, answer = text.rpartition(_ASSISTANT_HEAD)
     return (context + head + answer.removeprefix(_EMPTY_REASONING)).removesuffix("\n")
 
 
 def _assistant_spans(tokens: list[int], head: list[int], end: int) -> list[tuple[int, int]]:
-    """Where assistants speak, their end-of-turn token included.
+    """Index ranges of the assistant's answers, including their end-of-turn tokens.
 
-    Example: with head [1, 5] and end 2, the tokens [1, 7, 9, 2, 1, 5, 8, 2] have the span (6, 8).
+    Example: with head [1, 5] and end 2, the tokens [1, 7, 9, 2, 1, 5, 8, 2] have the range (6, 8).
     """
     spans, at = [], 0
     while at < len(tokens):
