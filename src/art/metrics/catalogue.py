@@ -7,9 +7,8 @@ few quantiles and a histogram of `NUM_BINS` counts, whose edges travel along as 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, SWING_WINDOW, WINDOW
 
@@ -104,6 +103,10 @@ TRAINER_METRICS: dict[str, Metric] = {
     "throughput/train_utilization": Metric("the same as a share of `throughput/peak_flops_per_s`"),
     "throughput/peak_flops_per_s": Metric(
         "what the device can do: of a known GPU by its data sheet (dense), else one large matrix product, measured once"
+    ),
+    "throughput/attention_dense_share": Metric(
+        "share of the computed tokens whose attention ran on the dense kernel; the rest ran on the kernel `chains` "
+        "(on a CPU) or `flex` (on CUDA), where that one is faster"
     ),
     "throughput/peak_memory_bytes": Metric(
         "CUDA: most memory that tensors took in this step. Else: most that the trainer process ever had resident"
@@ -255,11 +258,6 @@ def describe(name: str, values: Sequence[float]) -> dict[str, float]:
         f"{name}_max": high,
         **{f"{name}_hist/{number}": float(count) for number, count in enumerate(counts)},
     }
-
-
-def find_metric(name: str, metrics: Mapping[str, Metric]) -> Metric | None:
-    """The entry of `metrics` for a metric's full name; keys may end in `*`."""
-    return metrics.get(name) or next((metrics[key] for key in metrics if fnmatchcase(name, key)), None)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -42,6 +42,19 @@ class TrainingSample:
     teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
 
 
+def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
+    """A sample named `name` whose every token but the first is a target."""
+    length = len(token_ids)
+    return TrainingSample(
+        sample_id=name,
+        rollout_id=name,
+        token_ids=token_ids,
+        loss_mask=[i > 0 for i in range(length)],
+        sampling_logprobs=[0.0] * length,
+        advantages=[0.0] * length,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     step: int

@@ -243,7 +243,7 @@ def test_memory_and_speed_are_those_of_all(pair: Pair, model: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "trainer.measure_probe"])
+@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "resident.measure_probe"])
 def test_what_fails_in_one_process_fails_in_all_and_the_next_call_succeeds(
     where: str, rank: int, pair: Pair, model: str, tmp_path: Path
 ) -> None:

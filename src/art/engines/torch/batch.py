@@ -52,17 +52,17 @@ def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
     ids: list[int] = []
     starts: list[int] = []
     for item in work:
-        sequence, first = item.sequence, item.sequence.num_computed
+        request, first = item.request, item.request.num_computed
         starts.append(len(ids))
         if item.num_tokens == 1:
-            ids.append(sequence.token_ids[first])
+            ids.append(request.token_ids[first])
         else:
-            ids += sequence.token_ids[first : first + item.num_tokens]
+            ids += request.token_ids[first : first + item.num_tokens]
     counts = np.array([w.num_tokens for w in work])
-    offsets = np.array([w.sequence.num_computed for w in work])
+    offsets = np.array([w.request.num_computed for w in work])
     token_ids = np.array(ids)
     plan, positions = _plan_attention(work, np.array(starts), counts, offsets, token_ids, like)
-    num_sampled = [w.num_tokens if w.sequence.scores else int(w.reaches_end) for w in work]
+    num_sampled = [w.num_tokens if w.request.scores else int(w.reaches_end) for w in work]
     sample_rows = None
     if sum(num_sampled) != len(ids):
         ends = zip(starts, counts.tolist(), num_sampled, strict=True)
@@ -82,7 +82,7 @@ def _plan_attention(
     work: list[Work], starts: Ints, counts: Ints, offsets: Ints, token_ids: Ints, like: Tensor
 ) -> tuple[AttentionPlan, Ints]:
     """Who attends to what, and the position of each token [N]. `starts`, `counts`, `offsets` are per item of `work`."""
-    slots: list[Slot] = [w.sequence.slot for w in work if w.sequence.slot is not None]
+    slots: list[Slot] = [w.request.slot for w in work if w.request.slot is not None]
     rows = np.array([slot.row for slot in slots])
     plan = AttentionPlan()
     item_of, positions = starts, offsets  # [N], if every item has one token
@@ -116,13 +116,13 @@ def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
 
 def _runs(work: list[Work], counts: list[int]) -> list[Run]:
     """Maximal runs of rows with one adapter, where item i of `work` has `counts[i]` rows."""
-    first = work[0].sequence.adapter
-    if work[-1].sequence.adapter is first:  # ordered by adapter, so there is one only
+    first = work[0].request.adapter
+    if work[-1].request.adapter is first:  # ordered by adapter, so there is one only
         return [] if first is None else [Run(0, sum(counts), first)]
     runs: list[Run] = []
     row = 0
     for item, count in zip(work, counts, strict=True):
-        adapter = item.sequence.adapter
+        adapter = item.request.adapter
         if adapter is not None and count:
             if runs and runs[-1].adapter is adapter:
                 runs[-1] = Run(runs[-1].start, row + count, adapter)

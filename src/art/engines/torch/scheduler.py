@@ -2,9 +2,9 @@
 
     submit -> waiting --admit--> running --finish / cancel--> gone (its slot stays in the cache)
                  ^                  |
-                 +---- preempt -----+   when the cache has no room for a running sequence to grow
+                 +---- preempt -----+   when the cache has no room for a running request to grow
 
-Every running sequence that decodes is in every step. Prompts share a budget of `prefill_tokens` per step, in chunks if
+Every running request that decodes is in every step. Prompts share a budget of `prefill_tokens` per step, in chunks if
 need be, so that a long prompt delays the others by at most that much work.
 """
 
@@ -21,16 +21,17 @@ from art.engines.torch.weights.linear import Adapter
 
 RECENT = 256
 EXPECTED_SHARE = 0.9
-"""Of recent sequences, so many were no longer than a new one is expected to become."""
+"""Of recent requests, so many were no longer than a new one is expected to become."""
 FIRST_EXPECTED = 64
 """Before any has ended."""
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Request:
     """A request from submission to its last token. A scoring request samples nothing: it wants every log-prob."""
 
-    request: GenerateRequest
+    params: GenerateRequest
+    """What the caller asked for."""
     adapter: Adapter | None
     stream: bool
     max_new: int
@@ -60,103 +61,103 @@ class Sequence:
 
 @dataclass(slots=True)
 class Work:
-    """The next `num_tokens` of a sequence."""
+    """The next `num_tokens` of a request."""
 
-    sequence: Sequence
+    request: Request
     num_tokens: int
 
     @property
     def reaches_end(self) -> bool:
-        return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
+        return self.request.num_computed + self.num_tokens == len(self.request.token_ids)
 
 
 class Scheduler:
-    """The waiting and running sequences, and their slots."""
+    """The waiting and running requests, and their slots."""
 
     def __init__(self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int) -> None:
         self.cache = cache
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
         self.num_preemptions = 0
         self._max_running = max_running
         self._prefill_tokens = prefill_tokens
         self._score_tokens = score_tokens
         """Tokens of a scoring request in one step: each has a row of logits."""
         self._recent: deque[int] = deque([FIRST_EXPECTED], maxlen=RECENT)
-        """Sampled tokens of the sequences that ended last."""
+        """Sampled tokens of the requests that ended last."""
 
     def schedule(self) -> list[Work]:
         """What to compute now, ordered by adapter."""
-        for sequence in list(self.running):
-            if sequence.slot is not None:  # else an earlier one of this loop has just displaced it
-                self._make_room(sequence)
+        for request in list(self.running):
+            if request.slot is not None:  # else an earlier one of this loop has just displaced it
+                self._make_room(request)
         work = []
         budget = self._prefill_tokens
-        for sequence in self.running:
-            pending = len(sequence.token_ids) - sequence.num_computed
+        for request in self.running:
+            pending = len(request.token_ids) - request.num_computed
             if pending > 1:
-                pending = min(pending, budget, self._score_tokens if sequence.scores else pending)
+                pending = min(pending, budget, self._score_tokens if request.scores else pending)
                 budget -= pending
             if pending:
-                work.append(Work(sequence, pending))
+                work.append(Work(request, pending))
         budget = self._admit(budget, work)
-        if any(w.sequence.adapter is not work[0].sequence.adapter for w in work):
-            work.sort(key=lambda w: w.sequence.uid)
+        if any(w.request.adapter is not work[0].request.adapter for w in work):
+            work.sort(key=lambda w: w.request.uid)
         return work
 
-    def remove(self, sequence: Sequence, *, wipe: bool = False) -> None:
-        """Take a sequence out, wherever it is; its slot becomes reusable, or is wiped if it may hold NaN."""
-        if not sequence.scores:
-            self._recent.append(sequence.num_sampled)
-        if sequence.slot is None:
-            self.waiting.remove(sequence)
+    def remove(self, request: Request, *, wipe: bool = False) -> None:
+        """Take a request out, wherever it is; its slot becomes reusable, or is wiped if it may hold NaN."""
+        if not request.scores:
+            self._recent.append(request.num_sampled)
+        if request.slot is None:
+            self.waiting.remove(request)
         else:
-            self.running.remove(sequence)
-            self._vacate(sequence, sequence.slot, wipe=wipe)
+            self.running.remove(request)
+            self._vacate(request, request.slot, wipe=wipe)
 
-    def _vacate(self, sequence: Sequence, slot: Slot, *, wipe: bool) -> None:
+    def _vacate(self, request: Request, slot: Slot, *, wipe: bool) -> None:
         # A prompt that is not complete has shown no logits yet, so nobody knows that its keys are finite.
-        if wipe or not sequence.logprobs:
+        if wipe or not request.logprobs:
             self.cache.discard(slot, wipe=True)
         else:
             self.cache.release(slot)
-        sequence.slot, sequence.num_computed = None, 0
+        request.slot, request.num_computed = None, 0
 
     def _admit(self, budget: int, work: list[Work]) -> int:
-        """Move waiting sequences to running while there are seats, slots and budget."""
-        skipped: list[Sequence] = []
+        """Move waiting requests to running while there are seats, slots and budget."""
+        skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
-            sequence = self.waiting.popleft()
-            tokens = np.array(sequence.token_ids, dtype=np.int32)
-            match = self.cache.match(sequence.uid, tokens)
-            if match.worth_waiting and not sequence.scores:
-                skipped.append(sequence)  # a group's prompt is computed once: by its first request, now
+            request = self.waiting.popleft()
+            tokens = np.array(request.token_ids, dtype=np.int32)
+            match = self.cache.match(request.uid, tokens)
+            if match.worth_waiting and not request.scores:
+                skipped.append(request)  # a group's prompt is computed once: by its first request, now
                 continue
-            if sequence.scores:
+            if request.scores:
                 match.length, match.in_place = 0, False  # every position's logits are wanted
-            slot = self.cache.acquire(sequence.uid, tokens, match, len(tokens) + self._expected_new(sequence))
+            slot = self.cache.acquire(request.uid, tokens, match, len(tokens) + self._expected_new(request))
             if slot is None:
-                self.waiting.appendleft(sequence)
+                self.waiting.appendleft(request)
                 break
-            sequence.slot, sequence.num_computed = slot, slot.num_computed
-            if sequence.num_cached is None:
-                sequence.num_cached = slot.num_computed
-            self.running.append(sequence)
+            request.slot, request.num_computed = slot, slot.num_computed
+            if request.num_cached is None:
+                request.num_cached = slot.num_computed
+            self.running.append(request)
             pending = len(tokens) - slot.num_computed
-            pending = min(pending, budget, self._score_tokens if sequence.scores else pending)
+            pending = min(pending, budget, self._score_tokens if request.scores else pending)
             budget -= pending
-            work.append(Work(sequence, pending))
+            work.append(Work(request, pending))
         self.waiting.extendleft(reversed(skipped))
         return budget
 
-    def _expected_new(self, sequence: Sequence) -> int:
+    def _expected_new(self, request: Request) -> int:
         """Tokens that it may still sample: no more than most of the last ones did."""
         usual = sorted(self._recent)[int(EXPECTED_SHARE * (len(self._recent) - 1))]
-        return max(0, min(sequence.max_new, usual) - sequence.num_sampled)
+        return max(0, min(request.max_new, usual) - request.num_sampled)
 
-    def _make_room(self, sequence: Sequence) -> None:
-        """Grow the slot of a running sequence if it is full, displacing the youngest sequences until it fits."""
-        while sequence.slot is not None and not self.cache.grow(sequence.slot, len(sequence.token_ids)):
+    def _make_room(self, request: Request) -> None:
+        """Grow the slot of a running request if it is full, displacing the youngest requests until it fits."""
+        while request.slot is not None and not self.cache.grow(request.slot, len(request.token_ids)):
             youngest = self.running.pop()
             assert youngest.slot is not None
             self._vacate(youngest, youngest.slot, wipe=False)

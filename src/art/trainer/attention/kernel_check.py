@@ -11,8 +11,8 @@ from torch import Tensor
 from art.errors import TrainingError
 from art.trainer.attention.kernel_choice import HeadShape
 from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout, attend_dense, make_layout
+from art.trainer.contract import plain_sample
 from art.trainer.policy.base_model import BaseModel
-from art.trainer.step.probe import as_sample
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 _MAX_TOKENS = 1024
@@ -51,7 +51,9 @@ def _first(paths: Sequence[SamplePath], base: BaseModel) -> list[SamplePath]:
             break
         chosen.append(path)
     if not chosen:
-        beginning = check_sample(as_sample(paths[0].sample.token_ids[:_MAX_TOKENS]), vocab_size=base.vocab_size)
+        beginning = check_sample(
+            plain_sample(paths[0].sample.token_ids[:_MAX_TOKENS], "kernel-check"), vocab_size=base.vocab_size
+        )
         assert beginning is not None
         chosen.append(beginning)
     return chosen

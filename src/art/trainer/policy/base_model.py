@@ -14,7 +14,7 @@ from art.config import TrainerConfig
 from art.errors import ConfigError
 from art.kernels.quantization import loading_options
 from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
-from art.trainer.contract import TrainingSample
+from art.trainer.contract import plain_sample
 from art.trainer.machine.shard import shard_layers
 from art.trainer.step.logprobs import Head, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
@@ -116,17 +116,7 @@ def check_architecture(base: BaseModel) -> None:
     """
     ids = [(11 + 7 * i) % base.vocab_size for i in range(12)]
     sequences = [ids, ids[:5] + ids[8:] + ids[:3]]
-    samples = [
-        TrainingSample(
-            sample_id=str(number),
-            rollout_id=str(number),
-            token_ids=sequence,
-            loss_mask=[i > 0 for i in range(len(sequence))],
-            sampling_logprobs=[0.0] * len(sequence),
-            advantages=[0.0] * len(sequence),
-        )
-        for number, sequence in enumerate(sequences)
-    ]
+    samples = [plain_sample(sequence, str(number)) for number, sequence in enumerate(sequences)]
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=base.vocab_size))]
     tree = build_tree(paths)
     rows = group_by_row(tree.targets, base.device)

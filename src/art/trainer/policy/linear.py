@@ -14,9 +14,7 @@ Other devices, dtypes and quantised layers keep peft's layer. Import this module
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +23,15 @@ from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor
 from torch.nn.functional import linear
 
+from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
+
 _log = logging.getLogger(__name__)
 
 _ROWS = 256
-"""Tokens of the measurement."""
-
-_MIN_GAIN = 1.15
-"""Packed copies take memory, twice that of the layers; a smaller gain is not worth it, and might be noise."""
+"""Rows that packed weights are laid out for: tokens of a typical micro-batch."""
 
 _MAX_MERGED_BYTES = 2**29
 """Merged copies take as much memory as the layers, and are made anew in each update."""
-
-_MIN_ELEMENTS = 2**16
-"""Smaller weights stay in the cache, and are not packed."""
 
 
 class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
@@ -75,7 +69,8 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def pack(self) -> None:
         """Run the products with W on packed copies from now on."""
-        self._packed = _pack(self.base_layer.weight)
+        weight = self.base_layer.weight.detach()
+        self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -93,7 +88,7 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         packed: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         rows = x.flatten(0, -2)
-        out = linear(rows, weight, bias) if packed is None else _packed_product(rows, packed[0], bias)
+        out = linear(rows, weight, bias) if packed is None else packed_linear(rows.contiguous(), packed[0], bias)
         inner = rows @ a.T  # [N, r]
         out.addmm_(inner, b.T, alpha=scale)
         ctx.save_for_backward(x, inner, a, b, weight)
@@ -108,7 +103,7 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         grad_a, grad_b = grad_inner @ rows, _grad_b(grad, inner.T, ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ weight if ctx.packed is None else _packed_product(grad, ctx.packed[1], None)
+            grad_x = grad @ weight if ctx.packed is None else packed_linear(grad.contiguous(), ctx.packed[1], None)
             grad_x = grad_x.addmm_(grad_inner.T, a).view(x.shape)
         return grad_x, grad_a, grad_b, None, None, None, None
 
@@ -145,18 +140,7 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
     return (inner.contiguous() @ grad).mul_(scale).T
 
 
-def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W for x W^T, and W^T for g W, in oneDNN's order."""
-    pack = torch.ops.mkldnn._reorder_linear_weight
-    return pack(weight.detach(), _ROWS), pack(weight.detach().T.contiguous(), _ROWS)
-
-
-def _packed_product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), packed, bias, "none", [], "")
-    return out
-
-
-# -- what pays --
+# -- which layers are merged, which are packed --
 
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
@@ -167,11 +151,7 @@ def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
     """Pack the layers whose shape measures faster that way, if the copies fit into memory; returns how many."""
-    chosen = []
-    for layer in layers:
-        num_out, num_in = layer.base_layer.weight.shape
-        if num_out * num_in >= _MIN_ELEMENTS and _packing_pays(num_out, num_in, torch.get_num_threads()):
-            chosen.append(layer)
+    chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
     if not chosen:
         return 0
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
@@ -191,43 +171,11 @@ def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
     return len(chosen)
 
 
-@lru_cache(maxsize=256)
-def _packing_pays(num_out: int, num_in: int, num_threads: int) -> bool:
-    """Whether both products of a weight [out, in] together measure faster packed, by `_MIN_GAIN`.
-
-    The operators are private to torch, so they are tried and compared first. `num_threads` is part of the cache's key.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weight, x, grad = (
-        torch.randn(shape, generator=generator) for shape in ((num_out, num_in), (_ROWS, num_in), (_ROWS, num_out))
+def _pays_to_pack(weight: Tensor) -> bool:
+    num_threads = torch.get_num_threads()
+    return weight.numel() >= MIN_ELEMENTS and packing_pays(
+        *weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=True
     )
-    try:
-        packed = _pack(weight)
-        found = _packed_product(x, packed[0], None), _packed_product(grad, packed[1], None)
-    except (AttributeError, RuntimeError, TypeError) as error:
-        _log.info("packed weights are not available here: %s", error)
-        return False
-    for one, other in zip(found, (x @ weight.T, grad @ weight), strict=True):
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
-            _log.warning("packed weights of shape [%d, %d] give other results; not used", num_out, num_in)
-            return False
-    plain_s, packed_s = _measure(
-        lambda: (linear(x, weight), grad @ weight),
-        lambda: (_packed_product(x, packed[0], None), _packed_product(grad, packed[1], None)),
-    )
-    _log.info("weight [%d, %d]: %.2f ms plain, %.2f ms packed", num_out, num_in, plain_s * 1e3, packed_s * 1e3)
-    return plain_s > packed_s * _MIN_GAIN
-
-
-def _measure(*calls: Callable[[], object], repeats: int = 5) -> list[float]:
-    """Best time of each in seconds; they take turns."""
-    best = [float("inf")] * len(calls)
-    for _ in range(repeats):
-        for number, call in enumerate(calls):
-            started = time.perf_counter()
-            call()
-            best[number] = min(best[number], time.perf_counter() - started)
-    return best
 
 
 def _available_bytes() -> float:

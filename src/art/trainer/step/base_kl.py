@@ -18,20 +18,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from art.trainer.streams import BASE, SAMPLED_BASE, Measure
+from art.trainer.step.measure import Measurer
+from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, sort_paths
 
 _BUDGET = 1 / 16
 
 
-def with_sampled_base(paths: list[SamplePath], measure: Measure, *, step: int) -> list[SamplePath]:
+def with_sampled_base(paths: list[SamplePath], measurer: Measurer, *, step: int) -> list[SamplePath]:
     """`paths`, some of them with the base's log-probs as a stream, unless all have them."""
     if all(BASE in path.streams for path in paths):
         return paths
     chosen = choose_paths(paths, step=step)
     if not chosen:
         return paths
-    measured = dict(zip(chosen, measure([paths[index] for index in chosen], BASE, SAMPLED_BASE), strict=True))
+    sampled = measurer.add_stream([paths[index] for index in chosen], BASE, SAMPLED_BASE)
+    measured = dict(zip(chosen, sampled, strict=True))
     return [
         measured.get(index) or path.with_stream(SAMPLED_BASE, np.full_like(path.sampling_logprobs, np.nan))
         for index, path in enumerate(paths)

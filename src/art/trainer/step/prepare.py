@@ -19,17 +19,16 @@ from art.config import DistillConfig, DpoConfig, KlConfig, MismatchConfig, Train
 from art.errors import NothingTrainableError, TrajectoryError
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
+from art.trainer.step.measure import Measurer
 from art.trainer.step.mismatch import find_mismatched
-from art.trainer.streams import ANCHOR, TEACHER, Measure, reference_name
+from art.trainer.streams import ANCHOR, POLICY, TEACHER, reference_name
 from art.trainer.tree.tree import SamplePath
-
-_POLICY = "policy"
 
 
 def prepare_paths(
-    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measure: Measure
+    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer
 ) -> tuple[list[SamplePath], dict[str, float]]:
-    """The paths as the updates want them, and metrics.
+    """The paths with everything that the updates read, and metrics that are known already.
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.
@@ -38,15 +37,16 @@ def prepare_paths(
     if any(isinstance(term, DistillConfig) for term in config.terms):
         _check_taught(paths)
     for reference in _references(config):
-        paths = measure(paths, reference, reference_name(reference))
+        paths = measurer.add_stream(paths, reference, reference_name(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
-        paths = measure(paths, _POLICY, ANCHOR)
+        paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
         if isinstance(term, KlConfig) and term.where == "reward":
             return _with_kl_reward(paths, term), {}
         if isinstance(term, DpoConfig):
-            # As the anchor, so that the gate judges by these very numbers again.
-            return _with_preferences(measure(paths, _POLICY, ANCHOR), term, pairs, config.mismatch)
+            # The anchor's stream: the gate will judge by these same numbers during the update.
+            paths = measurer.add_stream(paths, POLICY, ANCHOR)
+            return _with_preferences(paths, term, pairs, config.mismatch)
     return paths, {}
 
 

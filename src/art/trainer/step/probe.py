@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from art.trainer.contract import Probe, TrainingSample
+from art.trainer.contract import Probe, plain_sample
 from art.trainer.policy.policy import Policy
 from art.trainer.step.measure import HiddenStates, target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
@@ -23,7 +23,7 @@ def fresh_probe_tokens(vocab_size: int) -> list[int]:
 
 def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
     """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
-    path = check_sample(as_sample(token_ids), vocab_size=policy.base.vocab_size)
+    path = check_sample(plain_sample(token_ids, "probe"), vocab_size=policy.base.vocab_size)
     assert path is not None
     micro_batch = make_micro_batch([path], policy.base)
 
@@ -37,16 +37,3 @@ def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
             logprobs=logprobs(policy.hidden_states),
             base_logprobs=logprobs(policy.base_hidden_states),
         )
-
-
-def as_sample(token_ids: list[int]) -> TrainingSample:
-    """A path whose every token but the first is a target."""
-    length = len(token_ids)
-    return TrainingSample(
-        sample_id="probe",
-        rollout_id="probe",
-        token_ids=token_ids,
-        loss_mask=[i > 0 for i in range(length)],
-        sampling_logprobs=[0.0] * length,
-        advantages=[0.0] * length,
-    )

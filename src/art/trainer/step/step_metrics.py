@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from art.trainer.policy.policy import Policy
 from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, Targets
 
@@ -42,6 +44,8 @@ class StepRecord:
     losses: list[float] = field(default_factory=list)  # per update
     grad_norms: list[float] = field(default_factory=list)  # per update
     num_tree_tokens: int = 0
+    num_dense_tokens: int = 0
+    """Tree tokens whose attention ran on the dense kernel."""
     num_visible_keys: int = 0
     """Over the tree's tokens, how many each attends to."""
     num_rows: int = 0
@@ -93,6 +97,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
         "data/step_trainable_tokens": float(len(entropy)),
         "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
         "data/step_num_gradient_steps": float(len(record.losses)),
+        "throughput/attention_dense_share": record.num_dense_tokens / record.num_tree_tokens,
     }
     is_rl = _concatenate(record, lambda part: part.is_rl)
     if not is_rl.any():
@@ -111,6 +116,16 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
             "offpolicy/mean_staleness": _mean(staleness),
         }
     )
+
+
+def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -> dict[str, float]:
+    """Metrics of the weights after a step. `before` [P] are `policy.values` from before it."""
+    norm = policy.norm()
+    return {
+        "loss/learning_rate": learning_rate,
+        "loss/adapter_norm": norm,
+        "loss/adapter_change": policy.change_norm(before) / norm if norm else 0.0,
+    }
 
 
 def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:

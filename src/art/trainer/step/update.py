@@ -11,7 +11,7 @@ Targets that a loss or the gate masks stay in N: leaving tokens out must not mak
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -28,6 +28,7 @@ from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
 from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.step.progress import Progress
 from art.trainer.step.step_metrics import StepRecord, record_targets
 from art.trainer.streams import ANCHOR
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
@@ -59,12 +60,12 @@ def compute_gradient(
     update: Update,
     micro_batches: list[MicroBatch],
     record: StepRecord,
-    tick: Callable[[], None],
+    progress: Progress | None = None,
     team: Team = ALONE,
 ) -> int | None:
-    """Leave the gradient of the update's loss in `policy.grads`; fill `record`; `tick` after every micro-batch.
+    """Leave the gradient of the update's loss in `policy.grads`, and fill `record`.
 
-    `micro_batches` are this process's own. What is left behind, or raised, is that of all of them, on every process.
+    `micro_batches` are those of this process. Gradient, record and errors are those of all processes, on every process.
     Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same
     gradient.
 
@@ -78,7 +79,7 @@ def compute_gradient(
     num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
 
     def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
-        return _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=number)
+        return _accumulate(policy, update, micro_batches, progress, num_idle=num_idle, number=number)
 
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
     loss = sum(loss for (loss, _), _ in gathered)
@@ -100,7 +101,7 @@ def _accumulate(
     policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
-    tick: Callable[[], None],
+    progress: Progress | None,
     *,
     num_idle: int,
     number: int,
@@ -110,7 +111,8 @@ def _accumulate(
     with policy.accumulate_gradients():
         for micro_batch in micro_batches:
             loss += _backward(policy, update, micro_batch, record, number=number)
-            tick()
+            if progress is not None:
+                progress.tick()
         for _ in range(num_idle):
             (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     return loss, record
@@ -150,6 +152,8 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
         )
     )
     record.num_tree_tokens += len(micro_batch.layout.token_ids)
+    if micro_batch.layout.kernel == "dense":
+        record.num_dense_tokens += len(micro_batch.layout.token_ids)
     record.num_visible_keys += int(micro_batch.layout.positions.sum()) + len(micro_batch.layout.token_ids)
     record.num_rows += len(rows.starts) - 1
     return loss

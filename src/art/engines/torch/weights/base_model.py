@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -149,12 +148,6 @@ def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
     if config.dtype != "auto":
         return device, getattr(torch, config.dtype)
     return device, {"cpu": torch.float32, "cuda": torch.bfloat16, "mps": "auto"}[device]
-
-
-def default_num_threads() -> int:
-    """Half of the cores that this process may use; the other half is the trainer's."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return max(1, cores // 2)
 
 
 def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Quantization) -> Any:

@@ -7,9 +7,6 @@ folded into a copy of the weights (see `folding`), and then costs nothing.
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from art.engine import AdapterInfo
+from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
 
-logger = logging.getLogger(__name__)
-
-_MIN_PACKED_ELEMENTS = 1 << 16  # smaller weights live in the caches, and packing gains nothing
-_PACK_BATCH_HINT = 64
-_MIN_PACKED_GAIN = 1.1
+_ROWS = 64
+"""Rows that packed weights are laid out for: requests of a busy decoding step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +81,7 @@ class Linear:
 
     def pack(self) -> None:
         """Reorder the weight for oneDNN and let go of the plain one."""
-        self.weight = self._folded = _reorder(self.weight)
+        self.weight = self._folded = pack(self.weight, _ROWS)
         self.is_packed = True
 
     def fold(self, factors: Factors | None) -> None:
@@ -95,16 +90,12 @@ class Linear:
         if factors is not None:
             plain = self.weight.to_dense() if self.is_packed else self.weight
             folded = torch.addmm(plain, factors.b.T, factors.a.T)
-            self._folded = _reorder(folded) if self.is_packed else folded
+            self._folded = pack(folded, _ROWS) if self.is_packed else folded
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.is_packed:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")
+            return packed_linear(x, weight, self.bias)
         return F.linear(x, weight, self.bias)
-
-
-def _reorder(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_BATCH_HINT)
 
 
 def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
@@ -155,46 +146,15 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 def pack_where_faster(linears: list[Linear]) -> int:
-    """Pack the layers whose shape measures faster that way; returns how many.
-
-    The operators are private to torch, so they are tried and compared first; without them nothing is packed.
-    """
-    decided: dict[tuple[int, int], bool] = {}
-    num_packed = 0
-    for linear in linears:
-        weight = linear.weight
-        if weight.device.type != "cpu" or weight.numel() < _MIN_PACKED_ELEMENTS:
-            continue
-        shape = (linear.num_out, linear.num_in)
-        if shape not in decided:
-            decided[shape] = _packing_pays(weight)
-        if decided[shape]:
-            linear.pack()
-            num_packed += 1
-    return num_packed
+    """Pack the layers whose shape measures faster that way; returns how many."""
+    chosen = [linear for linear in linears if _pays_to_pack(linear.weight)]
+    for linear in chosen:
+        linear.pack()
+    return len(chosen)
 
 
-def _packing_pays(weight: Tensor) -> bool:
-    x = torch.randn(_PACK_BATCH_HINT // 2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    try:
-        packed = _reorder(weight)
-        got = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError, TypeError) as error:
-        logger.info("oneDNN packed weights are not available here: %s", error)
+def _pays_to_pack(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or weight.numel() < MIN_ELEMENTS:
         return False
-    want = F.linear(x, weight)
-    if not torch.allclose(got.float(), want.float(), rtol=1e-2, atol=1e-2 * float(want.abs().max())):
-        logger.warning("oneDNN packed weights of shape %s give other results; not used", tuple(weight.shape))
-        return False
-    plain_s = _best_time_s(lambda: F.linear(x, weight))
-    packed_s = _best_time_s(lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""))
-    return plain_s > packed_s * _MIN_PACKED_GAIN
-
-
-def _best_time_s(call: Callable[[], Tensor], repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    num_threads = torch.get_num_threads()
+    return packing_pays(*weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=False)
