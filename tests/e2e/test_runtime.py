@@ -163,7 +163,7 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     assert always <= status.metrics.keys()
     groups, easy = status.findings
     assert groups == "groups[1], groups[2], groups[3], groups[4]: all rewards are equal, nothing to learn"
-    assert "because most rollouts earn the highest reward" in easy
+    assert "because most rollouts get the highest reward" in easy
     assert [name for name in status.metrics if name.startswith("findings/")] == ["findings/too_easy"]
 
     messages = [PROMPT, {"role": "assistant", "content": "yes"}]

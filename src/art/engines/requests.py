@@ -1,4 +1,4 @@
-"""Checks of what callers send, so that one bad request cannot fail the batch that it would be computed in."""
+"""Checks of requests, so that a bad one is refused and cannot fail the batch that it would be part of."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from art.errors import ContextLengthError, InvalidRequestError
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
-    """
+    """Check a request for a completion.
+
     Raises:
         InvalidRequestError: a parameter is out of range.
-        ContextLengthError: the prompt leaves no room for a token.
+        ContextLengthError: the prompt leaves no room for a sampled token.
     """
 
     def refuse(param: str, expected: str) -> InvalidRequestError:
@@ -45,7 +46,8 @@ def check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
 
 
 def check_score(token_ids: list[int], info: EngineInfo) -> None:
-    """
+    """Check a request for log-probs.
+
     Raises:
         InvalidRequestError: fewer than 2 tokens, or a token outside the vocabulary.
         ContextLengthError: more tokens than the context holds.
@@ -59,7 +61,7 @@ def check_score(token_ids: list[int], info: EngineInfo) -> None:
 def check_length(num_tokens: int, limit: int, info: EngineInfo) -> None:
     if num_tokens > limit:
         raise ContextLengthError(
-            f"the prompt has {num_tokens} tokens, but the model's context of {info.max_context} must hold it with "
-            f"the completion (at most {limit}); shorten the prompt",
+            f"the prompt has {num_tokens} tokens, but the model's context of {info.max_context} tokens must hold "
+            f"prompt and completion, so a prompt may have at most {limit}; shorten it",
             param="messages",
         )

@@ -3,7 +3,7 @@
     submit / submit_score / cancel                        at any time between steps
     step():  schedule -> build_batch -> decoder.logits -> sample -> outputs        one forward pass
 
-Nothing here knows of asyncio, processes or messages: `runtime.engine_child` drives it.
+This module does not use asyncio, processes or messages. `art.runtime.children.engine_child` drives it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from art.kernels.threads import default_num_threads
 logger = logging.getLogger(__name__)
 
 _ROWS_PER_RUNNING = 8
-"""Sequences that the cache remembers, idle ones included, per request that may run."""
+"""Rows of the cache, in use or idle, per request that may run."""
 _MAX_SCORE_LOGITS = 1 << 25
-"""Logits of one scoring request in one step."""
+"""Most logits to compute for one scoring request in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Something that a request's owner must hear. One of the three is set."""
+    """A result to deliver to the owner of a request. Exactly one of the three is set."""
 
     request_id: str
     chunk: TokenChunk | None = None
     logprobs: list[float] | None = None
-    """Of a scoring request; it is over."""
+    """The result of a scoring request, which has ended."""
     error: ArtError | None = None
-    """The request is over."""
+    """Why the request failed. It has ended."""
 
 
 class TorchEngine:
@@ -82,7 +82,7 @@ class TorchEngine:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> TorchEngine:
-        """Load the base model in folder (or with hub id) `model`.
+        """Load the base model `model`, a folder or a hub id.
 
         Raises:
             ConfigError: the model cannot be served, or a setting does not fit it.
@@ -110,7 +110,7 @@ class TorchEngine:
         }
 
     def submit(self, params: GenerateRequest, *, stream: bool) -> None:
-        """Queue a completion; its tokens come out of later steps.
+        """Queue a completion. Later steps return its tokens.
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
@@ -130,9 +130,10 @@ class TorchEngine:
         )
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a measurement of the log-probs of `token_ids[1:]`; the result is one `Output` with `logprobs`.
+        """Queue a measurement of the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
 
-        Raises: as `submit`.
+        Raises:
+            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
         """
         check_score(token_ids, self._info)
         params = GenerateRequest(
@@ -157,19 +158,21 @@ class TorchEngine:
         )
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request and free its slot at once. Unknown ids are fine: it may just have ended."""
+        """Drop a request and free its slot at once. Unknown ids are ignored: the request may just have ended."""
         if (request := self._requests.get(request_id)) is not None:
             self._end(request)
 
     def abort_all(self, error: ArtError) -> list[Output]:
-        """End every request with `error`, and trust nothing of what their slots hold."""
+        """End every request with `error`, and wipe their slots, whose content may be wrong."""
         outputs = [Output(request_id, error=error) for request_id in self._requests]
         for request in list(self._requests.values()):
             self._end(request, wipe=True)
         return outputs
 
     def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Read PEFT LoRA files. Under a name in use, later requests get the new weights, running ones keep theirs.
+        """Load an adapter from PEFT LoRA files.
+
+        If `name` is in use, later requests get the new weights and running ones keep theirs.
 
         Raises:
             AdapterError: see `lora.read_adapter`.
@@ -189,13 +192,13 @@ class TorchEngine:
         return adapter.info
 
     def serve_as(self, name: str, info: AdapterInfo) -> None:
-        """Let requests name the model's own weights `name`: an adapter that changes no layer."""
+        """Let requests name the model's own weights `name`, like an adapter that changes no layer."""
         no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
         self._adapters[name] = Adapter(uid=self._next_uid, factors=no_factors, info=info)
         self._next_uid += 1
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
-        """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
+        """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
         adapter = self._adapters.pop(name, None)
         if adapter is not None:
             self._leaving.append((adapter, on_done))
@@ -204,7 +207,7 @@ class TorchEngine:
             on_done()
 
     def step(self) -> list[Output]:
-        """One forward pass, and what it brought. Unforeseen errors are raised: `abort_all` is then the way out."""
+        """Run one forward pass and return its results. After an unexpected exception, call `abort_all`."""
         started = time.perf_counter()
         work = self._scheduler.schedule()
         if not work:
@@ -219,7 +222,7 @@ class TorchEngine:
         return outputs
 
     def _advance(self, work: list[Work], logits: torch.Tensor) -> list[Output]:
-        """Book the computed tokens, sample where a sequence's end was reached, and end what is complete."""
+        """Count the computed tokens, sample for requests that are computed to their end, and end finished ones."""
         outputs: list[Output] = []
         samples: list[Request] = []
         rows: list[int] = []
@@ -297,7 +300,7 @@ class TorchEngine:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Forget unloaded adapters that no request uses any more, with their part of the cache."""
+        """Forget unloaded adapters that no request uses any more, and free their slots in the cache."""
         gone = [entry for entry in self._leaving if entry[0].num_users == 0]
         self._leaving = [entry for entry in self._leaving if entry[0].num_users > 0]
         for adapter, on_done in gone:
@@ -313,7 +316,7 @@ class TorchEngine:
         if len(self._scheduler.waiting) >= self._config.max_waiting + max(0, free_seats):
             raise OverloadedError(
                 f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait (at most "
-                f"{self._config.max_waiting}); try again later"
+                f"{self._config.max_waiting} may wait); try again later"
             )
         self._requests[request_id] = request
         self._scheduler.waiting.append(request)
@@ -331,18 +334,18 @@ class TorchEngine:
     @staticmethod
     def _not_finite(request: Request) -> Output:
         name = request.params.adapter
-        whose = f"adapter {name!r}" if name is not None else "the base model"
+        weights = f"adapter {name!r}" if name is not None else "the base model"
         return Output(
             request.params.request_id,
             error=ArtError(
-                f"{whose} gave NaN or infinite logits at token {len(request.token_ids)} of the sequence; its weights "
+                f"{weights} gave NaN or infinite logits at token {len(request.token_ids)} of the sequence; its weights "
                 "are broken, or overflow in this dtype (float32 has more range)"
             ),
         )
 
 
 def _emit(request: Request, reason: FinishReason | None) -> Output:
-    """The tokens that were not sent yet."""
+    """Output with the tokens that were not sent yet."""
     first, request.num_sent = request.num_sent, request.num_sampled
     chunk = TokenChunk(
         token_ids=request.token_ids[request.num_prompt + first :],

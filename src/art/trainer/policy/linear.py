@@ -1,12 +1,10 @@
 """Adapted linear layers in float32 on CPU: y = x W^T + bias + scale * (x A^T) B^T as one autograd function.
 
-peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here either
-- W + scale * B A is made once per update and stands in for W: the forward pass and the gradient of x then cost nothing
-  more than without an adapter, and only the gradients of A and B take thin products (`merge`);
-- or, since W is frozen, its two products (x W^T forward, g W backward) run on copies of W that oneDNN has put into its
-  own order, and thin products add to what is there (`pack`). Which is faster depends on the processor: where torch's
-  default library knows it well nothing is gained, on AVX-512 processors of AMD packing wins by a factor of two. So it
-  is measured, by shape.
+peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here a layer is
+- *merged*: W + scale * B A is computed once per update and used in place of W. The forward pass and the gradient of x
+  cost no more than without an adapter, and only the gradients of A and B take low-rank products;
+- or *packed*: the two products with the frozen W (x W^T forward, g W backward) run on copies of W in oneDNN's order, if
+  that measures faster (`art.kernels.packed_linear`), and low-rank products add the adapter.
 
 Other devices, dtypes and quantised layers keep peft's layer. Import this module late: it imports peft.
 """
@@ -31,11 +29,11 @@ _ROWS = 256
 """Rows that packed weights are laid out for: tokens of a typical micro-batch."""
 
 _MAX_MERGED_BYTES = 2**29
-"""Merged copies take as much memory as the layers, and are made anew in each update."""
+"""Most memory for merged copies. They are as large as the layers and are recomputed in each update."""
 
 
 class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
-    """peft's layer with another forward pass: the same names, files and switches."""
+    """peft's layer with a faster forward pass. Names, files and switches are those of peft."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,7 +41,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.disable_adapters:  # also while other weights stand in for the base layer's own
+        if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
         out: Tensor
@@ -54,12 +52,12 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return out
 
     def merge(self) -> None:
-        """Run on W + scale * B A of the present factors, until the next call."""
+        """Compute W + scale * B A from the current factors, and use it until the next call."""
         a, b, scale = self._factors()
         self._merged = torch.addmm(self.base_layer.weight, b.detach(), a.detach(), alpha=scale)
 
     def _factors(self) -> tuple[Tensor, Tensor, float]:
-        """A [r, in], B [out, r] and the scale of their product."""
+        """Return A [r, in], B [out, r] and the scale of their product."""
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
@@ -68,13 +66,13 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return self._packed is not None
 
     def pack(self) -> None:
-        """Run the products with W on packed copies from now on."""
+        """Use packed copies of W in all products from now on."""
         weight = self.base_layer.weight.detach()
         self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """x [..., in], A [r, in], B [out, r] and the frozen W [out, in] give [..., out]."""
+    """Compute [..., out] from x [..., in], A [r, in], B [out, r] and the frozen W [out, in]."""
 
     @staticmethod
     def forward(
@@ -109,7 +107,7 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 
 class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """x [..., in] and the merged weight [out, in] give [..., out]; A [r, in] and B [out, r] take part in gradients."""
+    """Compute [..., out] from x [..., in] and the merged weight [out, in]. A [r, in] and B [out, r] get gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, merged: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -126,17 +124,17 @@ class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is
         return grad_x, grad_a, grad_b, None, None, None
 
 
-# Thin products go the way round in which torch's library is fast at every rank: the other one takes four times as long
-# at rank 8 (measured at 256 to 2,048 columns), and as long at rank 16.
+# These orders of factors are fast at every rank. The transposed ones take four times as long at rank 8 (measured at 256
+# to 2,048 columns), and the same time at rank 16.
 
 
 def _grad_inner(grad: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Gradient [r, N] of x A^T, transposed, from that of the output [N, out]."""
+    """Gradient [r, N] of (x A^T)^T from the gradient [N, out] of the output."""
     return (b.T.contiguous() @ grad.T).mul_(scale)
 
 
 def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
-    """Gradient [out, r] of B; `inner` [r, N] is x A^T, transposed."""
+    """Gradient [out, r] of B. `inner` [r, N] is (x A^T)^T."""
     return (inner.contiguous() @ grad).mul_(scale).T
 
 
@@ -144,21 +142,21 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
 
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
-    """Those that gain by it: not the packed ones, and none if the copies are large, which gain least."""
+    """The layers to merge: those that are not packed, or none if the copies would be too large."""
     plain = [layer for layer in layers if not layer.is_packed]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
-    """Pack the layers whose shape measures faster that way, if the copies fit into memory; returns how many."""
+    """Pack the layers whose shape measures faster that way, if the copies fit into memory. Returns how many."""
     chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
     if not chosen:
         return 0
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
     if size_bytes > _available_bytes() / 2:
         _log.warning(
-            "packed copies of %d layers would make training faster, but their %.1f GB are more than half of the memory "
-            "that is free; not packed",
+            "packed copies of %d layers would make training faster, but they take %.1f GB, more than half of the "
+            "memory that is available; not packed",
             len(chosen),
             size_bytes / 1e9,
         )
@@ -179,7 +177,7 @@ def _pays_to_pack(weight: Tensor) -> bool:
 
 
 def _available_bytes() -> float:
-    """Memory that can be taken without swapping; infinite where the system does not say."""
+    """Memory that can be used without swapping. Infinite if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The probe of a checkpoint: log-probs of a fixed path that the engine must reproduce before it serves the weights."""
+"""The probe of a checkpoint: log-probs of a token path. The engine must reproduce them before it serves the weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from art.trainer.tree.tree import check_sample
 PROBE_TOKENS = 64
 _FRESH_PROBE_TOKENS = 32
 _STRIDE = 7919
-"""A prime, so that the tokens of a fresh model's probe are spread over any vocabulary."""
+"""A prime number: spreads the tokens of the probe at step 0 over any vocabulary."""
 
 
 def fresh_probe_tokens(vocab_size: int) -> list[int]:
-    """The path of step 0, where nothing was sampled yet."""
+    """The token path of the probe at step 0, where nothing was sampled yet."""
     return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
 
 
 def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
-    """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
+    """Measure the log-probs of `token_ids` (at least 2) under the policy and the base model, at temperature 1."""
     path = check_sample(plain_sample(token_ids, "probe"), vocab_size=policy.base.vocab_size)
     assert path is not None
     micro_batch = make_micro_batch([path], policy.base)

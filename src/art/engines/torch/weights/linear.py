@@ -1,8 +1,8 @@
 """Linear layers that serve several adapters in one batch.
 
-Rows of a batch are ordered by adapter, so that each adapter owns one contiguous run of rows and costs one pair of small
-matrix products per layer. Rows in no run get the base weights alone. An adapter that has whole batches to itself can be
-folded into a copy of the weights (see `folding`), and then costs nothing.
+Rows of a batch are ordered by adapter, so each adapter has one contiguous run of rows and takes one pair of small
+matrix products per layer. Rows in no run use the base weights alone. An adapter that fills whole batches can be folded
+into a copy of the weights (see `folding`), and then costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROWS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """The low-rank update of one linear layer, `x @ a @ b`, scale included."""
+    """The low-rank update of one linear layer, `x @ a @ b`, including its scale."""
 
     a: Tensor  # [in, R]
     b: Tensor  # [R, out]
@@ -30,19 +30,19 @@ class Factors:
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """Loaded LoRA weights. Never changed once made: a name that is loaded again gets a new `Adapter`."""
+    """Loaded LoRA weights. They never change: loading a name again makes a new `Adapter`."""
 
     uid: int
-    """Unique for the life of the engine; KV entries belong to it. The base model has 0."""
+    """Unique in the engine. KV cache entries refer to it. The base model has 0."""
     factors: list[Factors | None]  # by `Linear.index`
     info: AdapterInfo
     num_users: int = 0
-    """Requests that wait or run with it."""
+    """Number of waiting or running requests that use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows `[start, end)` of a batch, all of one adapter."""
+    """Rows `[start, end)` of a batch, which use one adapter."""
 
     start: int
     end: int
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where one Hugging Face linear layer lives: output columns `[start, end)` of `linear`."""
+    """One Hugging Face linear layer: the output columns `[start, end)` of `linear`."""
 
     linear: Linear
     start: int
@@ -59,7 +59,7 @@ class Part:
 
 
 class Linear:
-    """`y = x W^T + bias`, plus the adapters of the rows. May hold several fused layers side by side."""
+    """`y = x W^T + bias`, plus the adapters of the rows. May consist of several fused layers, side by side."""
 
     __slots__ = ("_folded", "bias", "index", "is_packed", "num_in", "num_out", "weight")
 
@@ -72,7 +72,7 @@ class Linear:
         self._folded = weight
 
     def __call__(self, x: Tensor, runs: list[Run] | None) -> Tensor:
-        """[N, in] -> [N, out]; `runs` None means that every row is the folded adapter's."""
+        """[N, in] -> [N, out]. `runs` is `None` if all rows use the folded adapter."""
         if runs is None:
             return self._product(x, self._folded)
         y = self._product(x, self.weight)
@@ -80,12 +80,12 @@ class Linear:
         return y
 
     def pack(self) -> None:
-        """Reorder the weight for oneDNN and let go of the plain one."""
+        """Replace the weight by a copy in oneDNN's order."""
         self.weight = self._folded = pack(self.weight, _ROWS)
         self.is_packed = True
 
     def fold(self, factors: Factors | None) -> None:
-        """Keep W + (a b)^T beside W; without `factors` W itself serves."""
+        """Keep W + (a b)^T beside W for batches of one adapter. Without `factors` that is W itself."""
         self._folded = self.weight
         if factors is not None:
             plain = self.weight.to_dense() if self.is_packed else self.weight
@@ -99,7 +99,7 @@ class Linear:
 
 
 def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
-    """Add each run's low-rank update to its rows of `y` [N, out], in place."""
+    """Add the low-rank update of each run to its rows of `y` [N, out], in place."""
     for run in runs:
         factors = run.adapter.factors[index]
         if factors is not None:
@@ -108,7 +108,7 @@ def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
 
 
 class RunContext:
-    """The runs of the batch that is now computed; shared by all `AdaptedLinear`s of one model."""
+    """The runs of the current batch, shared by all `AdaptedLinear` layers of a model."""
 
     __slots__ = ("head_runs", "num_rows", "runs")
 
@@ -116,11 +116,11 @@ class RunContext:
         self.runs: list[Run] = []
         self.head_runs: list[Run] = []
         self.num_rows: int | None = None
-        """Rows that a layer must see for adapters to be placed; `None` switches the check off."""
+        """Number of rows of a trial batch. `None` outside of a trial: layers then do not record what they see."""
 
 
 class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
-    """Stands in for an `nn.Linear` inside a Hugging Face model, which cannot pass `runs` down to it."""
+    """Replaces an `nn.Linear` inside a Hugging Face model. It reads the runs from `context`."""
 
     def __init__(self, base: nn.Linear, index: int, context: RunContext, *, is_head: bool) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed b
         self.out_features = base.out_features
         self.index = index
         self.sees_all_rows = False
-        """Set by a trial forward pass: its input has one row per token of the batch, in order."""
+        """Whether the input had one row per token of the batch. Set by a trial forward pass."""
         self._context = context
         self._is_head = is_head
 
@@ -146,7 +146,7 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed b
 
 
 def pack_where_faster(linears: list[Linear]) -> int:
-    """Pack the layers whose shape measures faster that way; returns how many."""
+    """Pack the layers whose shape measures faster that way. Returns how many."""
     chosen = [linear for linear in linears if _pays_to_pack(linear.weight)]
     for linear in chosen:
         linear.pack()
