@@ -25,13 +25,13 @@ class TrainingSample:
     sample_id: str
     """Unique within a step. Errors and reports name it."""
     rollout_id: str
-    """Samples of one rollout (its branches) share this."""
+    """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
     token_ids: list[int]  # [T]
     loss_mask: list[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
     sampling_logprobs: list[float]  # [T] 0.0 where loss_mask is False
     advantages: list[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
     weight: float = 1.0
-    """Multiplies every target of the sample in the sum."""
+    """Factor of every target's loss."""
     share: float | None = None
     """What the sample adds to the divisor of the summed loss. `None` adds `weight` per target, which gives a mean."""
     temperature: float = 1.0
@@ -59,7 +59,7 @@ def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
 class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Flat, in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+    """Flat names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
 
 
 def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:

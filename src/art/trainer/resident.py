@@ -1,4 +1,4 @@
-"""The checkpoint that is in the trainer's memory: loaded, continued and written.
+"""The checkpoint in the trainer's memory: loading, replacing and writing it.
 
 Base model, trained weights, optimiser moments and random generator together are exactly one checkpoint. Each call of
 the trainer names the checkpoint that it continues from. What is in memory is replaced, unless it *is* that checkpoint.
@@ -45,7 +45,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """How a checkpoint came about; stored in it."""
+    """How a checkpoint was made. It is stored in the checkpoint."""
 
     probe_tokens: list[int]
     """Token path whose log-probs are stored, for the engine to reproduce."""

@@ -60,7 +60,7 @@ class Trainer:
         """Load `base_model`.
 
         Every process of `team` makes one `Trainer`, and then the same calls. A call returns the same in all processes,
-        or raises in all of them, and then the next call may follow. Only after a `ProcessError` the team cannot go on.
+        or raises in all of them. More calls may follow an error, except after a `ProcessError`.
 
         Raises:
             ConfigError: the model cannot be loaded or trained, or `team` does not have `config.num_processes`.

@@ -336,5 +336,5 @@ def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_each_process_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "64")
-    with pytest.raises(ConfigError, match="needs 64 devices of type .*, one for each process, but this machine has"):
+    with pytest.raises(ConfigError, match=r"needs 64 devices of type .*, one for each process, but this machine has"):
         Team.from_environment(TrainerConfig(device="cuda", num_processes=64))

@@ -116,7 +116,7 @@ def time_kernel(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
     """Seconds of a forward and backward pass. Infinite if memory runs out, or if flex does not compile."""
     try:
         return _time_passes(kernel, heads, num_tokens)
-    except Exception as error:  # of a compiler: whatever is missing, Triton, a C compiler, support for this head size
+    except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
         is_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
         if kernel != "flex" and not is_memory:
             raise

@@ -125,7 +125,7 @@ class Team:
 
     def _exchange(self, value: T, error: ArtError | None) -> list[T]:
         answers: list[Any] = [None] * self.size
-        with _losing_nobody():
+        with _reporting_lost_processes():
             dist.all_gather_object(answers, (error, value), group=self.objects)
         for failure, _ in answers:
             if failure is not None:
@@ -143,20 +143,20 @@ class Team:
         """The value that the first process passed."""
         values = [value]
         if self.size > 1:
-            with _losing_nobody():
+            with _reporting_lost_processes():
                 dist.broadcast_object_list(values, src=0, group=self.objects)
         return values[0]
 
     def sum_gradients(self, grads: Tensor) -> None:
         """Replace `grads` by the sum over all processes, in place."""
         if self.size > 1:
-            with _losing_nobody():
+            with _reporting_lost_processes():
                 dist.all_reduce(grads)
 
 
 @contextlib.contextmanager
-def _losing_nobody() -> Iterator[None]:
-    """Communication fails when another process has died."""
+def _reporting_lost_processes() -> Iterator[None]:
+    """Turn failed communication into a `ProcessError`: it means that another process died."""
     try:
         yield
     except RuntimeError as error:  # torch.distributed raises nothing more specific

@@ -21,7 +21,7 @@ def shard_layers(model: Any, device: torch.device) -> None:
     """Split the decoder layers of a Hugging Face causal LM over all processes, and move them to `device`.
 
     Raises:
-        ConfigError: the model does not say which of its modules are its layers.
+        ConfigError: the model does not name its decoder layers.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
