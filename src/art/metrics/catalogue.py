@@ -23,6 +23,7 @@ BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
 OVERLONG = "steps with `overlong`"
 TENTH = f"steps with at least {WINDOW - 1} steps before them"
+SIXTH = f"steps with at least {SWING_WINDOW - 1} steps before them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +54,18 @@ TRAINER_METRICS: dict[str, Metric] = {
     "loss/kl_to_sampler_k1": Metric("mean of log sampler - log policy (the k1 estimate), in nats", RL),
     "loss/kl_to_base": Metric("mean of r - 1 - log r with r = base / policy (the k3 estimate), in nats", BASE),
     "loss/kl_to_base_k1": Metric("mean of log policy - log base (the k1 estimate), in nats", BASE),
-    "loss/kl_to_base_targets": Metric(
-        "number of targets that both KL values are averaged over: a few, unless a loss compares with the base model",
-        BASE,
-    ),
+    "loss/kl_to_base_targets": Metric("number of targets that the two KL metrics are averaged over", BASE),
     "loss/masked_share": Metric("share of targets that the loss dropped or clipped", RL),
     "loss/clipped_low_share": Metric(
-        "share of targets that the loss dropped or clipped because the policy made them less likely than the anchor", RL
+        "share of targets cut because the policy made them less likely than the anchor", RL
     ),
     "loss/clipped_high_share": Metric(
-        "share of targets that the loss dropped or clipped because the policy made them more likely than the anchor", RL
+        "share of targets cut because the policy made them more likely than the anchor", RL
     ),
     "loss/preference_accuracy": Metric(
-        "share of pairs in which the policy prefers the better rollout, before the update", DPO
+        "share of pairs whose better rollout the policy prefers, before the update", DPO
     ),
-    "loss/preference_margin": Metric(
-        "mean over pairs of beta times the difference of the log-ratios of the better and the worse rollout", DPO
-    ),
+    "loss/preference_margin": Metric("mean over pairs of beta times the difference of the two log-ratios", DPO),
     "offpolicy/ratio_mean": Metric("mean importance ratio (policy / sampler) of the targets of all updates", RL),
     "offpolicy/ratio_p01": Metric("1st percentile of the importance ratio", RL),
     "offpolicy/ratio_p10": Metric("10th percentile of the importance ratio", RL),
@@ -79,29 +75,19 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/ratio_max": Metric("largest importance ratio", RL),
     "offpolicy/ratio_outside_share": Metric("share of targets whose importance ratio is outside [0.9, 1.1]", RL),
     "offpolicy/first_update_gap": Metric(
-        "mean absolute difference between the engine's and the trainer's log-prob of a sampled token, before anything "
-        "is trained, in nats",
-        RL,
+        "mean absolute difference between log-probs of engine and trainer before anything is trained, in nats", RL
     ),
     "offpolicy/first_update_kl": Metric(
-        "`loss/kl_to_sampler` of the first update only: how much engine and trainer differ before training", RL
+        "`loss/kl_to_sampler` of the first update: difference of engine and trainer", RL
     ),
     "offpolicy/first_update_outside_share": Metric("`offpolicy/ratio_outside_share` of the first update only", RL),
-    "offpolicy/last_update_kl": Metric(
-        "`loss/kl_to_sampler` of the last update only: how far the updates before it moved the policy", RL
-    ),
-    "offpolicy/mismatch_masked_share": Metric(
-        "share of samples that `mismatch` left out, because the trainer does not reproduce their log-probs", RL
-    ),
+    "offpolicy/last_update_kl": Metric("`loss/kl_to_sampler` of the last update: effect of the updates before it", RL),
+    "offpolicy/mismatch_masked_share": Metric("share of samples that the setting `mismatch` left out", RL),
     "offpolicy/mismatch_masked_tokens": Metric(
-        "number of targets that `mismatch` left out; with the loss `dpo` also those of rollouts whose counterpart was "
-        "left out",
-        RL,
+        "number of targets that `mismatch` left out; with `dpo` also those of rollouts without their counterpart", RL
     ),
     "offpolicy/truncated_share": Metric("share of targets whose importance weight was cut by `mismatch.truncate`", RL),
-    "offpolicy/mean_staleness": Metric(
-        "mean over samples of their staleness: the current step minus the step whose weights sampled them", RL
-    ),
+    "offpolicy/mean_staleness": Metric("mean staleness of the samples: current step minus the step that sampled", RL),
     "data/step_trainer_tokens": Metric("tokens that the trainer computed, where shared prefixes count once"),
     "data/step_tokens_unshared": Metric("tokens of all samples, where shared prefixes count for every sample"),
     "data/step_shared_share": Metric("share of `data/step_tokens_unshared` that the prefix tree saved"),
@@ -111,16 +97,12 @@ TRAINER_METRICS: dict[str, Metric] = {
     "throughput/train_tokens_per_s": Metric("`data/step_tokens_unshared` per second of the step"),
     "throughput/train_tree_tokens_per_s": Metric("`data/step_trainer_tokens` per second of the updates"),
     "throughput/train_flops_per_s": Metric("floating-point operations that the model needs, per second of the updates"),
-    "throughput/train_utilization": Metric(
-        "`throughput/train_flops_per_s` as a share of `throughput/peak_flops_per_s`"
-    ),
+    "throughput/train_utilization": Metric("`throughput/train_flops_per_s` / `throughput/peak_flops_per_s`"),
     "throughput/peak_flops_per_s": Metric(
-        "peak speed of the device: for a known GPU from its data sheet (dense), else measured once on a large matrix "
-        "product"
+        "peak speed of the device: for a known GPU from its data sheet (dense), else one large product, measured once"
     ),
     "throughput/attention_dense_share": Metric(
-        "share of the computed tokens whose attention ran on the dense kernel; the rest ran on the kernel `chains` "
-        "(on a CPU) or `flex` (on CUDA), where that one is faster"
+        "share of the computed tokens that ran on the attention kernel `dense`; the rest ran on `chains` or `flex`"
     ),
     "throughput/peak_memory_bytes": Metric(
         "on CUDA, most memory that tensors took in this step; else the most that the trainer process ever had resident"
@@ -150,9 +132,7 @@ PLAN_METRICS: dict[str, Metric] = {
     "data/step_num_groups_submitted": Metric("number of submitted groups"),
     "data/step_num_groups_trainable": Metric("number of groups with something to learn from"),
     "data/step_num_trajectories": Metric("number of submitted rollouts"),
-    "data/step_num_trajectories_overlong": Metric(
-        "number of rollouts whose reward was lowered for their length", OVERLONG
-    ),
+    "data/step_num_trajectories_overlong": Metric("number of rollouts with a lower reward for their length", OVERLONG),
     "data/step_num_pairs": Metric("number of pairs of rollouts that were compared", DPO),
     "data/step_truncated_share": Metric("share of rollouts in which the token limit cut off an answer"),
     "data/step_malformed_share": Metric(
@@ -166,24 +146,18 @@ PLAN_METRICS: dict[str, Metric] = {
     **_distribution_metrics(
         "data/advantage", "the advantages of the trained rollouts, each the mean over its tokens", WEIGHED
     ),
-    "offpolicy/max_staleness": Metric(
-        "largest staleness: the current step minus the oldest step whose weights sampled a token of it"
-    ),
+    "offpolicy/max_staleness": Metric("largest staleness of a token: current step minus the step that sampled"),
     "ledger/sampled_tokens": Metric("number of tokens that were sampled for the submitted rollouts"),
     "ledger/trained_tokens": Metric("number of sampled tokens that were trained on"),
     "ledger/context_tokens": Metric("number of sampled tokens that came from another model; they are context only"),
     "ledger/untracked_choices": Metric("number of answers that this server has no record of; they are context only"),
-    "ledger/dropped_tokens/*": Metric(
-        "number of sampled tokens that were left out, by reason", "steps that left tokens out"
-    ),
+    "ledger/dropped_tokens/*": Metric("number of sampled tokens left out, by reason", "steps that left tokens out"),
 }
 """Metrics that the server adds to a step of reinforcement learning. They follow from the submitted groups alone."""
 
 SFT_METRICS: dict[str, Metric] = {
     "data/step_num_trajectories": Metric("number of submitted trajectories"),
-    "ledger/retokenised_messages": Metric(
-        "number of assistant messages that were trained on, tokenised from their text"
-    ),
+    "ledger/retokenised_messages": Metric("number of assistant messages trained on, tokenised from their text"),
     "ledger/dropped_messages/template_rewrites_history": Metric(
         "number of assistant messages that were left out, because the chat template changes their text"
     ),
@@ -191,43 +165,30 @@ SFT_METRICS: dict[str, Metric] = {
 """Metrics that the server adds to a step of supervised fine-tuning."""
 
 TREND_METRICS: dict[str, Metric] = {
-    "trend/reward_rise": Metric(
-        f"rise of `data/reward_mean` over the last {WINDOW} steps, along a line that is fitted to them", TENTH
-    ),
-    "trend/reward_rise_error": Metric(
-        "standard error of `trend/reward_rise`, from the scatter around that line", TENTH
-    ),
+    "trend/reward_rise": Metric(f"rise of a line fitted to `data/reward_mean` of the last {WINDOW} steps", TENTH),
+    "trend/reward_rise_error": Metric("standard error of `trend/reward_rise`, by the scatter around the line", TENTH),
     "trend/groups_trainable_share": Metric(
-        f"mean over the last {WINDOW} steps of `data/step_num_groups_trainable` / `data/step_num_groups_submitted`",
-        TENTH,
+        f"mean of `data/step_num_groups_trainable` / `data/step_num_groups_submitted` over {WINDOW} steps", TENTH
     ),
     "trend/top_reward_share": Metric(
-        f"mean over the last {WINDOW} steps of the share of rollouts in the highest bin of `data/reward_hist`", TENTH
+        f"mean share of rollouts in the highest bin of `data/reward_hist`, over the last {WINDOW} steps", TENTH
     ),
     "trend/malformed_rise": Metric(
-        f"mean `data/step_malformed_share` of the last {RECENT} steps, minus that of up to {WINDOW - RECENT} steps "
-        "before them",
+        f"mean `data/step_malformed_share` of the last {RECENT} steps, minus that of the steps before them",
         f"steps with at least {FEWEST_FOR_MALFORMED - 1} steps before them",
     ),
     "trend/answers_swing": Metric(
         f"how much `data/step_answers_per_rollout` goes up and down in the last {SWING_WINDOW} steps: the mean change "
         "from step to step, minus the total change per step, divided by the mean",
-        f"steps with at least {SWING_WINDOW - 1} steps before them",
+        SIXTH,
     ),
-    "trend/tokens_swing": Metric(
-        "`trend/answers_swing` for `data/step_tokens_per_rollout`",
-        f"steps with at least {SWING_WINDOW - 1} steps before them",
-    ),
+    "trend/tokens_swing": Metric("`trend/answers_swing` for `data/step_tokens_per_rollout`", SIXTH),
 }
 """Metrics that the server adds to a step of reinforcement learning. They follow from this step and earlier ones."""
 
 JOB_METRICS: dict[str, Metric] = {
-    "publish/probe_gap": Metric(
-        "largest difference between the engine's and the trainer's log-probs of the probe, in nats"
-    ),
-    "publish/base_gap": Metric(
-        "`publish/probe_gap` for the base model: the difference that number types and kernels make"
-    ),
+    "publish/probe_gap": Metric("largest difference between log-probs of engine and trainer on the probe, in nats"),
+    "publish/base_gap": Metric("`publish/probe_gap` for the base model: effect of number types and kernels"),
     "publish/probe_effect": Metric("largest difference that training has made to a log-prob of the probe, in nats"),
     "publish/adapter_norm": Metric("`loss/adapter_norm`, computed by the engine from the weights that it loaded"),
     "time/publish_s": Metric("seconds for loading the checkpoint into the engine and checking it"),
@@ -238,8 +199,7 @@ JOB_METRICS: dict[str, Metric] = {
 
 LOG_METRICS: dict[str, Metric] = {
     "costs/*": Metric(
-        "costs of the row in USD, by source, with sums: `costs/train/judge/ruler`, `costs/train`",
-        "rows with costs",
+        "USD of the row by source, with sums: `costs/train/judge/ruler`, `costs/train`", "rows with costs"
     ),
     "costs/all": Metric("all costs of the row in USD", "rows with costs"),
     "costs/cum/*": Metric("costs since the model was created, in USD", "models with costs"),

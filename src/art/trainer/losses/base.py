@@ -29,10 +29,6 @@ class TokenLoss:
     clipped_low: Tensor  # [N] booleans: dropped or clipped because the policy gives less probability than the anchor
     clipped_high: Tensor  # [N] booleans: dropped or clipped because it gives more
 
-    @property
-    def masked(self) -> Tensor:
-        return self.clipped_low | self.clipped_high
-
 
 def unclipped(values: Tensor) -> TokenLoss:
     """A loss that drops and clips no target."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from art.engine import AdapterInfo
 from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
 
-_ROWS = 64
-"""Rows that packed weights are laid out for: requests of a busy decoding step."""
+_ROWS = 32
+"""Rows that packed weights are laid out for: requests in a usual decoding step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
