@@ -86,7 +86,7 @@ def tree_gradient(policy: LoraPolicy, samples: Samples, max_tokens: int) -> Grad
     paths = [path for path in checked if path is not None]
     update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
-    compute_gradient(policy, update, micro_batches, record, lambda: None)
+    compute_gradient(policy, update, micro_batches, record)
     return Gradient(record.num_tree_tokens, policy.grads.clone())
 
 

@@ -32,6 +32,7 @@ from art.runtime.jobs import runner as jobs
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
+from metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
@@ -157,12 +158,12 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     request = request.model_copy(update={"groups": [*request.groups, *[solved] * 4]})
     status = await ended(runtime, await runtime.submit_train("p", "reporting", request))
     known = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.TREND_METRICS | catalogue.JOB_METRICS
-    assert [name for name in status.metrics if catalogue.find_metric(name, known) is None] == []
+    assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
     assert always <= status.metrics.keys()
     groups, easy = status.findings
     assert groups == "groups[1], groups[2], groups[3], groups[4]: all rewards are equal, nothing to learn"
-    assert "because most rollouts earn the highest reward" in easy
+    assert "because most rollouts get the highest reward" in easy
     assert [name for name in status.metrics if name.startswith("findings/")] == ["findings/too_easy"]
 
     messages = [PROMPT, {"role": "assistant", "content": "yes"}]
@@ -171,7 +172,7 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     )
     status = await ended(runtime, await runtime.submit_train_sft("p", "reporting", supervised))
     known = catalogue.TRAINER_METRICS | catalogue.SFT_METRICS | catalogue.JOB_METRICS
-    assert [name for name in status.metrics if catalogue.find_metric(name, known) is None] == []
+    assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
     assert always <= status.metrics.keys()
     assert status.findings == []

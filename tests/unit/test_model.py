@@ -233,7 +233,7 @@ def with_reward(reward: Any, **metrics: Any) -> art.Trajectory:
         (lambda: [with_reward("1.0")], "a trajectory has reward '1.0'; it must be a number"),
         (
             lambda: [with_reward(1.0, color="blue")],
-            "metric 'color' is 'blue', not a number; text belongs into `metadata`",
+            "metric 'color' is 'blue', not a number; text belongs in `metadata`",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""The kinds of `art.engine.Engine`."""
+"""Implementations of `art.engine.Engine`."""

@@ -1,8 +1,8 @@
-"""A base model whose linear layers are rounded to NF4, the 4-bit numbers of QLoRA (arXiv 2305.14314).
+"""Loading a base model whose linear layers are rounded to NF4, the 4-bit numbers of QLoRA (arXiv 2305.14314).
 
-The trainer keeps the 4-bit weights, which is what saves memory. An engine cannot serve the unrounded model beside it:
-the adapter learns to make up for the rounding, and without it the sampled policy would be another than the trained one.
-So an engine rounds in the same way, and computes with what is left, in its own dtype and at its usual speed and size.
+The trainer keeps the 4-bit weights, which saves memory. The engine must use rounded weights too: the adapter learns to
+compensate for the rounding, so with unrounded weights the sampled policy would differ from the trained one. The engine
+converts the rounded weights back to its own dtype, and runs at its usual speed and size.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from art.errors import ConfigError
 
 
 def loading_options(quantization: Quantization, *, device: str, dtype: Any) -> dict[str, Any]:
-    """What `from_pretrained` is to be told, beside the dtype; the language-model head and the embedding stay whole.
+    """Keyword arguments of `from_pretrained` for `quantization`. Head and embedding are not rounded.
 
     Raises:
-        ConfigError: the package `bitsandbytes` is missing, or `device` is not one that it computes on.
+        ConfigError: the package `bitsandbytes` is missing, or does not support `device`.
     """
     if quantization == "none":
         return {}
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise ConfigError(
-            f"`quantization` {quantization!r} works on cpu and cuda, not on {device!r}; leave it 'none'",
+            f"`quantization` {quantization!r} works on cpu and cuda, not on {device!r}; set it to 'none'",
             param="quantization",
         )
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"`quantization` {quantization!r} needs the package bitsandbytes: "
-            "pip install 'agent-reinforcement-trainer[qlora]', or leave it 'none'",
+            "pip install 'agent-reinforcement-trainer[qlora]', or set it to 'none'",
             param="quantization",
         )
     import torch

@@ -1,6 +1,6 @@
-"""Metrics: what each one means, what a step's metrics say in plain words, and the numbers of a set of groups.
+"""Metrics: the catalogue of their meanings, findings that explain a step in plain words, and summaries of groups.
 
-`MetricsBuilder` and `track_api_cost` are here for code written for ART 0.3 to 0.5, which imports them from here.
+`MetricsBuilder` and `track_api_cost` can be imported from here by code that was written for ART 0.3 to 0.5.
 """
 
 from typing import Any
@@ -9,6 +9,6 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name not in ("MetricsBuilder", "track_api_cost"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from art.compat import metrics  # the server reads this package and needs no ledger of costs
+    from art.compat import metrics  # late: the server imports this package without the ledger of costs
 
     return getattr(metrics, name)

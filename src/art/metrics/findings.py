@@ -1,9 +1,9 @@
-"""What a step's metrics say, in plain words: one finding for each rule of `RULES` that is broken.
+"""Explaining a step's metrics in plain words: one finding for each rule of `RULES` that is broken.
 
-    metrics of the step and of the one before --find_findings--> "what was seen: what it means. What to do"
+    metrics of this step and of the step before --find_findings--> "what was observed: what it means. What to do"
 
-The rules are a table, docs/metrics.md shows the same. A bound is where the field's papers and tools put it, or else far
-enough from what healthy runs show: a finding is worth a look, and a healthy step has none. Pure Python.
+docs/metrics.md is made from the table of rules. Bounds come from papers and tools of the field, or lie well outside of
+what healthy runs show: a finding is worth a look, and a healthy step has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from art.config import MismatchConfig
 from art.metrics.trends import WINDOW
 
 BEFORE = "the step before"
-"""Instead of a metric's name: its own value in the step before this one."""
+"""Used in place of a metric's name: the value of the same metric in the step before."""
 
 _IS_RL = "offpolicy/ratio_mean"
 """Only steps with reinforcement-learning samples report it."""
@@ -24,16 +24,16 @@ _IS_RL = "offpolicy/ratio_mean"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A range of a metric, both ends included."""
+    """The allowed range of a metric, both ends included."""
 
     metric: str
     low: float = -math.inf
     high: float = math.inf
     over: str | None = None
-    """What the metric is divided by before it is compared: another metric, or `BEFORE`."""
+    """The metric is divided by this before it is compared: another metric, or `BEFORE`."""
 
     def value(self, metrics: Mapping[str, float], before: Mapping[str, float]) -> float | None:
-        """What is compared; `None` where it was not measured, or cannot be divided."""
+        """The value to compare, or `None` if it was not measured or cannot be divided."""
         value = metrics.get(self.metric)
         if value is None or self.over is None:
             return value
@@ -44,7 +44,7 @@ class Limit:
         return self.low <= value <= self.high
 
     def describe(self, value: float) -> str:
-        """What was seen, where it does not hold."""
+        """Describe a value outside of the range."""
         number = f"{value:.3g}"
         seen = {
             None: f"{self.metric} is {number}",
@@ -57,13 +57,13 @@ class Limit:
 class Rule:
     name: str
     limits: tuple[Limit, ...]
-    """One that does not hold breaks the rule."""
+    """The rule is broken if any of these does not hold."""
     only_if: tuple[Limit, ...] = ()
-    """The rule is for steps where all of these hold; one that was not measured does not."""
+    """The rule applies only to steps where all of these hold. A metric that was not measured does not hold."""
     meaning: str
     advice: str
     source: str
-    """Why the bounds are where they are."""
+    """The reason for the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,17 @@ class Finding:
     seen: str
 
     def __str__(self) -> str:
-        """What follows the first ": " is the same every time the rule is broken."""
+        """The text for users. The part after the first ": " is the same each time the rule is broken."""
         return f"{self.seen}: {self.rule.meaning}. {self.rule.advice}"
 
 
 _NOT_FEW = Limit("data/step_num_rollouts_trained", low=32.0)
-"""Below that steps differ by chance."""
+"""With fewer rollouts, steps differ by chance."""
 
 _FEW_GROUPS = Limit("data/step_num_groups_trainable", low=0.25, over="data/step_num_groups_submitted")
 _FEW_GROUPS_SOURCE = (
-    "such groups have no gradient (DAPO, arXiv 2503.14476, section 3.2); with fewer than a quarter left a step costs "
-    "four times what it needs to"
+    "such groups have no gradient (DAPO, arXiv 2503.14476, section 3.2); if less than a quarter of the groups is left, "
+    "a step costs more than four times what it needs to"
 )
 _LOWEST, _HIGHEST = (f"data/reward_hist/{number}" for number in (0, 9))
 
@@ -94,18 +94,18 @@ RULES: tuple[Rule, ...] = (
             Limit("offpolicy/first_update_outside_share", high=0.1),
         ),
         only_if=(Limit("offpolicy/mean_staleness", high=0.0),),
-        meaning="before anything was trained, engine and trainer already give the same tokens different probabilities",
-        advice="Look for different number types, other settings of the chat template, or a server that was changed "
-        "between sampling and training",
-        source="training is stable with a KL below 0.01 (Tinker's documentation, RL hyperparameters); errors with a KL "
-        "of 0.001, as bfloat16 makes them, put 3 % of the tokens outside",
+        meaning="engine and trainer give the same tokens different probabilities, even before anything was trained",
+        advice="Check whether engine and trainer use different number types, or whether the server or the chat "
+        "template was changed between sampling and training",
+        source="training is stable with a KL below 0.01 (Tinker's documentation, RL hyperparameters); rounding to "
+        "bfloat16 gives a KL of 0.001 and puts 3 % of the tokens outside",
     ),
     Rule(
         name="mismatch_masked",
         limits=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
-        meaning="these samples do not come from the policy that is trained, so nothing was learnt from them",
-        advice="The usual causes are samples of an older policy, another sampling temperature, or changed tokens; "
-        "`mismatch` has the bounds",
+        meaning="this share of the samples does not come from the policy that is trained, so they were left out",
+        advice="The usual causes are samples of an older policy, another sampling temperature, or changed tokens; the "
+        "setting `mismatch` has the bounds",
         source="`mismatch.alarm`, 5 % by default",
     ),
     Rule(
@@ -114,25 +114,28 @@ RULES: tuple[Rule, ...] = (
             Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
         ),
         only_if=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
-        meaning="few samples were left out, but many tokens: the policy would hardly have said them, or much sooner",
-        advice="Look for what changes tokens or their probabilities between engine and trainer, or widen "
+        meaning="few whole samples were left out, but many single tokens: the trainer gives them a very different "
+        "probability than the engine did",
+        advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
-        source="as for whole samples",
+        source="the same share as for whole samples (`mismatch_masked`)",
     ),
     Rule(
         name="weights_truncated",
         limits=(Limit("offpolicy/truncated_share", high=0.1),),
-        meaning="many tokens are much more likely in the trainer than they were when they were sampled",
-        advice="Correction by importance weights is for rare tokens: mend the gap between engine and trainer, or train "
-        "on fresher rollouts",
-        source="where weights agree to within bfloat16, ratios above 2 are single tokens",
+        meaning="many tokens are much more likely under the trainer than when they were sampled, so their weights "
+        "were cut",
+        advice="Importance weights can only correct a few tokens. Remove the difference between engine and trainer, "
+        "or train on newer rollouts",
+        source="if weights agree up to rounding to bfloat16, only single tokens have a ratio above 2",
     ),
     Rule(
         name="stale_rollouts",
         limits=(Limit("offpolicy/max_staleness", high=8.0),),
-        meaning="some tokens were sampled by a policy of long ago, whose successes may not be those of today",
-        advice="Train on rollouts sooner, or leave old ones out",
-        source="prime-rl's bound; AReaL (arXiv 2505.24298) finds about the same for an objective that corrects for age",
+        meaning="some tokens were sampled many steps ago, and the policy has changed since",
+        advice="Train on rollouts sooner, or leave out old ones",
+        source="the bound of prime-rl; AReaL (arXiv 2505.24298) finds a similar one for a loss that corrects for "
+        "staleness",
     ),
     Rule(
         name="moved_too_far",
@@ -145,29 +148,29 @@ RULES: tuple[Rule, ...] = (
             Limit("data/step_num_gradient_steps", low=2.0),
             Limit("offpolicy/first_update_kl", high=0.01),
         ),
-        meaning="the updates of this step moved the policy so far that the later ones learn from another policy's "
-        "samples",
+        meaning="the first updates of this step moved the policy so far that the later updates learn from samples of "
+        "a different policy",
         advice="Use a lower `learning_rate` or fewer `num_minibatches`",
-        source="0.5 and 2 are where SkyRL and verl mask tokens; healthy runs of the demo reach a KL of 0.3",
+        source="SkyRL and verl mask tokens at ratios of 0.5 and 2; healthy runs of `art demo` reach a KL of 0.3",
     ),
     Rule(
         name="many_clipped",
         limits=(Limit("loss/masked_share", high=0.5),),
-        meaning="the loss clipped or dropped these tokens, which learn nothing",
-        advice="Use a lower `learning_rate` or fewer `num_minibatches`, or wider clips if they are tighter than the "
-        "defaults",
-        source="losses by token usually clip less than 5 %; GSPO clips far more by design (arXiv 2507.18071), but not "
-        "most",
+        meaning="the loss clipped or dropped this share of the tokens, and nothing is learnt from them",
+        advice="Use a lower `learning_rate` or fewer `num_minibatches`, or the default clip bounds if yours are "
+        "tighter",
+        source="losses that clip single tokens usually clip less than 5 %; GSPO clips far more by design (arXiv "
+        "2507.18071), but not most",
     ),
     Rule(
         name="entropy_gone",
         limits=(Limit("loss/entropy", low=0.01),),
         only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=1.0)),
-        meaning="the policy hardly varies its answers any more, so it cannot find better ones",
-        advice="If rewards are as high as they can be, the task is solved. Else go on from an earlier checkpoint with "
-        "a lower `learning_rate`, a wider `clip_high`, or KL to the base in the loss",
-        source="gains end where entropy does (arXiv 2505.22617); at 0.01 nats about one token in a thousand differs. "
-        "Where few tokens vary, but among many others, as in long tool calls, nothing is lost",
+        meaning="the policy gives almost the same answers every time, so it cannot find better ones",
+        advice="If rewards are as high as they can be, the task is solved. Otherwise continue from an earlier "
+        "checkpoint with a lower `learning_rate`, a wider `clip_high`, or a KL term to the base model in the loss",
+        source="without entropy there is no further gain (arXiv 2505.22617); at 0.01 nats about one token in a "
+        "thousand differs. A low mean is fine if the tokens that vary are few among many, as in long tool calls",
     ),
     Rule(
         name="entropy_fell",
@@ -176,58 +179,58 @@ RULES: tuple[Rule, ...] = (
             Limit("loss/entropy_varying", low=0.5, over=BEFORE),
         ),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
-        meaning="the policy lost more than half of its variety in one step",
-        advice="Use a lower `learning_rate`; at this pace nothing is left to choose from in a few steps",
-        source="steps of healthy runs of the demos keep 56 % and more",
+        meaning="the answers of the policy lost more than half of their entropy (variety) in one step",
+        advice="Use a lower `learning_rate`; at this pace all answers are the same after a few steps",
+        source="in healthy runs of `art demo` each step keeps at least 56 %",
     ),
     Rule(
         name="entropy_rose",
         limits=(Limit("loss/entropy", high=2.0, over=BEFORE),),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=1.0), _NOT_FEW),
         meaning="the policy's answers became random in one step",
-        advice="Read a few rollouts. If they make no sense, go on from an earlier checkpoint with a lower "
+        advice="Read a few rollouts. If they make no sense, continue from an earlier checkpoint with a lower "
         "`learning_rate`",
-        source="steps of healthy runs of the demo add at most a third",
+        source="in healthy runs of `art demo` a step adds at most a third",
     ),
     Rule(
         name="gradient_jumped",
         limits=(Limit("loss/grad_norm", high=10.0, over=BEFORE),),
         only_if=(Limit("loss/grad_clipped_share", low=0.5), _NOT_FEW),
-        meaning="the gradient is out of line with that of the step before, and was clipped",
+        meaning="the gradient is much larger than in the step before, and was clipped",
         advice="Look at this step's rewards and advantages (`data/advantage_max`) for outliers",
-        source="steps of healthy runs of the demo differ by at most a factor of 3",
+        source="in healthy runs of `art demo` neighbouring steps differ by at most a factor of 3",
     ),
     Rule(
         name="gradient_large",
         limits=(Limit("loss/grad_norm", high=10.0),),
         only_if=(Limit("loss/grad_clipped_share", low=1.0),),
-        meaning="every update was clipped, so the size of the rewards has no influence",
-        advice="Look for rewards of very different sizes, use `scale_rewards`, or raise `optimizer.max_grad_norm`",
-        source="ten times the default of `optimizer.max_grad_norm`; healthy runs of the demo stay below 1",
+        meaning="the gradient of every update was clipped, so the size of the rewards has no effect",
+        advice="Check for rewards of very different sizes, use `scale_rewards`, or raise `optimizer.max_grad_norm`",
+        source="ten times the default of `optimizer.max_grad_norm`; healthy runs of `art demo` stay below 1",
     ),
     Rule(
         name="nothing_changed",
         limits=(Limit("loss/adapter_change", low=1e-6), Limit("loss/grad_norm", low=1e-12)),
-        meaning="the step left the policy as it was",
-        advice="Use a higher `learning_rate` (1e-5 to 5e-5 is usual for LoRA), and look whether advantages differ "
+        meaning="the step did not change the policy",
+        advice="Use a higher `learning_rate` (1e-5 to 5e-5 is usual for LoRA), and check whether advantages differ "
         "from 0",
-        source="float32 tells numbers apart to 1e-7 of their size; at a usual rate a step adds 1e-3 and more",
+        source="float32 has a relative precision of 1e-7; at a usual learning rate a step changes 1e-3 and more",
     ),
     Rule(
         name="too_easy",
         limits=(_FEW_GROUPS,),
         only_if=(Limit(_HIGHEST, low=0.75, over="data/step_num_trajectories"),),
-        meaning="most groups had nothing to learn from, because most rollouts earn the highest reward",
-        advice="Use harder scenarios, a reward that still tells good from better, or stop here",
+        meaning="most groups had nothing to learn from, because most rollouts get the highest reward",
+        advice="Use harder scenarios, use a reward that still separates good from better rollouts, or stop training",
         source=_FEW_GROUPS_SOURCE,
     ),
     Rule(
         name="too_hard",
         limits=(_FEW_GROUPS,),
         only_if=(Limit(_LOWEST, low=0.75, over="data/step_num_trajectories"),),
-        meaning="most groups had nothing to learn from, because most rollouts earn the lowest reward",
-        advice="Use easier scenarios, more rollouts per group, rewards for partial success, or supervised fine-tuning "
-        "first",
+        meaning="most groups had nothing to learn from, because most rollouts get the lowest reward",
+        advice="Use easier scenarios, more rollouts per group, rewards for partial success, or start with supervised "
+        "fine-tuning",
         source=_FEW_GROUPS_SOURCE,
     ),
     Rule(
@@ -237,9 +240,9 @@ RULES: tuple[Rule, ...] = (
             Limit(_HIGHEST, high=0.75, over="data/step_num_trajectories"),
             Limit(_LOWEST, high=0.75, over="data/step_num_trajectories"),
         ),
-        meaning="most groups had nothing to learn from: the rollouts of a group earn the same, whatever they do",
-        advice="Use more rollouts per group, look whether they differ at all (temperature, random opponents), and "
-        "whether the reward depends on the answer",
+        meaning="most groups had nothing to learn from, because the rollouts of a group all get the same reward",
+        advice="Use more rollouts per group. Check whether rollouts differ at all (temperature, random opponents), "
+        "and whether the reward depends on the answer",
         source=_FEW_GROUPS_SOURCE,
     ),
     Rule(
@@ -250,14 +253,15 @@ RULES: tuple[Rule, ...] = (
             Limit("trend/top_reward_share", high=0.6),
             _NOT_FEW,
         ),
-        meaning=f"the reward has not risen for {WINDOW} steps although the rollouts of most groups differ in it, so "
-        "that luck may decide more than skill",
-        advice="Look whether the answers depend on what the model is shown: `art doctor MODEL --task TASK` measures "
-        "it. If they do, a higher `learning_rate` or more rollouts per group may help; if not, teach the model more "
-        "by supervised fine-tuning first. Rewards that only rank the rollouts of a group cannot rise",
-        source=f"a rise within 2 standard errors is what chance makes: a word game that did not learn rose by 0.6 "
-        f"errors in its first {WINDOW} steps, the demo by 3.8. Where most rollouts earn the most there is, little is "
-        "left to gain",
+        meaning=f"the reward has not risen for {WINDOW} steps, although rewards differ within most groups. Luck may "
+        "decide them more than skill",
+        advice="Measure whether the answers depend on what the model is shown, with `art doctor MODEL --task TASK`. "
+        "If they do, a higher `learning_rate` or more rollouts per group may help. If not, teach the model by "
+        "supervised fine-tuning first. Ignore this if your rewards only rank the rollouts of a group: such rewards "
+        "cannot rise",
+        source="a rise within 2 standard errors can be chance: a word game that did not learn rose by 0.6 standard "
+        f"errors in its first {WINDOW} steps, `art demo` by 3.8. The rule is silent if most rollouts get the highest "
+        "reward already",
     ),
     Rule(
         name="malformed_rollouts",
@@ -265,12 +269,12 @@ RULES: tuple[Rule, ...] = (
             Limit("data/step_malformed_share", high=0.5),
             Limit("trend/malformed_rise", high=0.2),
         ),
-        meaning="the policy spoils rollouts by answers that the task or its tools cannot read",
-        advice="Read a few rollouts. If it was so from the beginning, show the format in the prompt, or teach it by "
-        "supervised fine-tuning first. If it grows, the policy forgets the format: go on from an earlier checkpoint "
-        "with a lower `learning_rate`",
-        source="a word game at too high a rate had 98 % in its third step; healthy runs of the demo have at most 29 %, "
-        "and add 8 % within ten steps",
+        meaning="rollouts fail because the task or its tools cannot read the policy's answers",
+        advice="Read a few rollouts. If they failed from the beginning, show the format in the prompt, or teach it by "
+        "supervised fine-tuning first. If the share grows, the policy forgets the format: continue from an earlier "
+        "checkpoint with a lower `learning_rate`",
+        source="a word game with too high a learning rate had 98 % in its third step; healthy runs of `art demo` have "
+        "at most 29 %, and add at most 8 % within ten steps",
     ),
     Rule(
         name="length_swings",
@@ -279,43 +283,44 @@ RULES: tuple[Rule, ...] = (
             Limit("trend/tokens_swing", high=0.25),
         ),
         only_if=(_NOT_FEW, Limit("data/step_num_groups_submitted", low=8.0)),
-        meaning="rollouts are long in one step and short in the next, over and over: each update overshoots what the "
-        "one before it did",
+        meaning="rollouts are long in one step and short in the next, again and again: each update overshoots the one "
+        "before it",
         advice="Use a lower `learning_rate`, fewer `num_minibatches` or more groups per step",
-        source="healthy runs of the demo stay below 3 %; a word game at a rate that broke its format had 28 %",
+        source="healthy runs of `art demo` stay below 3 %; a word game whose learning rate broke its format had 28 %",
     ),
     Rule(
         name="answers_cut_off",
         limits=(Limit("data/step_truncated_share", high=0.25),),
-        meaning="the token limit cut off answers of these rollouts, and their rewards say little about the rest",
+        meaning="the token limit cut off answers in this share of the rollouts, so their rewards say little",
         advice="Raise `max_completion_tokens`, or teach shorter answers with `overlong`",
-        source="DAPO (arXiv 2503.14476, section 3.4) shows that rewards of cut-off answers destabilise training; a few "
-        "are normal",
+        source="rewards of cut-off answers destabilise training (DAPO, arXiv 2503.14476, section 3.4); a few are "
+        "normal",
     ),
     Rule(
         name="far_from_base",
         limits=(Limit("loss/kl_to_base_k1", high=3.0),),
         only_if=(Limit("loss/kl_to_base_targets", low=32.0),),
-        meaning="the policy says what its base would hardly ever say",
-        advice="Read a few rollouts for tricks on the reward; KL to the base in the loss holds the policy back",
-        source="a token that the policy chooses has a twentieth of its probability under the base, on average; healthy "
-        "runs of the demo reach 1",
+        meaning="the policy writes tokens that the base model would hardly ever write",
+        advice="Read a few rollouts and check whether they exploit the reward. A KL term to the base model in the "
+        "loss keeps the policy closer to it",
+        source="at 3 nats, a token of the policy has on average a twentieth of its probability under the base model; "
+        "healthy runs of `art demo` reach 1",
     ),
     Rule(
         name="preferences_reversed",
         limits=(Limit("loss/preference_margin", low=-1.0),),
-        meaning="the policy clearly prefers the rollouts that earned less",
-        advice="Look for rewards with the wrong sign, or use a lower `learning_rate`",
+        meaning="the policy clearly prefers the rollouts with the lower rewards",
+        advice="Check whether rewards have the wrong sign, or use a lower `learning_rate`",
         source="margins start at 0 and grow (DPO, arXiv 2305.18290); at -1 the policy gives the better rollout a "
         "chance of 27 %",
     ),
     Rule(
         name="messages_left_out",
         limits=(Limit("ledger/dropped_messages/template_rewrites_history", high=0.0),),
-        meaning="the chat template rewrites these assistant messages, so the policy could never write them as given, "
-        "and they were not learnt",
-        advice="Give reasoning and tool calls in the fields that the template reads, or split the conversation",
-        source="nothing should be left out",
+        meaning="the chat template changes the text of these assistant messages, so the policy could never write "
+        "them, and they were left out",
+        advice="Put reasoning and tool calls into the fields that the template reads, or split the conversation",
+        source="no message should be left out",
     ),
 )
 
@@ -323,12 +328,12 @@ RULES: tuple[Rule, ...] = (
 def find_findings(
     metrics: Mapping[str, float], before: Mapping[str, float], *, highs: Mapping[str, float] | None = None
 ) -> list[Finding]:
-    """Findings of a step, in the order of `RULES`.
+    """Find the rules that a step breaks, in the order of `RULES`.
 
     Args:
-        before: metrics of the step that this one continues; empty for none. Those of a step of another kind
-            (supervised or not) are not compared with.
-        highs: upper bounds by metric that are set for this step, in place of those of the rules.
+        before: metrics of the step that this one continues, or empty. They are ignored if one of the two steps is
+            supervised and the other is not.
+        highs: upper bounds for this step that replace those of the rules, by metric.
     """
     comparable = before if (_IS_RL in before) == (_IS_RL in metrics) else {}
     findings = []

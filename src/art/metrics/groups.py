@@ -1,7 +1,7 @@
-"""From trajectory groups to named numbers.
+"""Summarising trajectory groups as named numbers, and naming metrics.
 
-Names: `train/reward`, `val/win`, `loss/train`, `time/step_trainer_s`. A name whose first part is a known section or
-split stays as it is; every other name gets the split in front.
+Full names look like `train/reward`, `val/win`, `loss/train`, `time/step_trainer_s`. A name that begins with a known
+section or split is kept. Every other name gets the split as a prefix.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ SPLITS = frozenset({"train", "val", "test"})
 
 
 def check_split(split: str) -> str:
-    """`split` if it names a file, and metrics that are told from all others.
+    """Return `split` if it can name a file and a group of metrics.
 
     Raises:
-        InvalidRequestError: it is empty, a path, or one of `SECTIONS`.
+        InvalidRequestError: `split` is empty, a path, or one of `SECTIONS`.
     """
     if split in SECTIONS:
         raise InvalidRequestError(
@@ -49,10 +49,10 @@ def check_split(split: str) -> str:
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`metrics` if all of them are numbers.
+    """Return `metrics` if all values are numbers.
 
     Raises:
-        InvalidRequestError: one is not; the message names it.
+        InvalidRequestError: a value is not a number; the message names the metric.
     """
     for name, value in metrics.items():
         if _as_number(value) is None:
@@ -61,17 +61,18 @@ def check_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def name_metrics(metrics: Mapping[str, float], split: str) -> dict[str, float]:
-    """Metrics under their full names. Those of a split that is none of `SPLITS` are all prefixed: they stay apart."""
+    """`metrics` under their full names. If `split` is not one of `SPLITS`, every name gets the prefix."""
     return {metric_name(key, split): value for key, value in metrics.items()}
 
 
 def metric_name(key: str, split: str) -> str:
+    """The full name of the metric `key` of `split`."""
     known = split in SPLITS and key.partition("/")[0] in SECTIONS | SPLITS and "/" in key
     return key if known else f"{split}/{key}"
 
 
 def as_groups(trajectories: Iterable[Trajectory | BaseException | TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """Groups as they are; loose trajectories and exceptions together are one more group."""
+    """Return groups as they are. Single trajectories and exceptions become one more group."""
     if isinstance(trajectories, TrajectoryGroup):
         return [trajectories]
     items = list(trajectories)
@@ -81,11 +82,11 @@ def as_groups(trajectories: Iterable[Trajectory | BaseException | TrajectoryGrou
 
 
 def summarize_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Numbers for one log row, named without their split.
+    """Summarise groups for one log row. Names do not include the split.
 
-    Means of the reward and of every metric, over the trajectories that have it; `costs/...` are sums.
-    `reward_std_dev` is the mean, over groups of more than one, of their population standard deviation;
-    `group_<name>` the mean of a metric of groups.
+    The reward and every metric are averaged over the trajectories that have them; `costs/...` are summed.
+    `reward_std_dev` is the mean of the groups' population standard deviations, over groups of more than one trajectory.
+    `group_<name>` is the mean of a metric of groups.
 
     Raises:
         TrajectoryError: a reward or a metric is not a number.
@@ -108,13 +109,13 @@ def summarize_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def take_costs(metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Metrics without `costs/...`, and those, by source."""
+    """Split metrics into those without `costs/...`, and the costs by source."""
     costs = {key.removeprefix("costs/"): value for key, value in metrics.items() if key.startswith("costs/")}
     return {key: value for key, value in metrics.items() if not key.startswith("costs/")}, costs
 
 
 def count_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """How much data a training step was given. Scenarios are told apart by `metadata["scenario_id"]`, where set."""
+    """Count scenarios, groups and trajectories of a training step. `metadata["scenario_id"]` identifies a scenario."""
     scenarios = {group.metadata.get("scenario_id", f"group {i}") for i, group in enumerate(groups)}
     return {
         "data/step_num_scenarios": len(scenarios),
@@ -136,7 +137,7 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def _as_number(value: Any) -> float | None:
-    """A value as a float, NaN included; `None` for anything but a number."""
+    """`value` as a float, which may be NaN. `None` if it is not a number."""
     try:
         return None if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError):
@@ -152,6 +153,6 @@ def _reduce(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for row in rows:
         for key, value in row.items():
             if (number := _as_number(value)) is None:
-                raise TrajectoryError(f"metric {key!r} is {value!r}, not a number; text belongs into `metadata`")
+                raise TrajectoryError(f"metric {key!r} is {value!r}, not a number; text belongs in `metadata`")
             values[key].append(number)
     return {key: sum(items) if key.startswith("costs/") else _mean(items) for key, items in values.items()}

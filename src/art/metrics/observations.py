@@ -1,11 +1,11 @@
-"""Whether answers depend on what the model was shown: the same answer, scored after another rollout's observation.
+"""Measuring whether answers depend on what the model was shown, by exchanging observations between rollouts.
 
     conversation   user "board A"  assistant "7"  user "board B"  assistant "3"
     swapped        user "board A"  assistant "7"  user "board C"  assistant "3"
-    reads          log p("3" | conversation) - log p("3" | swapped)     mean over answers, in nats per answer
+    difference     log p("3" | conversation) - log p("3" | swapped)     mean over answers, in nats per answer
 
-The observation of an answer is the last user or tool message before it. A policy that does not look at its observations
-gives both the same probability, and reinforcement learning then finds nothing that it could amplify.
+The observation of an answer is the last user or tool message before it. A policy that ignores its observations gives
+both the same probability, and then reinforcement learning has nothing to improve.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MIN_READS = 0.1
-"""Nats per answer, below which answers do not depend on observations. Small games in which reinforcement learning
-failed had 0.02 to 0.05, those in which it worked 0.38 and more."""
+"""Nats per answer. Below this, answers do not depend on observations. Small games in which reinforcement learning
+failed had 0.02 to 0.05; games in which it worked had 0.38 and more."""
 
 _OBSERVES = ("user", "tool")
 _Slot = tuple[int, str, str | None]
@@ -26,39 +26,39 @@ _Slot = tuple[int, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """A conversation beside its copy with another observation. Both end with the same answer."""
+    """A conversation and its copy with another observation. Both end with the same answer."""
 
     index: int
-    """Place of the conversation among those that were given."""
+    """Index of the conversation in the input of `swap_observations`."""
     messages: list[Any]
     swapped: list[Any]
 
 
 def split_at_answers(messages: Sequence[Any]) -> list[list[Any]]:
-    """For each answer of a conversation, the conversation up to it. The answer is the last message of each."""
+    """For each answer of a conversation, return the conversation up to and including it."""
     return [list(messages[: i + 1]) for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 
 def swap_observations(conversations: Iterable[Sequence[Any]], rng: random.Random) -> list[Swap]:
-    """Each conversation beside a copy whose last answer follows the observation of another conversation.
+    """Pair each conversation with a copy in which the observation of its last answer comes from another conversation.
 
-    The other observation is one of the same turn and the same tool, and of the most similar length, so that it differs
-    in content and not in kind. Conversations without such a counterpart are left out: where all observations of a turn
-    are equal nothing can be read from them.
+    The other observation is from the same turn and tool and has the most similar length, so that it differs in content
+    and not in kind. Conversations without such an observation are left out, e.g. if all observations of a turn are
+    equal.
 
     Args:
-        conversations: messages in OpenAI's format, an answer at the end of each. Some hundred are enough: the work
-            grows with the square of their number.
+        conversations: messages in OpenAI's format; each conversation ends with an answer. A few hundred are enough. The
+            work grows with the square of their number.
     """
-    given = [list(messages) for messages in conversations]
-    places = [_find_observation(messages) for messages in given]
+    copies = [list(messages) for messages in conversations]
+    places = [_find_observation(messages) for messages in copies]
     pool: dict[_Slot, dict[str, Any]] = defaultdict(dict)  # distinct contents by their text
-    for messages, place in zip(given, places, strict=True):
+    for messages, place in zip(copies, places, strict=True):
         if place is not None:
             content = messages[place]["content"]
             pool[_slot(messages, place)].setdefault(_text(content), content)
     swaps = []
-    for index, (messages, place) in enumerate(zip(given, places, strict=True)):
+    for index, (messages, place) in enumerate(zip(copies, places, strict=True)):
         if place is None:
             continue
         own = _text(messages[place]["content"])
@@ -74,13 +74,13 @@ def swap_observations(conversations: Iterable[Sequence[Any]], rng: random.Random
 
 
 def _find_observation(messages: Sequence[Any]) -> int | None:
-    """Place of the last user or tool message before the last answer."""
+    """Index of the last user or tool message before the last answer, if there is one."""
     before = range(len(messages) - 2, -1, -1)
     return next((i for i in before if messages[i]["role"] in _OBSERVES and messages[i].get("content")), None)
 
 
 def _slot(messages: Sequence[Any], place: int) -> _Slot:
-    """What two observations must have in common to be exchanged: the number of answers before, the role, the tool."""
+    """Observations may be exchanged if this is equal: the number of answers before, the role and the tool."""
     observation = messages[place]
     calls = [call for message in messages[:place] for call in message.get("tool_calls") or ()]
     call_id = observation.get("tool_call_id")
@@ -89,7 +89,7 @@ def _slot(messages: Sequence[Any], place: int) -> _Slot:
 
 
 def _text(content: Any) -> str:
-    """Content that has parts is compared by the text of its parts, in order."""
+    """The text of a message's content. Parts are joined in order."""
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text", part)) if isinstance(part, Mapping) else str(part) for part in content)

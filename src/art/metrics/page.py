@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the catalogue of metrics and the table of rules.
+"""Generates docs/metrics.md from the catalogue of metrics and the table of rules.
 
 python -m art.metrics.page > docs/metrics.md
 """
@@ -27,26 +27,35 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m art.metrics.page`; a test compares. -->
 
-Every training step reports flat numbers: `TrainResult.metrics`, and a row of `history.jsonl` once they are logged.
-What the trainer measured is in the checkpoint too. What is out of range is said in plain words:
-`TrainResult.findings`, the server's log, and a warning where your code runs, once when it is new and then once in 20
-steps. `model.log` adds means of your rollouts' rewards and metrics under the name of their split, e.g. `train/reward`.
+Read the metrics of a step, and the findings that explain what is unusual about them:
 
-A *target* is a token that is learnt. Its importance ratio is the probability that the trained policy gives it over the
-one that it was sampled with. Where a step makes several updates, each target is measured in its own update, before that
-changes the weights.
+<!-- not run: shows how to read a result -->
+
+    result = await model.train(groups)
+    result.metrics["loss/entropy"]    # a flat dictionary of numbers
+    result.findings                   # sentences: what was observed, what it means, what to do
+
+Logged metrics are rows of `history.jsonl`. The metrics that the trainer measures are stored in the checkpoint too.
+Findings are also written to the server's log, and shown as a warning by your program: once when a finding is new, then
+once in 20 steps. `model.log` adds the means of your rollouts' rewards and metrics, named by their split, e.g.
+`train/reward`.
+
+A *target* is a token that is trained on. Its *importance ratio* is its probability under the trained policy divided by
+the probability that it was sampled with. If a step makes several updates, each target is measured in its own update,
+before that update changes the weights.
 """
 
 _FINDINGS = """\
 ## Findings
 
-One for each row whose number is outside of its range. The step's metrics then have `findings/<name>`.
+A step has the finding of a row if the condition in the second column is true. Its metrics then include
+`findings/<name>`. `art demo` is the tic-tac-toe agent that comes with ART.
 """
 
 _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
     ("What the trainer measures", TRAINER_METRICS),
     ("What the server adds to a step of reinforcement learning", PLAN_METRICS),
-    ("What the server adds from the steps before, to a step of reinforcement learning", TREND_METRICS),
+    ("What the server adds to a step of reinforcement learning from the steps before it", TREND_METRICS),
     ("What the server adds to a step of supervised fine-tuning", SFT_METRICS),
     ("What the server adds when the step is published", JOB_METRICS),
     ("Costs and sums, which `model.log` adds (see [costs](costs.md))", LOG_METRICS),
@@ -56,17 +65,21 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
 
 def render_page() -> str:
     """The page as Markdown."""
-    parts = [_INTRODUCTION, _FINDINGS, _table(("name", "found when", "meaning", "why there"), map(_rule_row, RULES))]
+    parts = [
+        _INTRODUCTION,
+        _FINDINGS,
+        _table(("name", "condition", "meaning and advice", "reason for the bound"), map(_rule_row, RULES)),
+    ]
     for title, metrics in _SECTIONS:
         rows = ((f"`{name}`", m.meaning, "" if m.when == ALWAYS else m.when) for name, m in metrics.items())
-        parts += [f"## {title}\n", _table(("metric", "meaning", "only in"), rows)]
+        parts += [f"## {title}\n", _table(("metric", "meaning", "reported only in"), rows)]
     return "\n".join(parts)
 
 
 def _rule_row(rule: Rule) -> tuple[str, ...]:
-    found = ", or ".join(_outside(limit) for limit in rule.limits)
+    broken = ", or ".join(_outside(limit) for limit in rule.limits)
     conditions = " and ".join(_inside(limit) for limit in rule.only_if)
-    when = f"{found}; only where {conditions}" if conditions else found
+    when = f"{broken}; only if {conditions}" if conditions else broken
     meaning = rule.meaning[0].upper() + rule.meaning[1:]
     return rule.name, when, f"{meaning}. {rule.advice}.", rule.source
 

@@ -1,8 +1,8 @@
-"""What several steps show together and a single one cannot: is the reward rising, does the format get lost.
+"""Trends over several steps: whether the reward rises, whether the policy loses the format of its answers.
 
     metrics of this step and of those before it --measure_trends--> `trend/...` metrics --> rules of `findings.py`
 
-Pure Python. Only steps of reinforcement learning have trends.
+Only steps of reinforcement learning have trends.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 WINDOW = 10
-"""Steps over which the reward is looked at, this one included; also the most that anything here looks at."""
+"""Number of steps for the trend of the reward, including the current one. No trend uses more steps."""
 RECENT = 3
-"""The last steps of the window, whose malformed answers are compared with those of the steps before."""
+"""Number of last steps whose share of malformed rollouts is compared with that of the steps before them."""
 FEWEST_FOR_MALFORMED = RECENT + 2
+"""Fewest steps for the trend of malformed rollouts."""
 SWING_WINDOW = 6
+"""Number of steps for swings of the length of rollouts."""
 
 _LENGTHS = {
     "trend/answers_swing": "data/step_answers_per_rollout",
@@ -26,11 +28,11 @@ _LENGTHS = {
 
 
 def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Trends up to a step; none where too few steps came before it.
+    """Compute the trends at a step. Trends for which there are too few steps are left out.
 
     Args:
-        metrics: those of the step.
-        earlier: those of the steps that it continues without a gap, oldest first.
+        metrics: metrics of the step.
+        earlier: metrics of the steps that it continues without a gap, oldest first.
     """
     rows = [*earlier, metrics][-WINDOW:]
     if any("data/reward_mean" not in row for row in rows):
@@ -58,8 +60,7 @@ def measure_trends(metrics: Mapping[str, float], earlier: Sequence[Mapping[str, 
 
 
 def _fit_rise(values: Sequence[float]) -> tuple[float, float]:
-    """How far a line fitted to `values` (least squares) rises from the first to the last of them, and the standard
-    error of that by what the values scatter around the line.
+    """The rise of a line fitted to `values` by least squares, from the first to the last value, and its standard error.
 
     Example: 0, 1, 2, 3 rise by 3, with an error of 0.
     """
@@ -78,9 +79,9 @@ def _mean_share(rows: Sequence[Mapping[str, float]], part: str, whole: str) -> f
 
 
 def _swing(values: Sequence[float]) -> float:
-    """The mean change from one value to the next, without what the values have changed altogether, over their mean.
+    """How much `values` go up and down: mean absolute change minus the total change per step, divided by the mean.
 
-    Example: 5, 3, 5, 3, 5, 3 swing by 0.4; 1, 2, 3, 4, 5, 6, which only grow, by 0.
+    Example: 5, 3, 5, 3, 5, 3 swing by 0.4. 1, 2, 3, 4, 5, 6 only grow, and swing by 0.
     """
     changes = math.fsum(abs(later - value) for value, later in itertools.pairwise(values))
     mean = statistics.fmean(values)

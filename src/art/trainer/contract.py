@@ -1,4 +1,4 @@
-"""What the trainer is fed and what it gives back. No torch here: the runtime makes these without it."""
+"""Input and output of the trainer. This module does not need torch, so the server process can use it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art.errors import InvalidRequestError
-from art.storage.checkpoints import Probe as Probe  # what a step measures is a file of its checkpoint
+from art.storage.checkpoints import Probe as Probe  # stored as a file of the checkpoint
 
 Component = Literal["rl", "sft"]
 
@@ -23,34 +23,47 @@ class TrainingSample:
     """
 
     sample_id: str
-    """Unique within a step; for reports."""
+    """Unique within a step. Errors and reports name it."""
     rollout_id: str
-    """Samples of one rollout (its branches) share this."""
+    """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
     token_ids: list[int]  # [T]
-    loss_mask: list[bool]  # [T] True where the policy sampled the token (or where SFT wants it learnt)
+    loss_mask: list[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
     sampling_logprobs: list[float]  # [T] 0.0 where loss_mask is False
     advantages: list[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
     weight: float = 1.0
-    """Multiplies every target of the sample in the sum."""
+    """Factor of every target's loss."""
     share: float | None = None
-    """What the sample adds to the sum's normaliser; `None`: its weight for every target, which gives a mean."""
+    """What the sample adds to the divisor of the summed loss. `None` adds `weight` per target, which gives a mean."""
     temperature: float = 1.0
-    """Sampling temperature; the trainer scales its logits alike."""
+    """Sampling temperature. The trainer divides its logits by it too."""
     policy_version: int = 0
-    """Oldest weights that sampled any token of this sample."""
+    """Step of the oldest weights that sampled a token of this sample."""
     component: Component = "rl"
     teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
+
+
+def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
+    """A sample named `name` whose every token but the first is a target."""
+    length = len(token_ids)
+    return TrainingSample(
+        sample_id=name,
+        rollout_id=name,
+        token_ids=token_ids,
+        loss_mask=[i > 0 for i in range(length)],
+        sampling_logprobs=[0.0] * length,
+        advantages=[0.0] * length,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Flat, in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+    """Flat names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
 
 
 def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
-    """Samples out of a frame. The other way needs no function: frames encode dataclasses.
+    """Build samples from a decoded frame. (Encoding needs no function: frames take dataclasses.)
 
     Raises:
         InvalidRequestError: a field is missing or unknown.
@@ -58,4 +71,4 @@ def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
     try:
         return [TrainingSample(**item) for item in items]
     except TypeError as error:
-        raise InvalidRequestError(f"a training sample does not have the expected fields: {error}") from error
+        raise InvalidRequestError(f"a training sample has missing or unknown fields: {error}") from error

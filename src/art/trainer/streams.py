@@ -1,26 +1,21 @@
-"""The names of further log-probs that a target carries beside those of the sampler, and how they are measured."""
+"""Names of log-probs that a target carries beside those of its sampler, and of the models that they come from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from art.trainer.tree.tree import SamplePath
-
-ANCHOR = "anchor"
-"""The policy's log-probs at the start of the step."""
+POLICY = "policy"
+"""Source of log-probs: the policy that is trained, before the step's first update."""
 
 BASE = "base"
-"""The log-probs of the base model; also the source by which `Measure` knows the base model."""
+"""Source of log-probs: the base model. Also the name of the stream with its log-probs."""
+
+ANCHOR = "anchor"
+"""Stream: the policy's log-probs at the start of the step."""
 
 SAMPLED_BASE = "sampled_base"
-"""The log-probs of the base model for some of the samples, NaN for the rest."""
+"""Stream: the log-probs of the base model for some of the samples, NaN for the rest."""
 
 TEACHER = "teacher"
-"""The log-probs of the model that a distillation loss learns from."""
-
-Measure = Callable[[list[SamplePath], int | str, str], list[SamplePath]]
-"""`measure(paths, source, stream)`: the same paths with one more stream, the log-probs of `source`: "policy",
-`BASE`, or the step of a checkpoint."""
+"""Stream: the log-probs of the model that a distillation loss learns from."""
 
 
 def reference_name(reference: int | str) -> str:

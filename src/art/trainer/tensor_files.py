@@ -1,4 +1,4 @@
-"""Named tensors as safetensors, and back, strictly."""
+"""Writing named tensors to safetensors, and reading them back with strict checks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from art.errors import AdapterError
 
 
 def dump_named(tensors: Mapping[str, Tensor]) -> bytes:
-    """Readable by transformers too, which asks for the format in the metadata."""
+    """`tensors` as safetensors. The metadata names the format, which transformers requires."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data: bytes = save_tensors(contiguous, metadata={"format": "pt"})
     return data
 
 
 def read_named(data: bytes, like: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    """The tensors in the safetensors `data`: every one of `like`, of its shape, finite, and no other.
+    """Read the safetensors `data`. It must hold exactly the tensors of `like`, with their shapes and finite numbers.
+
+    Args:
+        what: name of the file's content, for errors.
 
     Raises:
-        AdapterError: unreadable, or names or shapes differ, or a number is not finite.
+        AdapterError: `data` is unreadable, names or shapes differ, or a number is not finite.
     """
     try:
-        found: dict[str, Tensor] = load_tensors(data)
+        tensors: dict[str, Tensor] = load_tensors(data)
     except SafetensorError as error:
         raise AdapterError(f"the {what} file is not readable as safetensors: {error}") from error
-    if difference := sorted(found.keys() ^ like.keys()):
+    if difference := sorted(tensors.keys() ^ like.keys()):
         raise AdapterError(
             f"the {what} file does not fit the model: {len(difference)} tensors are missing or unknown, the first is "
             f"{difference[0]!r}. It belongs to another base model or to other target modules"
         )
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if tensor.shape != like[name].shape:
             raise AdapterError(
                 f"the {what} file has {name!r} of shape {list(tensor.shape)}, expected {list(like[name].shape)}: it "
@@ -42,10 +45,14 @@ def read_named(data: bytes, like: Mapping[str, Tensor], what: str) -> dict[str, 
             )
         if not tensor.isfinite().all():
             raise AdapterError(f"the {what} file holds numbers in {name!r} that are not finite")
-    return found
+    return tensors
 
 
 def copy_named(data: bytes, into: Mapping[str, Tensor], what: str) -> None:
-    """Copy the tensors in `data` into those of the same names; errors as of `read_named`, with nothing changed."""
+    """Copy the tensors in `data` into those of the same names.
+
+    Raises:
+        AdapterError: see `read_named`; nothing was changed.
+    """
     for name, tensor in read_named(data, into, what).items():
         into[name].copy_(tensor)

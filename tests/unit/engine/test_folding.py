@@ -90,7 +90,7 @@ def test_half_precision_is_not_folded(qwen3: Path, adapters: tuple[Path, Path], 
 def test_packed_layers_fold_into_packed_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(tmp_path / "model", "qwen3", hidden_size=256, intermediate_size=512)
     path = write_adapter(tmp_path / "a", model, std=0.05)
-    monkeypatch.setattr("art.engines.torch.weights.linear._MIN_PACKED_GAIN", 0.0)
+    monkeypatch.setattr("art.kernels.packed_linear.MIN_GAIN", 0.0)
     engine = load(model)
     if not engine._model.decoder.num_packed:
         pytest.skip("no oneDNN packed weights on this processor")

@@ -21,7 +21,7 @@ from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
 from art.runtime.publish.publish import publish
 from art.storage.checkpoints import read_probe
-from art.trainer.step.probe import as_sample
+from art.trainer.contract import plain_sample
 from art.trainer.trainer import Trainer
 
 
@@ -79,7 +79,7 @@ def train(model: Path, folder: Path, dtype: Any = "float32", learning_rate: floa
     norms = []
     for number in (1, 2):
         result = trainer.train_sft(
-            [replace(as_sample(tokens(number, 30)), component="sft")],
+            [replace(plain_sample(tokens(number, 30), "probe"), component="sft")],
             TrainSFTConfig(learning_rate=learning_rate),
             from_checkpoint=folder / str(number - 1),
             to_checkpoint=folder / str(number),

@@ -206,7 +206,7 @@ def test_bfloat16_is_close(models: Path, qwen3: Path) -> None:
 
 def test_packed_weights_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_model(tmp_path, "qwen3", hidden_size=256, intermediate_size=512)
-    monkeypatch.setattr("art.engines.torch.weights.linear._MIN_PACKED_GAIN", 0.0)
+    monkeypatch.setattr("art.kernels.packed_linear.MIN_GAIN", 0.0)
     engine = load(folder)
     if not engine._model.decoder.num_packed:
         pytest.skip("no oneDNN packed weights on this processor")

@@ -22,6 +22,7 @@ from art.credit.distributions import describe_rollouts
 from art.credit.plan import plan_step
 from art.metrics import catalogue
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from metric_names import find_metric
 
 
 def metrics_of(*groups: WireGroup | list[WireTrajectory], **config: Any) -> dict[str, float]:
@@ -91,11 +92,8 @@ def test_every_metric_of_a_plan_is_in_the_catalogue() -> None:
     seen: set[str] = set()
     for changes in ({}, {"loss": DpoConfig()}, {"overlong": {"max_tokens": 4, "buffer": 2}}):
         seen |= metrics_of(group(1.0, 0.0), group(0.3, 0.3), **changes).keys()
-    assert [name for name in seen if catalogue.find_metric(name, catalogue.PLAN_METRICS) is None] == []
+    assert [name for name in seen if find_metric(name, catalogue.PLAN_METRICS) is None] == []
     found = {
-        key
-        for key in catalogue.PLAN_METRICS
-        for name in seen
-        if catalogue.find_metric(name, {key: catalogue.PLAN_METRICS[key]})
+        key for key in catalogue.PLAN_METRICS for name in seen if find_metric(name, {key: catalogue.PLAN_METRICS[key]})
     }
     assert found == catalogue.PLAN_METRICS.keys()

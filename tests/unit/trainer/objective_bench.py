@@ -28,9 +28,11 @@ from art.config import (
 from art.trainer.contract import StepResult, TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.optimizer import Optimizer
 from art.trainer.step.prepare import prepare_paths
+from art.trainer.step.progress import Progress
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -130,10 +132,11 @@ class Bench:
 
         Nothing is trained, so the policy stays what it is.
         """
-        loaded = self.trainer._load(self.root / "2")
-        measure = self.trainer._measure(loaded, {step: self.root / str(step) for step in (0, 1)}, None)
+        loaded = self.trainer._resident.load(self.root / "2")
+        references = {step: self.root / str(step) for step in (0, 1)}
+        measurer = Measurer(loaded.policy, self.trainer._batcher, Progress(), references)
         paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB_SIZE))]
-        paths, _ = prepare_paths(paths, config, pairs, measure)
+        paths, _ = prepare_paths(paths, config, pairs, measurer)
         terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
         update = Update(paths=paths, learning_rate=1.0, terms=terms, anchor=config.anchor, mismatch=config.mismatch)
         total, record = torch.zeros_like(loaded.policy.grads), StepRecord()
@@ -141,13 +144,13 @@ class Bench:
             batches = split_micro_batches(
                 paths, loaded.policy.base, max_tokens=max_tokens, team=Team(rank=rank, size=num_shares)
             )
-            compute_gradient(loaded.policy, update, batches, record, lambda: None)
+            compute_gradient(loaded.policy, update, batches, record)
             total += loaded.policy.grads
         return total, record
 
     @property
     def policy(self) -> LoraPolicy:
-        loaded = self.trainer._loaded
+        loaded = self.trainer._resident._loaded
         assert loaded is not None
         return loaded.policy
 

@@ -14,12 +14,13 @@ import torch
 from trainer_reference import sequence_logprobs
 from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
-import art.trainer.trainer
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainConfig, TrainerConfig
 from art.storage import checkpoints
 from art.trainer.contract import TrainingSample
 from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import plans
 from art.trainer.step.base_kl import choose_paths, with_sampled_base
+from art.trainer.step.measure import Measurer
 from art.trainer.streams import BASE
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
@@ -93,10 +94,13 @@ def test_only_samples_of_reinforcement_learning_are_measured() -> None:
 def test_what_a_loss_has_measured_is_not_measured_again() -> None:
     paths = [path.with_stream(BASE, path.sampling_logprobs) for path in checked(random_samples(0))]
 
-    def measure(paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
-        raise AssertionError(f"{source} was measured")
+    class Never(Measurer):
+        def __init__(self) -> None: ...
 
-    assert with_sampled_base(paths, measure, step=0) is paths
+        def add_stream(self, paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
+            raise AssertionError(f"{source} was measured")
+
+    assert with_sampled_base(paths, Never(), step=0) is paths
 
 
 @pytest.fixture
@@ -130,7 +134,7 @@ def plain_kl(policy: LoraPolicy, samples: list[TrainingSample]) -> tuple[float, 
 
 
 def test_where_a_loss_measures_everything_the_kl_is_exact(trainer: Trainer, tmp_path: Path) -> None:
-    k3, k1 = plain_kl(trainer._load(tmp_path / "0001").policy, random_samples(2))
+    k3, k1 = plain_kl(trainer._resident.load(tmp_path / "0001").policy, random_samples(2))
     metrics = second_step(trainer, tmp_path, CONFIG.model_copy(update={"loss": (DppoConfig(), KlConfig())}))
     assert metrics["loss/kl_to_base_targets"] == metrics["data/step_trainable_tokens"]
     assert metrics["loss/kl_to_base"] == pytest.approx(k3, rel=1e-3)
@@ -142,7 +146,7 @@ def test_else_it_is_that_of_the_chosen_samples(trainer: Trainer, tmp_path: Path)
     paths = checked(random_samples(2))
     chosen = [paths[index].sample for index in choose_paths(paths, step=1)]
     assert 0 < len(chosen) < len(paths)
-    k3, k1 = plain_kl(trainer._load(tmp_path / "0001").policy, chosen)
+    k3, k1 = plain_kl(trainer._resident.load(tmp_path / "0001").policy, chosen)
     metrics = second_step(trainer, tmp_path, CONFIG)
     assert metrics["loss/kl_to_base_targets"] == sum(sum(sample.loss_mask) for sample in chosen)
     assert metrics["loss/kl_to_base"] == pytest.approx(k3, rel=1e-3)
@@ -153,7 +157,7 @@ def test_measuring_does_not_change_what_is_trained(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = second_step(trainer, tmp_path, CONFIG)
-    monkeypatch.setattr(art.trainer.trainer, "with_sampled_base", lambda paths, measure, *, step: paths)
+    monkeypatch.setattr(plans, "with_sampled_base", lambda paths, measurer, *, step: paths)
     unmeasured = second_step(trainer, tmp_path, CONFIG, to="other")
     assert measured.keys() - unmeasured.keys() == {
         "loss/kl_to_base",

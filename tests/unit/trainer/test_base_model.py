@@ -17,16 +17,16 @@ from art.trainer.attention import kernel_check
 from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.tree_attention import Formula, attend, make_layout
+from art.trainer.contract import plain_sample
 from art.trainer.policy.base_model import check_architecture, load_base_model
 from art.trainer.step.logprobs import Head
-from art.trainer.step.probe import as_sample
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 CPU = TrainerConfig(device="cpu", num_threads=1)
 
 
 def long_path(num_tokens: int) -> SamplePath:
-    path = check_sample(as_sample([i % VOCAB_SIZE for i in range(num_tokens)]), vocab_size=VOCAB_SIZE)
+    path = check_sample(plain_sample([i % VOCAB_SIZE for i in range(num_tokens)], "probe"), vocab_size=VOCAB_SIZE)
     assert path is not None
     return path
 

@@ -38,9 +38,7 @@ def make_paths(seed: int) -> list[SamplePath]:
 def gradient(policy: LoraPolicy, seed: int) -> torch.Tensor:
     paths = make_paths(seed)
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(
-        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
-    )
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord())
     return policy.grads.clone()
 
 

@@ -243,7 +243,7 @@ def test_memory_and_speed_are_those_of_all(pair: Pair, model: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "trainer.measure_probe"])
+@pytest.mark.parametrize("where", ["update.target_logprobs", "trainer.summarise", "resident.measure_probe"])
 def test_what_fails_in_one_process_fails_in_all_and_the_next_call_succeeds(
     where: str, rank: int, pair: Pair, model: str, tmp_path: Path
 ) -> None:
@@ -336,5 +336,5 @@ def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) ->
 def test_each_process_needs_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "64")
-    with pytest.raises(ConfigError, match="64 processes, each on a device of its own, but this machine has"):
+    with pytest.raises(ConfigError, match=r"needs 64 devices of type .*, one for each process, but this machine has"):
         Team.from_environment(TrainerConfig(device="cuda", num_processes=64))

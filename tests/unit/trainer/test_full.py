@@ -58,7 +58,7 @@ def gradient(policy: FullPolicy, samples: list[TrainingSample], max_tokens: int 
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, micro_batches, StepRecord(), lambda: None)
+    compute_gradient(policy, update, micro_batches, StepRecord())
     return policy.grads.clone()
 
 

@@ -55,9 +55,7 @@ def tree_gradient(
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
     record = StepRecord()
-    compute_gradient(
-        policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record, lambda: None
-    )
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record)
     return policy.grads.clone(), record.losses[0]
 
 
@@ -189,7 +187,7 @@ def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPoli
     paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     record = StepRecord()
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=50), record, lambda: None)
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=50), record)
     record.grad_norms.append(0.0)
     metrics = summarise(record, paths, step=3, max_grad_norm=1.0)
     assert metrics["offpolicy/ratio_mean"] == pytest.approx(1, abs=1e-5)

@@ -24,9 +24,8 @@ from art.trainer.attention.kernel_choice import (
     time_kernel,
 )
 from art.trainer.attention.tree_attention import KernelName, attend_dense
-from art.trainer.contract import TrainingSample
+from art.trainer.contract import TrainingSample, plain_sample
 from art.trainer.policy.base_model import BaseModel, load_base_model
-from art.trainer.step.probe import as_sample
 from art.trainer.tree.tree import build_tree, check_sample
 
 HEADS = HeadShape(num_heads=4, num_groups=2, size=8, value_size=8, dtype=torch.float32, device=torch.device("cpu"))
@@ -98,7 +97,7 @@ def test_a_kernel_is_tried_with_what_the_model_has(model_path: Callable[[str], s
     assert heads == replace(HEADS, has_sinks=True)
     assert [tuple(x.shape) for x in heads.random_inputs(5)] == [(1, 4, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8), (4,)]
     assert time_kernel("dense", heads, 64) > 0
-    path = check_sample(as_sample(list(range(40))), vocab_size=VOCAB_SIZE)
+    path = check_sample(plain_sample(list(range(40)), "probe"), vocab_size=VOCAB_SIZE)
     assert path is not None
     check_kernel(base, "chains", [path])
 

@@ -11,6 +11,8 @@ from trainer_reference import reference_gradient
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import DppoConfig, LoraConfig, TrainerConfig
+from art.kernels import packed_linear
+from art.kernels.packed_linear import packing_pays
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy import linear
 from art.trainer.policy.base_model import load_base_model
@@ -26,10 +28,15 @@ LORA = LoraConfig(rank=4, alpha=8)
 
 def can_pack() -> bool:
     try:
-        linear._packed_product(torch.ones(2, 8), linear._pack(torch.ones(8, 8))[0], None)
+        packed_linear.packed_linear(torch.ones(2, 8), packed_linear.pack(torch.ones(8, 8), 2), None)
     except (AttributeError, RuntimeError):
         return False
     return True
+
+
+def pays(*, backward: bool = True) -> bool:
+    """Whether packing a weight [64, 32] measures faster, without the cache."""
+    return packing_pays.__wrapped__(64, 32, num_rows=16, num_threads=1, dtype=torch.float32, backward=backward)
 
 
 needs_packing = pytest.mark.skipif(not can_pack(), reason="no oneDNN packed weights in this torch")
@@ -49,9 +56,7 @@ def adapted_layers(policy: LoraPolicy) -> list[AdaptedLinear]:
 def gradient(policy: LoraPolicy) -> torch.Tensor:
     paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(
-        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
-    )
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord())
     return policy.grads.clone()
 
 
@@ -157,21 +162,21 @@ def test_subclasses_of_linear_layers_keep_the_layer_of_peft(model_path: Callable
 def test_packing_follows_the_measurement(
     plain_s: float, packed_s: float, pays: bool, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear, "_measure", lambda *calls: [plain_s, packed_s])
-    monkeypatch.setattr(linear, "_MIN_ELEMENTS", 1)
-    linear._packing_pays.cache_clear()
+    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [plain_s, packed_s])
+    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
+    packing_pays.cache_clear()
     layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
-    linear._packing_pays.cache_clear()
+    packing_pays.cache_clear()
     assert {layer.is_packed for layer in layers} == {pays}
 
 
 def test_small_layers_are_neither_measured_nor_packed(
     model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*shape: int) -> bool:
+    def never(*shape: int, **settings: Any) -> bool:
         raise AssertionError(shape)
 
-    monkeypatch.setattr(linear, "_packing_pays", never)
+    monkeypatch.setattr(linear, "packing_pays", never)
     assert not any(layer.is_packed for layer in adapted_layers(make_policy(model_path)))
 
 
@@ -179,8 +184,8 @@ def test_copies_that_do_not_fit_into_memory_are_not_made(
     model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     layers = adapted_layers(make_policy(model_path))
-    monkeypatch.setattr(linear, "_packing_pays", lambda *shape: True)
-    monkeypatch.setattr(linear, "_MIN_ELEMENTS", 1)
+    monkeypatch.setattr(linear, "packing_pays", lambda *shape, **settings: True)
+    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
     monkeypatch.setattr(linear, "_available_bytes", lambda: 1000.0)
     assert pack_where_faster(layers) == 0
     assert "more than half of the memory" in caplog.text
@@ -189,25 +194,26 @@ def test_copies_that_do_not_fit_into_memory_are_not_made(
 
 @pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("not built")])
 def test_without_the_operators_nothing_is_packed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(weight: torch.Tensor) -> None:
+    def fail(weight: torch.Tensor, num_rows: int) -> None:
         raise error
 
-    monkeypatch.setattr(linear, "_pack", fail)
-    assert not linear._packing_pays.__wrapped__(64, 32, 1)
+    monkeypatch.setattr(packed_linear, "pack", fail)
+    assert not pays()
 
 
 @needs_packing
 def test_wrong_packed_products_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    right = linear._packed_product
-    monkeypatch.setattr(linear, "_packed_product", lambda *args: right(*args) * 1.1)
-    monkeypatch.setattr(linear, "_measure", lambda *calls: [1.0, 0.1])
-    assert not linear._packing_pays.__wrapped__(64, 32, 1)
+    right = packed_linear.packed_linear
+    monkeypatch.setattr(packed_linear, "packed_linear", lambda *args: right(*args) * 1.1)
+    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [1.0, 0.1])
+    assert not pays()
     assert "other results" in caplog.text
 
 
 @needs_packing
 def test_a_real_measurement_decides_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_MIN_GAIN", 0.0)
-    assert linear._packing_pays.__wrapped__(64, 32, 1)
-    monkeypatch.setattr(linear, "_MIN_GAIN", 1e9)
-    assert not linear._packing_pays.__wrapped__(64, 32, 1)
+    for backward in (False, True):
+        monkeypatch.setattr(packed_linear, "MIN_GAIN", 0.0)
+        assert pays(backward=backward)
+        monkeypatch.setattr(packed_linear, "MIN_GAIN", 1e9)
+        assert not pays(backward=backward)

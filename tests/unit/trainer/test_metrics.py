@@ -15,6 +15,7 @@ from art.metrics import catalogue
 from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord, summarise
 from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
+from metric_names import find_metric
 
 MAX_GRAD_NORM = 1.0
 
@@ -92,6 +93,7 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
         losses=[0.5, -0.25],
         grad_norms=[0.5, 3.0],
         num_tree_tokens=len(build_tree(paths)),
+        num_dense_tokens=3,
         num_gated=8,
         num_mismatched=3,
         num_mismatched_targets=17,
@@ -148,6 +150,7 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
             "data/step_tokens_unshared": unshared,
             "data/step_shared_share": 1 - len(build_tree(paths)) / unshared,
             "data/step_trainable_tokens": len(every),
+            "throughput/attention_dense_share": 3 / len(build_tree(paths)),
             "data/step_num_rollouts_trained": len({path.sample.rollout_id for path in paths}),
             "data/step_num_gradient_steps": 2,
         },
@@ -204,4 +207,4 @@ def test_equal_values_are_in_the_first_bin(values: list[float]) -> None:
     ],
 )
 def test_a_metric_is_found_by_its_full_name(name: str, known: bool) -> None:
-    assert (catalogue.find_metric(name, catalogue.PLAN_METRICS) is not None) == known
+    assert (find_metric(name, catalogue.PLAN_METRICS) is not None) == known

@@ -21,6 +21,7 @@ from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import update as module
 from art.trainer.step.measure import HiddenStates, add_stream
 from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batcher import MicroBatcher
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -81,7 +82,7 @@ def run(
     paths = make_paths()
     update, record = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),), mismatch=gate), StepRecord()
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
-    fitting = compute_gradient(policy, update, micro_batches, record, lambda: None, **options)
+    fitting = compute_gradient(policy, update, micro_batches, record, **options)
     return policy.grads.clone(), record, fitting
 
 
@@ -163,11 +164,11 @@ def test_one_process_of_several_splits_its_own_share(policy: LoraPolicy, limit: 
     own = split_micro_batches(paths, policy.base, max_tokens=4096, team=team)
     largest = max(len(batch.layout.token_ids) for batch in own)
     update, record = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),)), StepRecord()
-    assert compute_gradient(policy, update, own, record, lambda: None, team) == 17  # what fits all
+    assert compute_gradient(policy, update, own, record, team=team) == 17  # what fits all
     expected = policy.grads.clone()
     limit(largest - 1)
     record = StepRecord()
-    assert compute_gradient(policy, update, own, record, lambda: None, team) == min(17, largest // 2)
+    assert compute_gradient(policy, update, own, record, team=team) == min(17, largest // 2)
     assert relative_error(policy.grads, expected) < 1e-5
     seen = np.concatenate([batch.policy_logprobs for batch in record.micro_batches])
     assert len(seen) == sum(len(batch.targets.samples) for batch in own)
@@ -200,7 +201,7 @@ def test_the_trainer_remembers_what_fits(
         assert all(done <= total for done, total in progress)
         assert bool(failures[0]) == (name == "little")
         assert failures[1] == 0
-        results.append(trainer._loaded.policy.values.clone())  # type: ignore[union-attr]
+        results.append(trainer._resident._loaded.policy.values.clone())  # type: ignore[union-attr]
     warnings = [record for record in caplog.records if "do not fit into memory" in record.message]
     assert len(warnings) == failures[0]
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-5)
@@ -230,23 +231,23 @@ def streams(paths: list[SamplePath], name: str) -> torch.Tensor:
 @pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
 def test_a_measurement_in_smaller_parts_is_the_same(error: Exception, policy: LoraPolicy) -> None:
     paths = make_paths()
-    expected, untouched = add_stream(paths, "base", policy.base, policy.base_hidden_states, max_tokens=4096)
-    assert untouched is None
+    batcher = MicroBatcher(policy.base, max_tokens=4096)
+    expected = add_stream(paths, "base", policy.base_hidden_states, batcher)
+    assert batcher.max_tokens == 4096
     small = _Small(policy.base_hidden_states, max(len(path.token_ids) for path in paths), error)
-    found, fitting = add_stream(paths, "base", policy.base, small, max_tokens=4096)
+    found = add_stream(paths, "base", small, batcher)
     assert small.tried[0] > small.max_tokens
-    assert fitting is not None
-    assert fitting <= small.tried[0] // 2
+    assert batcher.max_tokens <= small.tried[0] // 2
     torch.testing.assert_close(streams(found, "base"), streams(expected, "base"), rtol=1e-4, atol=1e-5)
 
 
 def test_a_sample_that_cannot_be_measured_alone_is_named(policy: LoraPolicy) -> None:
     small = _Small(policy.hidden_states, 3)
     with pytest.raises(TrainingError, match=r"sample '.*', of \d+ tokens, does not fit into memory even alone"):
-        add_stream(make_paths(), "anchor", policy.base, small, max_tokens=4096)
+        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
     small = _Small(policy.hidden_states, 3, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        add_stream(make_paths(), "anchor", policy.base, small, max_tokens=4096)
+        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
     assert len(small.tried) == 1
 
 
@@ -264,7 +265,7 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
         trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
         steps = [tmp_path / str(memory) / str(number) for number in range(2)]
         trainer.init_checkpoint(steps[0], LORA)
-        policy = trainer._loaded.policy  # type: ignore[union-attr]
+        policy = trainer._resident._loaded.policy  # type: ignore[union-attr]
         small = _Small(policy.base_hidden_states, memory)
         monkeypatch.setattr(policy, "base_hidden_states", small)
         trained = limit(4096)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.trainer.step.probe import as_sample
+from art.trainer.contract import plain_sample
 from art.trainer.tree.pack import group_by_rollout, pack, split_batches, split_minibatches
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
@@ -16,7 +16,7 @@ def checked(paths: list[list[int]], rollouts: list[int] | None = None) -> list[S
     result = []
     for i, path in enumerate(paths):
         rollout = str(rollouts[i] if rollouts else i)
-        sample = replace(as_sample(path), sample_id=f"{i:02}", rollout_id=rollout)
+        sample = replace(plain_sample(path, "probe"), sample_id=f"{i:02}", rollout_id=rollout)
         result.append(check_sample(sample, vocab_size=10))
     return [path for path in result if path is not None]
 

@@ -38,9 +38,7 @@ def make_policy(path: str, **config: Any) -> LoraPolicy:
 def gradient(policy: LoraPolicy) -> torch.Tensor:
     paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
     update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
-    compute_gradient(
-        policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord(), lambda: None
-    )
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord())
     return policy.grads.clone()
 
 

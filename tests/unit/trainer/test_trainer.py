@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,7 +97,7 @@ def test_the_probe_is_that_of_the_trained_policy(trainer: Trainer, tmp_path: Pat
     assert probe.token_ids == random_samples(1)[0].token_ids[:64]
     assert len(probe.logprobs) == len(probe.base_logprobs) == len(probe.token_ids) - 1
     assert max(abs(a - b) for a, b in zip(probe.logprobs, probe.base_logprobs, strict=True)) > 1e-3
-    again = measure_probe(trainer._loaded.policy, probe.token_ids)  # type: ignore[union-attr]
+    again = measure_probe(trainer._resident._loaded.policy, probe.token_ids)  # type: ignore[union-attr]
     assert again == probe
 
 
@@ -250,7 +251,7 @@ def test_advantages_move_probabilities_their_way(trainer: Trainer, tmp_path: Pat
         samples[1], token_ids=[3, 8, 13, 21, 27], loss_mask=[False] + [True] * 4, advantages=[0.0] + [-1.0] * 4
     )
     batch = [replace(s, sampling_logprobs=[0.0] * 5, rollout_id=s.sample_id) for s in (liked, hated)]
-    policy = trainer._load(tmp_path / "0000").policy
+    policy = trainer._resident.load(tmp_path / "0000").policy
     before = [sum(measure_probe(policy, s.token_ids).logprobs) for s in batch]
     step(trainer, tmp_path, 1, samples=with_own_logprobs(policy, batch))
     after = [sum(measure_probe(policy, s.token_ids).logprobs) for s in batch]
@@ -265,7 +266,7 @@ def test_minibatches_are_updates(trainer: Trainer, tmp_path: Path) -> None:
 
 
 def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> None:
-    policy = trainer._load(tmp_path / "0000").policy
+    policy = trainer._resident.load(tmp_path / "0000").policy
     own = with_own_logprobs(policy, random_samples(3))
     config = TrainConfig(learning_rate=1e-2, mismatch=MismatchConfig())
     clean = step(trainer, tmp_path, 1, config, samples=own, to_checkpoint=tmp_path / "clean")
@@ -288,7 +289,7 @@ def test_the_gate_masks_reports_and_aborts(trainer: Trainer, tmp_path: Path) -> 
 
 
 def test_the_gate_looks_at_the_first_minibatch_only(trainer: Trainer, tmp_path: Path) -> None:
-    policy = trainer._load(tmp_path / "0000").policy
+    policy = trainer._resident.load(tmp_path / "0000").policy
     own = with_own_logprobs(policy, random_samples(3))
     config = TrainConfig(learning_rate=0.3, num_minibatches=4, mismatch=MismatchConfig())
     metrics = step(trainer, tmp_path, 1, config, samples=own).metrics
@@ -360,7 +361,7 @@ def test_samples_cross_the_wire() -> None:
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:
-    from art.trainer.trainer import default_num_threads
+    from art.kernels.threads import default_num_threads
 
     assert default_num_threads() >= 1
     Trainer(model_path("Qwen3"), TrainerConfig(device="cpu"))
@@ -372,3 +373,13 @@ def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) 
 def test_sft_settings_out_of_range(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="greater than"):
         TrainSFTConfig(**bad)
+
+
+def test_a_cut_of_max_tokens_on_a_cpu_is_logged(
+    model_path: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="art.trainer.trainer")
+    assert Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", max_tokens=4096))._batcher.max_tokens == 4096
+    assert "max_tokens" not in caplog.text
+    assert Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", max_tokens=5000))._batcher.max_tokens == 4096
+    assert "`max_tokens` is 5000, but a CPU gains nothing above 4096" in caplog.text

@@ -12,8 +12,7 @@ from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 from art.errors import TrajectoryError
 from art.trainer.attention.tree_attention import dense_mask, flex_rule
-from art.trainer.contract import TrainingSample
-from art.trainer.step.probe import as_sample
+from art.trainer.contract import TrainingSample, plain_sample
 from art.trainer.tree.tree import PrefixTree, SamplePath, build_tree, check_sample
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.
@@ -25,7 +24,7 @@ def checked(samples: list[TrainingSample]) -> list[SamplePath]:
 
 
 def tree_of(paths: list[list[int]]) -> tuple[PrefixTree, list[SamplePath]]:
-    samples = [replace(as_sample(path), sample_id=str(i)) for i, path in enumerate(paths)]
+    samples = [replace(plain_sample(path, "probe"), sample_id=str(i)) for i, path in enumerate(paths)]
     return build_tree(checked(samples)), checked(samples)
 
 
@@ -128,14 +127,16 @@ def test_targets_keep_what_samples_say() -> None:
 
 def test_equal_tokens_merge_and_keep_their_targets() -> None:
     tree = build_tree(
-        checked([replace(as_sample([1, 2, 3]), sample_id=name, weight=w) for name, w in (("a", 1), ("b", 2))])
+        checked(
+            [replace(plain_sample([1, 2, 3], "probe"), sample_id=name, weight=w) for name, w in (("a", 1), ("b", 2))]
+        )
     )
     assert tree.token_ids.tolist() == [1, 2]
     assert sorted(zip(tree.targets.queries, tree.targets.weights, strict=True)) == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_tokens_behind_the_last_query_are_not_laid_out() -> None:
-    sample = replace(as_sample([1, 2, 3, 4, 5]), loss_mask=[False, True, False, False, False])
+    sample = replace(plain_sample([1, 2, 3, 4, 5], "probe"), loss_mask=[False, True, False, False, False])
     assert len(build_tree(checked([sample]))) == 1
 
 
@@ -155,10 +156,10 @@ def test_tokens_behind_the_last_query_are_not_laid_out() -> None:
 )
 def test_malformed_samples_are_refused_by_name(change: dict[str, object], message: str) -> None:
     with pytest.raises(TrajectoryError, match=message) as raised:
-        check_sample(replace(as_sample([1, 2, 3]), sample_id="game 7", **change), vocab_size=VOCAB_SIZE)
+        check_sample(replace(plain_sample([1, 2, 3], "probe"), sample_id="game 7", **change), vocab_size=VOCAB_SIZE)
     assert "game 7" in str(raised.value)
 
 
 @pytest.mark.parametrize("change", [{"loss_mask": [False] * 3}, {"weight": 0.0}])
 def test_nothing_to_learn(change: dict[str, object]) -> None:
-    assert check_sample(replace(as_sample([1, 2, 3]), **change), vocab_size=VOCAB_SIZE) is None
+    assert check_sample(replace(plain_sample([1, 2, 3], "probe"), **change), vocab_size=VOCAB_SIZE) is None

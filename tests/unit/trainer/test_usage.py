@@ -51,7 +51,7 @@ def test_an_update_records_what_its_tree_needs(base: BaseModel) -> None:
     record = StepRecord()
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=1000)
     update = Update(paths=paths, learning_rate=1e-3)
-    compute_gradient(policy, update, micro_batches, record, lambda: None)
+    compute_gradient(policy, update, micro_batches, record)
     tree = build_tree(paths)
     visible = sum(position + 1 for position in tree.positions)
     rows = {

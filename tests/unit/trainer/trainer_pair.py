@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from art.config import LoraConfig, TrainerConfig
 from art.storage import checkpoints
-from art.trainer import trainer
+from art.trainer import resident, trainer
 from art.trainer.contract import StepResult, TrainingSample
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.step import update
@@ -33,7 +33,7 @@ from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
 
 LORA = LoraConfig(rank=8, alpha=16)
-_MODULES = {"trainer": trainer, "update": update, "checkpoints": checkpoints}
+_MODULES = {"trainer": trainer, "resident": resident, "update": update, "checkpoints": checkpoints}
 NUM_PROCESSES = 2
 
 
@@ -125,7 +125,7 @@ def gradient(
 ) -> Gradient:
     """Of one update, on a policy that has random matrices."""
     trainer = member.trainer(model_path, **settings)
-    policy = trainer._inject(lora).policy
+    policy = trainer._resident.start_fresh(lora).policy
     policy.values.copy_(0.1 * torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(0)))
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
     micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
@@ -136,8 +136,7 @@ def gradient(
             Update(paths=paths, learning_rate=1.0, **loss),
             micro_batches,
             record,
-            lambda: None,
-            member.team,
+            team=member.team,
         )
     num_tokens = sum(len(micro_batch.layout.token_ids) for micro_batch in micro_batches)
     return Gradient(policy.grads.numpy().copy(), record, len(micro_batches), num_tokens)
@@ -206,7 +205,7 @@ def with_failure(
 
 def budget(member: Member, model_path: str) -> int:
     """Tokens that the trainer puts into a micro-batch at most."""
-    return member.trainer(model_path)._max_tokens
+    return member.trainer(model_path)._batcher.max_tokens
 
 
 def raise_inside(member: Member, error: Exception, *, in_lockstep: bool) -> None:

@@ -1,4 +1,4 @@
-"""The embedded engine: a small vLLM in torch.
+"""The embedded engine: continuous batching in torch, in a process of its own.
 
-It lives in the engine's own process; `art.engines.process` is the server's side of that.
+`art.engines.process` is the server's side of that process.
 """

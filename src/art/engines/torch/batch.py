@@ -1,4 +1,4 @@
-"""What one forward pass computes: a packed, ragged batch of tokens."""
+"""The input of one forward pass: a packed batch of tokens from many requests."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Batch:
-    """N tokens, ordered so that each adapter's are contiguous.
+    """N tokens, ordered so that those of one adapter are contiguous.
 
-    Example: two sequences decode, a prompt of 3 tokens starts, all with one adapter A
+    Example: two requests decode, a prompt of 3 tokens starts, all with adapter A
         token_ids    [41, 7, 1, 8, 9]
         positions    [12, 5, 0, 1, 2]
         runs         [Run(0, 5, A)]
@@ -41,28 +41,28 @@ class Batch:
     plan: AttentionPlan
     runs: list[Run] = field(default_factory=list)
     sample_rows: Tensor | None = None
-    """Tokens whose logits are wanted, ascending; `None` for all."""
+    """Tokens whose logits are computed, ascending. `None` for all."""
     head_runs: list[Run] = field(default_factory=list)
-    """`runs` in terms of `sample_rows`."""
+    """`runs`, as ranges of `sample_rows`."""
 
 
 def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
-    """Lay out `work`, ordered by adapter, as one packed batch, and book its tokens as computed in the cache."""
+    """Pack `work` (ordered by adapter) into one batch, and mark its tokens as computed in the cache."""
     like = torch.empty(0, dtype=dtype, device=device)
     ids: list[int] = []
     starts: list[int] = []
     for item in work:
-        sequence, first = item.sequence, item.sequence.num_computed
+        request, first = item.request, item.request.num_computed
         starts.append(len(ids))
         if item.num_tokens == 1:
-            ids.append(sequence.token_ids[first])
+            ids.append(request.token_ids[first])
         else:
-            ids += sequence.token_ids[first : first + item.num_tokens]
+            ids += request.token_ids[first : first + item.num_tokens]
     counts = np.array([w.num_tokens for w in work])
-    offsets = np.array([w.sequence.num_computed for w in work])
+    offsets = np.array([w.request.num_computed for w in work])
     token_ids = np.array(ids)
     plan, positions = _plan_attention(work, np.array(starts), counts, offsets, token_ids, like)
-    num_sampled = [w.num_tokens if w.sequence.scores else int(w.reaches_end) for w in work]
+    num_sampled = [w.num_tokens if w.request.scores else int(w.reaches_end) for w in work]
     sample_rows = None
     if sum(num_sampled) != len(ids):
         ends = zip(starts, counts.tolist(), num_sampled, strict=True)
@@ -81,8 +81,8 @@ def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
 def _plan_attention(
     work: list[Work], starts: Ints, counts: Ints, offsets: Ints, token_ids: Ints, like: Tensor
 ) -> tuple[AttentionPlan, Ints]:
-    """Who attends to what, and the position of each token [N]. `starts`, `counts`, `offsets` are per item of `work`."""
-    slots: list[Slot] = [w.sequence.slot for w in work if w.sequence.slot is not None]
+    """The attention plan, and the position of each token [N]. `starts`, `counts`, `offsets` are per item of `work`."""
+    slots: list[Slot] = [w.request.slot for w in work if w.request.slot is not None]
     rows = np.array([slot.row for slot in slots])
     plan = AttentionPlan()
     item_of, positions = starts, offsets  # [N], if every item has one token
@@ -107,7 +107,7 @@ def _plan_attention(
 
 
 def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
-    """The pools in use, each with the indices of its slots."""
+    """The pools in use, each with the indices of its slots in `slots`."""
     members: dict[Pool, list[int]] = {}
     for i, slot in enumerate(slots):
         members.setdefault(slot.pool, []).append(i)
@@ -116,13 +116,13 @@ def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
 
 def _runs(work: list[Work], counts: list[int]) -> list[Run]:
     """Maximal runs of rows with one adapter, where item i of `work` has `counts[i]` rows."""
-    first = work[0].sequence.adapter
-    if work[-1].sequence.adapter is first:  # ordered by adapter, so there is one only
+    first = work[0].request.adapter
+    if work[-1].request.adapter is first:  # ordered by adapter, so there is only one
         return [] if first is None else [Run(0, sum(counts), first)]
     runs: list[Run] = []
     row = 0
     for item, count in zip(work, counts, strict=True):
-        adapter = item.sequence.adapter
+        adapter = item.request.adapter
         if adapter is not None and count:
             if runs and runs[-1].adapter is adapter:
                 runs[-1] = Run(runs[-1].start, row + count, adapter)

@@ -3,7 +3,7 @@
     submit / submit_score / cancel                        at any time between steps
     step():  schedule -> build_batch -> decoder.logits -> sample -> outputs        one forward pass
 
-Nothing here knows of asyncio, processes or messages: `runtime.engine_child` drives it.
+This module does not use asyncio, processes or messages. `art.runtime.children.engine_child` drives it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from art.engines.torch.cache.cache_size import kv_budget
 from art.engines.torch.cache.kv_cache import KVCache
 from art.engines.torch.random import uniforms
 from art.engines.torch.sampler import SamplingParams, sample, token_logprobs
-from art.engines.torch.scheduler import Scheduler, Sequence, Work
-from art.engines.torch.weights.base_model import LoadedModel, default_num_threads, load_model
+from art.engines.torch.scheduler import Request, Scheduler, Work
+from art.engines.torch.weights.base_model import LoadedModel, load_model
 from art.engines.torch.weights.linear import Adapter, Factors
 from art.engines.torch.weights.lora import read_adapter
 from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
+from art.kernels.threads import default_num_threads
 
 logger = logging.getLogger(__name__)
 
 _ROWS_PER_RUNNING = 8
-"""Sequences that the cache remembers, idle ones included, per request that may run."""
+"""Rows of the cache, in use or idle, per request that may run."""
 _MAX_SCORE_LOGITS = 1 << 25
-"""Logits of one scoring request in one step."""
+"""Most logits to compute for one scoring request in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Something that a request's owner must hear. One of the three is set."""
+    """A result to deliver to the owner of a request. Exactly one of the three is set."""
 
     request_id: str
     chunk: TokenChunk | None = None
     logprobs: list[float] | None = None
-    """Of a scoring request; it is over."""
+    """The result of a scoring request, which has ended."""
     error: ArtError | None = None
-    """The request is over."""
+    """Why the request failed. It has ended."""
 
 
 class TorchEngine:
@@ -73,7 +74,7 @@ class TorchEngine:
             prefill_tokens=config.prefill_tokens,
             score_tokens=max(16, _MAX_SCORE_LOGITS // model.info.vocab_size),
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._requests: dict[str, Request] = {}
         self._adapters: dict[str, Adapter] = {}
         self._leaving: list[tuple[Adapter, Callable[[], None] | None]] = []
         self._next_uid = 1
@@ -81,7 +82,7 @@ class TorchEngine:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> TorchEngine:
-        """Load the base model in folder (or with hub id) `model`.
+        """Load the base model `model`, a folder or a hub id.
 
         Raises:
             ConfigError: the model cannot be served, or a setting does not fit it.
@@ -92,7 +93,7 @@ class TorchEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._requests)
 
     def info(self) -> EngineInfo:
         return self._info
@@ -108,33 +109,34 @@ class TorchEngine:
             **scheduler.cache.stats(),
         }
 
-    def submit(self, request: GenerateRequest, *, stream: bool) -> None:
-        """Queue a completion; its tokens come out of later steps.
+    def submit(self, params: GenerateRequest, *, stream: bool) -> None:
+        """Queue a completion. Later steps return its tokens.
 
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
         """
-        check_request(request, self._info)
-        num_prompt = len(request.prompt_token_ids)
+        check_request(params, self._info)
+        num_prompt = len(params.prompt_token_ids)
         self._enqueue(
-            Sequence(
-                request=request,
-                adapter=self._adapter(request.adapter),
+            Request(
+                params=params,
+                adapter=self._adapter(params.adapter),
                 stream=stream,
-                max_new=min(request.max_tokens, self._info.max_context - num_prompt),
-                stop=frozenset(request.stop_token_ids),
-                token_ids=list(request.prompt_token_ids),
+                max_new=min(params.max_tokens, self._info.max_context - num_prompt),
+                stop=frozenset(params.stop_token_ids),
+                token_ids=list(params.prompt_token_ids),
                 num_prompt=num_prompt,
             )
         )
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a measurement of the log-probs of `token_ids[1:]`; the result is one `Output` with `logprobs`.
+        """Queue a measurement of the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
 
-        Raises: as `submit`.
+        Raises:
+            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
         """
         check_score(token_ids, self._info)
-        request = GenerateRequest(
+        params = GenerateRequest(
             request_id=request_id,
             adapter=adapter,
             prompt_token_ids=token_ids,
@@ -143,8 +145,8 @@ class TorchEngine:
             seed=0,
         )
         self._enqueue(
-            Sequence(
-                request=request,
+            Request(
+                params=params,
                 adapter=self._adapter(adapter),
                 stream=False,
                 max_new=0,
@@ -156,19 +158,21 @@ class TorchEngine:
         )
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request and free its slot at once. Unknown ids are fine: it may just have ended."""
-        if (sequence := self._sequences.get(request_id)) is not None:
-            self._end(sequence)
+        """Drop a request and free its slot at once. Unknown ids are ignored: the request may just have ended."""
+        if (request := self._requests.get(request_id)) is not None:
+            self._end(request)
 
     def abort_all(self, error: ArtError) -> list[Output]:
-        """End every request with `error`, and trust nothing of what their slots hold."""
-        outputs = [Output(request_id, error=error) for request_id in self._sequences]
-        for sequence in list(self._sequences.values()):
-            self._end(sequence, wipe=True)
+        """End every request with `error`, and wipe their slots, whose content may be wrong."""
+        outputs = [Output(request_id, error=error) for request_id in self._requests]
+        for request in list(self._requests.values()):
+            self._end(request, wipe=True)
         return outputs
 
     def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Read PEFT LoRA files. Under a name in use, later requests get the new weights, running ones keep theirs.
+        """Load an adapter from PEFT LoRA files.
+
+        If `name` is in use, later requests get the new weights and running ones keep theirs.
 
         Raises:
             AdapterError: see `lora.read_adapter`.
@@ -188,13 +192,13 @@ class TorchEngine:
         return adapter.info
 
     def serve_as(self, name: str, info: AdapterInfo) -> None:
-        """Let requests name the model's own weights `name`: an adapter that changes no layer."""
+        """Let requests name the model's own weights `name`, like an adapter that changes no layer."""
         no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
         self._adapters[name] = Adapter(uid=self._next_uid, factors=no_factors, info=info)
         self._next_uid += 1
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
-        """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
+        """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
         adapter = self._adapters.pop(name, None)
         if adapter is not None:
             self._leaving.append((adapter, on_done))
@@ -203,12 +207,12 @@ class TorchEngine:
             on_done()
 
     def step(self) -> list[Output]:
-        """One forward pass, and what it brought. Unforeseen errors are raised: `abort_all` is then the way out."""
+        """Run one forward pass and return its results. After an unexpected exception, call `abort_all`."""
         started = time.perf_counter()
         work = self._scheduler.schedule()
         if not work:
-            if self._sequences:
-                raise RuntimeError(f"nothing can be scheduled though {len(self._sequences)} requests wait")
+            if self._requests:
+                raise RuntimeError(f"nothing can be scheduled though {len(self._requests)} requests wait")
             return []
         with torch.inference_mode():
             batch = build_batch(work, self._info.device, self._dtype)
@@ -218,85 +222,85 @@ class TorchEngine:
         return outputs
 
     def _advance(self, work: list[Work], logits: torch.Tensor) -> list[Output]:
-        """Book the computed tokens, sample where a sequence's end was reached, and end what is complete."""
+        """Count the computed tokens, sample for requests that are computed to their end, and end finished ones."""
         outputs: list[Output] = []
-        samples: list[Sequence] = []
+        samples: list[Request] = []
         rows: list[int] = []
         row = 0
         for item in work:
-            sequence = item.sequence
+            request = item.request
             reached = item.reaches_end
-            if sequence.num_sampled == 0:
+            if request.num_sampled == 0:
                 self._counters["prefill_tokens"] += item.num_tokens
-            if sequence.scores:
+            if request.scores:
                 outputs += self._score_rows(item, logits[row : row + item.num_tokens])
                 row += item.num_tokens
             elif reached:
-                samples.append(sequence)
+                samples.append(request)
                 rows.append(row)
                 row += 1
-            sequence.num_computed += item.num_tokens
+            request.num_computed += item.num_tokens
         if samples:
             outputs += self._sample(samples, logits if len(rows) == row else logits[rows])
         return outputs
 
     def _score_rows(self, item: Work, logits: torch.Tensor) -> list[Output]:
-        sequence, first = item.sequence, item.sequence.num_computed
-        targets = sequence.request.prompt_token_ids[first + 1 : first + 1 + item.num_tokens]
-        sequence.logprobs += token_logprobs(logits, torch.tensor(targets, device=logits.device))
+        request, first = item.request, item.request.num_computed
+        targets = request.params.prompt_token_ids[first + 1 : first + 1 + item.num_tokens]
+        request.logprobs += token_logprobs(logits, torch.tensor(targets, device=logits.device))
         if not item.reaches_end:
             return []
-        request_id, logprobs = sequence.request.request_id, sequence.logprobs
+        request_id, logprobs = request.params.request_id, request.logprobs
         finite = all(map(math.isfinite, logprobs))
-        self._end(sequence, wipe=not finite)
-        return [Output(request_id, logprobs=logprobs) if finite else self._not_finite(sequence)]
+        self._end(request, wipe=not finite)
+        return [Output(request_id, logprobs=logprobs) if finite else self._not_finite(request)]
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Output]:
-        """Draw the next token of each sequence from its row of `logits` [len(sequences), V]."""
-        requests = [s.request for s in sequences]
-        indices = [r.first_index + s.num_sampled for r, s in zip(requests, sequences, strict=True)]
+    def _sample(self, requests: list[Request], logits: torch.Tensor) -> list[Output]:
+        """Draw the next token of each request from its row of `logits` [len(requests), V]."""
+        params = [request.params for request in requests]
+        indices = [p.first_index + r.num_sampled for p, r in zip(params, requests, strict=True)]
         drawn = sample(
             logits,
             SamplingParams(
-                uniforms=uniforms([r.seed for r in requests], indices),
-                temperatures=[r.temperature for r in requests],
-                top_ps=[r.top_p for r in requests],
-                num_top_logprobs=[r.num_top_logprobs for r in requests],
+                uniforms=uniforms([p.seed for p in params], indices),
+                temperatures=[p.temperature for p in params],
+                top_ps=[p.top_p for p in params],
+                num_top_logprobs=[p.num_top_logprobs for p in params],
             ),
         )
-        self._counters["generated_tokens"] += len(sequences)
+        self._counters["generated_tokens"] += len(requests)
         outputs = []
-        for i, (sequence, token, logprob) in enumerate(zip(sequences, drawn.token_ids, drawn.logprobs, strict=True)):
+        for i, (request, token, logprob) in enumerate(zip(requests, drawn.token_ids, drawn.logprobs, strict=True)):
             if not math.isfinite(logprob):
-                self._end(sequence, wipe=True)
-                outputs.append(self._not_finite(sequence))
+                self._end(request, wipe=True)
+                outputs.append(self._not_finite(request))
                 continue
-            sequence.token_ids.append(token)
-            sequence.logprobs.append(logprob)
-            if drawn.top_logprobs is not None and sequence.request.num_top_logprobs:
-                sequence.top_logprobs.append(drawn.top_logprobs[i])
+            request.token_ids.append(token)
+            request.logprobs.append(logprob)
+            if drawn.top_logprobs is not None and request.params.num_top_logprobs:
+                request.top_logprobs.append(drawn.top_logprobs[i])
             reason: FinishReason | None = None
-            if token in sequence.stop:
+            if token in request.stop:
                 reason = "stop"
-            elif sequence.num_sampled >= sequence.max_new:
+            elif request.num_sampled >= request.max_new:
                 reason = "length"
-            if reason is not None or sequence.stream:
-                outputs.append(_emit(sequence, reason))
+            if reason is not None or request.stream:
+                outputs.append(_emit(request, reason))
             if reason is not None:
-                self._counters["cached_tokens"] += sequence.num_cached or 0
-                self._end(sequence)
+                self._counters["cached_tokens"] += request.num_cached or 0
+                self._end(request)
         return outputs
 
-    def _end(self, sequence: Sequence, *, wipe: bool = False) -> None:
-        del self._sequences[sequence.request.request_id]
-        self._scheduler.remove(sequence, wipe=wipe)
-        if sequence.adapter is not None:
-            sequence.adapter.num_users -= 1
+    def _end(self, request: Request, *, wipe: bool = False) -> None:
+        del self._requests[request.params.request_id]
+        self._scheduler.remove(request, wipe=wipe)
+        if request.adapter is not None:
+            request.adapter.num_users -= 1
             if self._leaving:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Forget unloaded adapters that no request uses any more, with their part of the cache."""
+        """Forget unloaded adapters that no request uses any more, and free their slots in the cache."""
         gone = [entry for entry in self._leaving if entry[0].num_users == 0]
         self._leaving = [entry for entry in self._leaving if entry[0].num_users > 0]
         for adapter, on_done in gone:
@@ -304,20 +308,20 @@ class TorchEngine:
             if on_done is not None:
                 on_done()
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        request_id = sequence.request.request_id
-        if request_id in self._sequences:
+    def _enqueue(self, request: Request) -> None:
+        request_id = request.params.request_id
+        if request_id in self._requests:
             raise ConflictError(f"request id {request_id!r} is already in use", param="request_id")
         free_seats = self._config.max_running - len(self._scheduler.running)
         if len(self._scheduler.waiting) >= self._config.max_waiting + max(0, free_seats):
             raise OverloadedError(
                 f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait (at most "
-                f"{self._config.max_waiting}); try again later"
+                f"{self._config.max_waiting} may wait); try again later"
             )
-        self._sequences[request_id] = sequence
-        self._scheduler.waiting.append(sequence)
-        if sequence.adapter is not None:
-            sequence.adapter.num_users += 1
+        self._requests[request_id] = request
+        self._scheduler.waiting.append(request)
+        if request.adapter is not None:
+            request.adapter.num_users += 1
 
     def _adapter(self, name: str | None) -> Adapter | None:
         if name is None:
@@ -328,26 +332,26 @@ class TorchEngine:
         return self._adapters[name]
 
     @staticmethod
-    def _not_finite(sequence: Sequence) -> Output:
-        name = sequence.request.adapter
-        whose = f"adapter {name!r}" if name is not None else "the base model"
+    def _not_finite(request: Request) -> Output:
+        name = request.params.adapter
+        weights = f"adapter {name!r}" if name is not None else "the base model"
         return Output(
-            sequence.request.request_id,
+            request.params.request_id,
             error=ArtError(
-                f"{whose} gave NaN or infinite logits at token {len(sequence.token_ids)} of the sequence; its weights "
+                f"{weights} gave NaN or infinite logits at token {len(request.token_ids)} of the sequence; its weights "
                 "are broken, or overflow in this dtype (float32 has more range)"
             ),
         )
 
 
-def _emit(sequence: Sequence, reason: FinishReason | None) -> Output:
-    """The tokens that were not sent yet."""
-    first, sequence.num_sent = sequence.num_sent, sequence.num_sampled
+def _emit(request: Request, reason: FinishReason | None) -> Output:
+    """Output with the tokens that were not sent yet."""
+    first, request.num_sent = request.num_sent, request.num_sampled
     chunk = TokenChunk(
-        token_ids=sequence.token_ids[sequence.num_prompt + first :],
-        logprobs=sequence.logprobs[first:],
-        top_logprobs=sequence.top_logprobs[first:],
+        token_ids=request.token_ids[request.num_prompt + first :],
+        logprobs=request.logprobs[first:],
+        top_logprobs=request.top_logprobs[first:],
         finish_reason=reason,
-        num_cached_tokens=(sequence.num_cached or 0) if reason is not None else 0,
+        num_cached_tokens=(request.num_cached or 0) if reason is not None else 0,
     )
-    return Output(sequence.request.request_id, chunk=chunk)
+    return Output(request.params.request_id, chunk=chunk)

@@ -1,7 +1,7 @@
-"""The engines of one process: that of the base model with its adapters, and one for each full checkpoint.
+"""All engines of one process: one for the base model with its adapters, and one for each full checkpoint.
 
 A full checkpoint shares no weights with the base model, so it has a `TorchEngine` of its own, with its own KV cache and
-its own `max_running`. Whoever holds the pool lets the engines that have work step in turn.
+`max_running`. The owner of the pool calls `step` of each engine in `busy`, in turn.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from art.engines.torch.embedded import TorchEngine
 from art.engines.torch.weights.full import is_full, load_full
 
 _COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s", "preemptions")
-"""Statistics that only grow: what an engine has counted stays when it goes."""
+"""Statistics that only grow. Counts of an engine are kept after it is unloaded."""
 
 
 class EnginePool:
-    """Sends each request to the engine that has the weights it names."""
+    """Routes each request to the engine with the weights that it names."""
 
     def __init__(self, base: TorchEngine, model: str, config: EngineConfig) -> None:
         self._base = base
@@ -30,18 +30,22 @@ class EnginePool:
         self._config = config
         self._full: dict[str, TorchEngine] = {}
         self._leaving: list[TorchEngine] = []
-        """Unloaded, with requests that still run."""
+        """Unloaded engines whose last requests still run."""
         self._counted = dict.fromkeys(_COUNTERS, 0.0)
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> EnginePool:
-        """Load the base model in folder (or with hub id) `model`; errors as of `TorchEngine.load`."""
+        """Load the base model `model`, a folder or a hub id.
+
+        Raises:
+            ConfigError: see `TorchEngine.load`.
+        """
         return cls(TorchEngine.load(model, config), model, config)
 
     @property
     def busy(self) -> list[TorchEngine]:
-        """Those that have work."""
-        if not self._full and not self._leaving:  # the usual case, asked for at every step
+        """The engines that have work."""
+        if not self._full and not self._leaving:  # the usual case, on the path of every step
             return [self._base] if self._base.has_work else []
         return [engine for engine in self._engines if engine.has_work]
 
@@ -57,11 +61,11 @@ class EnginePool:
         return total
 
     def submit(self, request: GenerateRequest, *, stream: bool) -> None:
-        """As `TorchEngine.submit`."""
+        """Queue a completion; see `TorchEngine.submit`."""
         self._of(request.adapter).submit(request, stream=stream)
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """As `TorchEngine.submit_score`."""
+        """Queue a measurement of log-probs; see `TorchEngine.submit_score`."""
         self._of(adapter).submit_score(request_id, token_ids, adapter)
 
     def cancel(self, request_id: str) -> None:
@@ -69,8 +73,9 @@ class EnginePool:
             engine.cancel(request_id)
 
     def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Load an adapter, or a full checkpoint into an engine of its own. Under a name in use, later requests get the
-        new weights, running ones keep theirs.
+        """Load an adapter, or a full checkpoint into an engine of its own.
+
+        If `name` is in use, later requests get the new weights and running ones keep theirs.
 
         Raises:
             AdapterError: see `lora.read_adapter` and `full.load_full`.
@@ -87,7 +92,7 @@ class EnginePool:
         return info
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
-        """Take no more requests for `name`; `on_done` is called once its last request has ended (maybe right now)."""
+        """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
         if name in self._full:
             self._unload_full(name, on_done)
         else:
@@ -117,7 +122,7 @@ class EnginePool:
         return [self._base, *self._full.values(), *self._leaving]
 
     def _give_back_memory(self) -> None:
-        """What unloaded engines leave behind, before the next one needs it: a trainer may be on the same device."""
+        """Free the memory of unloaded engines before another is loaded. A trainer may need it on the same device."""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

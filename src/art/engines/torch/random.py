@@ -1,7 +1,7 @@
 """Random numbers that are a pure function of `(seed, index)`.
 
-A counter-based generator (splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), so
-that a token's draw depends neither on the batch it was sampled in nor on how often its request was interrupted.
+The generator is counter-based (splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+So a sampled token does not depend on the batch that it was sampled in, or on interruptions of its request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per pair of an unsigned 64-bit seed and an index, with 53 random bits: [N]."""
-    # Seeds are mixed first: seed s at index i and seed s + golden at index i - 1 must not meet.
+    # Mix seeds first: else seed s at index i would equal seed s + golden at index i - 1.
     start = _mix(np.array(seeds, dtype=np.uint64))
     state = start + (np.array(indices, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53

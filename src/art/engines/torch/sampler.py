@@ -1,7 +1,7 @@
-"""From logits to tokens: the whole batch at once, each row with its own settings.
+"""Sampling tokens from logits: the whole batch at once, each row with its own settings.
 
-A row is sampled by inverse transform: the token is where the cumulative distribution passes the row's uniform number.
-Softmax, cumulative sum and search are much cheaper than one exponential draw per vocabulary entry.
+Rows are sampled by inverse transform: the token is the first whose cumulative probability exceeds the row's uniform
+number. Softmax, cumulative sum and search are much faster than one exponential draw per vocabulary entry.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 _MIN_TEMPERATURE = 1e-6
-"""Below it scaled logits would overflow, and the best token has all of the probability anyway."""
+"""Lower temperatures are raised to this. Scaled logits would overflow, and the best token has probability 1 anyway."""
 _BLOCK = 1024
 _NUCLEUS = 1024
-"""Tokens that a nucleus is looked for in first."""
+"""How many of the best tokens are searched first for the nucleus (`top_p`)."""
 
 
 @dataclass(slots=True)
 class SamplingParams:
-    """Settings of the B rows to sample."""
+    """Sampling settings of B rows."""
 
     uniforms: npt.NDArray[np.float64]  # [B] in [0, 1)
     temperatures: list[float]  # [B] 0 is greedy
@@ -38,7 +38,7 @@ class Sampled:
 
 
 def sample(logits: Tensor, params: SamplingParams) -> Sampled:
-    """One token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from."""
+    """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from."""
     logits = logits.float()
     greedy = [t == 0.0 for t in params.temperatures]
     if any(t not in (0.0, 1.0) for t in params.temperatures):
@@ -59,7 +59,7 @@ def sample(logits: Tensor, params: SamplingParams) -> Sampled:
 def _inverse_transform(probs: Tensor, uniforms: npt.NDArray[np.float64]) -> Tensor:
     """The first token of each row whose cumulative probability exceeds the row's uniform number: [B].
 
-    A large vocabulary is searched by blocks and then within one block: most of it is summed only.
+    In a large vocabulary the block is searched first, then the token in it. Other blocks are only summed.
     """
     vocab_size = probs.shape[1]
     blocked = vocab_size > 4 * _BLOCK
@@ -72,34 +72,34 @@ def _inverse_transform(probs: Tensor, uniforms: npt.NDArray[np.float64]) -> Tens
         columns = index * _BLOCK + torch.arange(_BLOCK, device=probs.device)
         block = probs.gather(1, columns.clamp(max=vocab_size - 1)).masked_fill_(columns >= vocab_size, 0.0)
         index = index * _BLOCK + _first_above(_cumulative(block), draws)
-    return index[:, 0].clamp_(max=vocab_size - 1)  # only a row of NaN can be above; its log-prob says so
+    return index[:, 0].clamp_(max=vocab_size - 1)  # only a row of NaN gets a larger index, and its log-prob is NaN
 
 
 def _block_sums(probs: Tensor) -> Tensor:
-    """Sums over consecutive blocks of `_BLOCK` columns, the last one shorter: [B, blocks]"""
+    """Sums over consecutive blocks of `_BLOCK` columns: [B, blocks]. The last block may be shorter."""
     whole = probs.shape[1] // _BLOCK * _BLOCK
     sums = probs[:, :whole].view(len(probs), -1, _BLOCK).sum(dim=-1)
     return torch.cat((sums, probs[:, whole:].sum(dim=-1, keepdim=True)), dim=1)
 
 
 def _cumulative(weights: Tensor) -> Tensor:
-    # Double precision keeps the tail of a large vocabulary exact; MPS has none.
+    # Double precision keeps the tail of a large vocabulary exact. MPS does not have it.
     return torch.cumsum(weights, dim=-1, dtype=torch.float32 if weights.device.type == "mps" else torch.float64)
 
 
 def _first_above(cumulative: Tensor, draws: Tensor) -> Tensor:
-    """Index of the first column of `cumulative` [B, K] above `draws` [B, 1]; never one of weight 0."""
-    # Rounding must not push a draw onto the total: the search would run past the last possible column.
+    """Index of the first column of `cumulative` [B, K] that exceeds `draws` [B, 1]. Its weight is never 0."""
+    # A draw that rounds up to the total would be searched past the last possible column.
     below_total = cumulative[:, -1:] * (1.0 - torch.finfo(cumulative.dtype).eps)
     draws = torch.minimum(draws.clamp(min=0.0), below_total)
     return torch.searchsorted(cumulative, draws, right=True).clamp_(max=cumulative.shape[1] - 1)
 
 
 def _keep_nucleus(probs: Tensor, top_ps: list[float]) -> Tensor:
-    """Rows with `top_p` below 1 lose all outside their smallest set of that mass, and are renormalised: [B, V]."""
+    """Keep the smallest set of tokens with mass `top_p` in each row where it is below 1, renormalised: [B, V]."""
     rows = torch.tensor([i for i, p in enumerate(top_ps) if p < 1.0], device=probs.device)
     limits = torch.tensor([p for p in top_ps if p < 1.0], dtype=probs.dtype, device=probs.device)[:, None]
-    limits.clamp_(min=torch.finfo(probs.dtype).tiny)  # the best token stays, also where `top_p` is 0 in this dtype
+    limits.clamp_(min=torch.finfo(probs.dtype).tiny)  # keep the best token even if `top_p` rounds to 0 in this dtype
     chosen = probs[rows]
     ordered, order = chosen.topk(min(_NUCLEUS, chosen.shape[1]), dim=-1)
     if bool((ordered.sum(dim=-1, keepdim=True) < limits).any()):  # rare: sorting a large vocabulary is slow
@@ -111,7 +111,7 @@ def _keep_nucleus(probs: Tensor, top_ps: list[float]) -> Tensor:
 
 
 def _top_logprobs(probs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:
-    """The best tokens of each row, best first; tokens that could not be drawn are left out."""
+    """The most likely tokens of each row, best first, without tokens of probability 0."""
     values, indices = probs.topk(max(counts), dim=-1)
     rows = zip(indices.tolist(), values.log().tolist(), counts, strict=True)
     return [[(t, lp) for t, lp in zip(ids[:n], lps[:n], strict=True) if lp > float("-inf")] for ids, lps, n in rows]

@@ -1,11 +1,11 @@
-"""Which tokens the next step computes: continuous batching with a prefill budget.
+"""Choosing the tokens that the next step computes: continuous batching with a prefill budget.
 
-    submit -> waiting --admit--> running --finish / cancel--> gone (its slot stays in the cache)
+    submit -> waiting --admit--> running --finish / cancel--> gone (the cache keeps its slot)
                  ^                  |
-                 +---- preempt -----+   when the cache has no room for a running sequence to grow
+                 +---- preempt -----+   when the cache has no room for a running request to grow
 
-Every running sequence that decodes is in every step. Prompts share a budget of `prefill_tokens` per step, in chunks if
-need be, so that a long prompt delays the others by at most that much work.
+Every running request that decodes is part of every step. Prompts share a budget of `prefill_tokens` per step and are
+split into chunks to fit it, so a long prompt delays other requests by at most that much work per step.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from art.engines.torch.cache.kv_cache import KVCache, Slot
 from art.engines.torch.weights.linear import Adapter
 
 RECENT = 256
+"""Number of ended requests from which the length of new ones is estimated."""
 EXPECTED_SHARE = 0.9
-"""Of recent sequences, so many were no longer than a new one is expected to become."""
+"""Quantile of recent completion lengths that is used as the expected length of a new request."""
 FIRST_EXPECTED = 64
-"""Before any has ended."""
+"""Expected length before any request has ended."""
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """A request from submission to its last token. A scoring request samples nothing: it wants every log-prob."""
+class Request:
+    """A request, from submission to its last token. A scoring request samples nothing and returns every log-prob."""
 
-    request: GenerateRequest
+    params: GenerateRequest
+    """What the caller asked for."""
     adapter: Adapter | None
     stream: bool
     max_new: int
-    """Tokens that it may sample within `max_tokens` and the context."""
+    """Most tokens to sample, by `max_tokens` and the context."""
     stop: frozenset[int]
     scores: bool = False
     token_ids: list[int] = field(default_factory=list)
@@ -42,9 +44,9 @@ class Sequence:
     num_prompt: int = 0
     slot: Slot | None = None
     num_computed: int = 0
-    """Tokens of `token_ids` whose keys and values are in the slot."""
+    """Number of tokens in `token_ids` whose keys and values are in the slot."""
     num_cached: int | None = None
-    """Prompt tokens that were not computed for this request; set when it is first admitted."""
+    """Prompt tokens that were reused from the cache. Set when the request is first admitted."""
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_sent: int = 0
@@ -60,103 +62,103 @@ class Sequence:
 
 @dataclass(slots=True)
 class Work:
-    """The next `num_tokens` of a sequence."""
+    """The next `num_tokens` of a request, to compute in this step."""
 
-    sequence: Sequence
+    request: Request
     num_tokens: int
 
     @property
     def reaches_end(self) -> bool:
-        return self.sequence.num_computed + self.num_tokens == len(self.sequence.token_ids)
+        return self.request.num_computed + self.num_tokens == len(self.request.token_ids)
 
 
 class Scheduler:
-    """The waiting and running sequences, and their slots."""
+    """The waiting and running requests, and their slots."""
 
     def __init__(self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int) -> None:
         self.cache = cache
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
         self.num_preemptions = 0
         self._max_running = max_running
         self._prefill_tokens = prefill_tokens
         self._score_tokens = score_tokens
-        """Tokens of a scoring request in one step: each has a row of logits."""
+        """Most tokens of a scoring request in one step. Each of them needs a row of logits."""
         self._recent: deque[int] = deque([FIRST_EXPECTED], maxlen=RECENT)
-        """Sampled tokens of the sequences that ended last."""
+        """Numbers of tokens that the last requests sampled."""
 
     def schedule(self) -> list[Work]:
-        """What to compute now, ordered by adapter."""
-        for sequence in list(self.running):
-            if sequence.slot is not None:  # else an earlier one of this loop has just displaced it
-                self._make_room(sequence)
+        """Choose what to compute in this step. The result is ordered by adapter."""
+        for request in list(self.running):
+            if request.slot is not None:  # else a request earlier in this loop has just displaced it
+                self._make_room(request)
         work = []
         budget = self._prefill_tokens
-        for sequence in self.running:
-            pending = len(sequence.token_ids) - sequence.num_computed
+        for request in self.running:
+            pending = len(request.token_ids) - request.num_computed
             if pending > 1:
-                pending = min(pending, budget, self._score_tokens if sequence.scores else pending)
+                pending = min(pending, budget, self._score_tokens if request.scores else pending)
                 budget -= pending
             if pending:
-                work.append(Work(sequence, pending))
+                work.append(Work(request, pending))
         budget = self._admit(budget, work)
-        if any(w.sequence.adapter is not work[0].sequence.adapter for w in work):
-            work.sort(key=lambda w: w.sequence.uid)
+        if any(w.request.adapter is not work[0].request.adapter for w in work):
+            work.sort(key=lambda w: w.request.uid)
         return work
 
-    def remove(self, sequence: Sequence, *, wipe: bool = False) -> None:
-        """Take a sequence out, wherever it is; its slot becomes reusable, or is wiped if it may hold NaN."""
-        if not sequence.scores:
-            self._recent.append(sequence.num_sampled)
-        if sequence.slot is None:
-            self.waiting.remove(sequence)
+    def remove(self, request: Request, *, wipe: bool = False) -> None:
+        """Remove a waiting or running request. Its slot becomes reusable; `wipe` it if it may hold NaN."""
+        if not request.scores:
+            self._recent.append(request.num_sampled)
+        if request.slot is None:
+            self.waiting.remove(request)
         else:
-            self.running.remove(sequence)
-            self._vacate(sequence, sequence.slot, wipe=wipe)
+            self.running.remove(request)
+            self._vacate(request, request.slot, wipe=wipe)
 
-    def _vacate(self, sequence: Sequence, slot: Slot, *, wipe: bool) -> None:
-        # A prompt that is not complete has shown no logits yet, so nobody knows that its keys are finite.
-        if wipe or not sequence.logprobs:
+    def _vacate(self, request: Request, slot: Slot, *, wipe: bool) -> None:
+        # Before the prompt is complete there were no logits, so its keys may not be finite.
+        if wipe or not request.logprobs:
             self.cache.discard(slot, wipe=True)
         else:
             self.cache.release(slot)
-        sequence.slot, sequence.num_computed = None, 0
+        request.slot, request.num_computed = None, 0
 
     def _admit(self, budget: int, work: list[Work]) -> int:
-        """Move waiting sequences to running while there are seats, slots and budget."""
-        skipped: list[Sequence] = []
+        """Move waiting requests to `running` as long as `max_running`, slots and budget allow. Returns what is left."""
+        skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
-            sequence = self.waiting.popleft()
-            tokens = np.array(sequence.token_ids, dtype=np.int32)
-            match = self.cache.match(sequence.uid, tokens)
-            if match.worth_waiting and not sequence.scores:
-                skipped.append(sequence)  # a group's prompt is computed once: by its first request, now
+            request = self.waiting.popleft()
+            tokens = np.array(request.token_ids, dtype=np.int32)
+            match = self.cache.match(request.uid, tokens)
+            if match.worth_waiting and not request.scores:
+                skipped.append(request)  # its prefix is being computed now for another request of its group
                 continue
-            if sequence.scores:
-                match.length, match.in_place = 0, False  # every position's logits are wanted
-            slot = self.cache.acquire(sequence.uid, tokens, match, len(tokens) + self._expected_new(sequence))
+            if request.scores:
+                match.length, match.in_place = 0, False  # the logits of every position are needed
+            slot = self.cache.acquire(request.uid, tokens, match, len(tokens) + self._expected_new(request))
             if slot is None:
-                self.waiting.appendleft(sequence)
+                self.waiting.appendleft(request)
                 break
-            sequence.slot, sequence.num_computed = slot, slot.num_computed
-            if sequence.num_cached is None:
-                sequence.num_cached = slot.num_computed
-            self.running.append(sequence)
+            request.slot, request.num_computed = slot, slot.num_computed
+            if request.num_cached is None:
+                request.num_cached = slot.num_computed
+            self.running.append(request)
             pending = len(tokens) - slot.num_computed
-            pending = min(pending, budget, self._score_tokens if sequence.scores else pending)
+            pending = min(pending, budget, self._score_tokens if request.scores else pending)
             budget -= pending
-            work.append(Work(sequence, pending))
+            work.append(Work(request, pending))
         self.waiting.extendleft(reversed(skipped))
         return budget
 
-    def _expected_new(self, sequence: Sequence) -> int:
-        """Tokens that it may still sample: no more than most of the last ones did."""
+    def _expected_new(self, request: Request) -> int:
+        """Expected number of tokens that `request` will still sample."""
         usual = sorted(self._recent)[int(EXPECTED_SHARE * (len(self._recent) - 1))]
-        return max(0, min(sequence.max_new, usual) - sequence.num_sampled)
+        return max(0, min(request.max_new, usual) - request.num_sampled)
 
-    def _make_room(self, sequence: Sequence) -> None:
-        """Grow the slot of a running sequence if it is full, displacing the youngest sequences until it fits."""
-        while sequence.slot is not None and not self.cache.grow(sequence.slot, len(sequence.token_ids)):
+    def _make_room(self, request: Request) -> None:
+        """Grow the slot of a running request if it is full, and preempt the youngest requests until it fits."""
+        while request.slot is not None and not self.cache.grow(request.slot, len(request.token_ids)):
             youngest = self.running.pop()
             assert youngest.slot is not None
             self._vacate(youngest, youngest.slot, wipe=False)

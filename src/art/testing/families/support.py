@@ -233,7 +233,7 @@ def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
     paths = [p for sample in taught if (p := check_sample(sample, vocab_size=base.vocab_size)) is not None]
     update = Update(paths=paths, learning_rate=1e-3)
     batches = split_micro_batches(paths, base, max_tokens=4096)
-    compute_gradient(policy, update, batches, StepRecord(), lambda: None)
+    compute_gradient(policy, update, batches, StepRecord())
     ours, start = {}, 0
     for name, tensor in policy.tensors.items():
         ours[name] = policy.grads[start : start + tensor.numel()].view(tensor.shape)

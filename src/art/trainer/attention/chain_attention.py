@@ -1,7 +1,7 @@
-"""Attention by chains as one autograd function: forward and backward of softmax attention over the work of `chains`.
+"""Softmax attention over the chains of a prefix tree, forward and backward, as one autograd function.
 
-Rows are kept as [G, T + 1, R, D], by key head, place and query head: the heads that share keys stand below each other,
-so that one matrix product per block serves all of them. The last place is not of the layout: it is zero, for padding.
+Rows are kept as [G, T + 1, R, D]: key head, place in the layout, query head of that key head. So one matrix product per
+block serves all query heads that share a key. The last place is not part of the layout. It is zero, for padding.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from torch import Tensor
 from art.trainer.tree.chains import Block, Work
 
 _KEEP_BYTES = 2**26
-"""Attention probabilities are kept for the backward pass up to this size per layer, and recomputed above it."""
+"""Attention probabilities of a layer are kept for the backward pass up to this size. Above it they are recomputed."""
 
 
 def attend_chains(
     query: Tensor, key: Tensor, value: Tensor, work: Work, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Attention of every chain's queries to their paths, computed in float32.
+    """Let the queries of every chain attend to their paths, in float32.
 
-    query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]; returns [1, T, H, E]. `sinks` [H] are logits that share in
-    the softmax and lead to no value.
+    query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]; returns [1, T, H, E]. `sinks` [H] are logits that take
+    part in the softmax and have no value.
     """
     out: Tensor = _ChainAttention.apply(query[0], key[0], value[0], sinks, work, scale)
     return out[None]
 
 
 class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """query [H, T, D], key [G, T, D], value [G, T, E] and perhaps sinks [H] give [T, H, E].
+    """query [H, T, D], key [G, T, D], value [G, T, E] and optional sinks [H] give [T, H, E].
 
-    The backward pass is that of softmax attention, block by block, with probabilities kept or recomputed. A sink is a
-    key whose value, and with it its dp, is 0: the formulas of the other keys stay as they are.
+    The backward pass is that of softmax attention, block by block. A sink is a key whose value is 0, so its gradient dp
+    is 0 too, and the formulas for the other keys do not change.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, key_rows, value_rows, out, sink_rows, *kept = ctx.saved_tensors
         grad_out = _by_group(grads[0], len(key_rows))
-        # What the softmax's backward subtracts from dp: per query the sum over keys of p * dp, which is out . grad_out.
+        # The softmax's backward pass subtracts sum(p * dp) over a query's keys from dp. That sum is out . grad_out.
         dots = (out * grad_out).sum(-1, keepdim=True)
         grad_queries, grad_keys, grad_values = (torch.zeros_like(x) for x in (queries, key_rows, value_rows))
         grad_sinks = torch.zeros_like(sink_rows) if ctx.needs_input_grad[3] else None
@@ -80,7 +80,7 @@ class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
                 dscores = torch.bmm(douts, values[:, seen].transpose(1, 2))
                 block_dots = _read(dots, block)
                 if grad_sinks is not None:
-                    rest = (1 - p.sum(-1, keepdim=True)).mul_(block_dots)  # the sink's share times dot
+                    rest = (1 - p.sum(-1, keepdim=True)).mul_(block_dots)  # probability of the sink, times dot
                     grad_sinks -= rest.view(len(grad_sinks), -1, grad_sinks.shape[1]).sum(1)
                 dscores.sub_(block_dots).mul_(p)
                 dkeys[:, seen] += torch.bmm(dscores.transpose(1, 2), rows)
@@ -96,9 +96,9 @@ class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
 
 
 def _probabilities(rows: Tensor, keys: Tensor, block: Block, sinks: Tensor | None) -> Tensor:
-    """Softmax of the scores: queries [G * B, n * R, D] and keys [G * B, L, D] of a block give [G * B, n * R, L].
+    """Attention probabilities: queries [G * B, n * R, D] and keys [G * B, L, D] of a block give [G * B, n * R, L].
 
-    With `sinks` [G, R] the rows add up to less than 1.
+    With `sinks` [G, R] each row sums to less than 1.
     """
     scores = torch.bmm(rows, keys.transpose(1, 2))
     num_chains, num_queries, _, width = block.hidden.shape
@@ -124,7 +124,7 @@ def _by_token(rows: Tensor) -> Tensor:
 
 
 def _read(rows: Tensor, block: Block) -> Tensor:
-    """The rows of a block in [G, T + 1, R, D], as [G * B, n * R, D]."""
+    """Read a block's rows from [G, T + 1, R, D]; returns [G * B, n * R, D]."""
     if isinstance(block.queries, slice):
         return rows[:, block.queries].flatten(1, 2)
     num_chains, num_queries = block.hidden.shape[:2]
@@ -133,7 +133,7 @@ def _read(rows: Tensor, block: Block) -> Tensor:
 
 
 def _write(rows: Tensor, block: Block, values: Tensor) -> None:
-    """The inverse of `_read`."""
+    """Write `values` to the rows that `_read` reads."""
     if isinstance(block.queries, slice):
         rows[:, block.queries] = values.unflatten(1, (-1, rows.shape[2]))
     else:

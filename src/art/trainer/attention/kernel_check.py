@@ -1,4 +1,4 @@
-"""A kernel proves itself on the first batch that it meets, before anything is learnt from what it computes."""
+"""Testing an attention kernel on the first batch that uses it, before anything is trained with it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from art.errors import TrainingError
 from art.trainer.attention.kernel_choice import HeadShape
 from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout, attend_dense, make_layout
+from art.trainer.contract import plain_sample
 from art.trainer.policy.base_model import BaseModel
-from art.trainer.step.probe import as_sample
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 _MAX_TOKENS = 1024
-"""The reference needs memory for all pairs of tokens."""
+"""Most tokens to compare on. The reference needs memory for all pairs of tokens."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Largest error relative to the largest number; rounding stays well below, a wrong key is of order one."""
+"""Largest allowed error, as a share of the largest number. Rounding stays well below; a wrong key gives about 1."""
 
 
 def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath]) -> None:
@@ -33,8 +33,8 @@ def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath
     heads = HeadShape.of(base)
     inputs = heads.random_inputs(len(layout.token_ids))
     expected = _run(attend_dense, inputs, layout, heads.size)
-    found = _run(KERNELS[kernel], inputs, layout, heads.size)
-    for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, found, strict=False):
+    computed = _run(KERNELS[kernel], inputs, layout, heads.size)
+    for name, one, other in zip(("output", "query", "key", "value", "sinks"), expected, computed, strict=False):
         error = float((one - other).abs().max() / one.abs().max())
         if not error <= _TOLERANCE.get(heads.dtype, 5e-2):
             raise TrainingError(
@@ -44,21 +44,23 @@ def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath
 
 
 def _first(paths: Sequence[SamplePath], base: BaseModel) -> list[SamplePath]:
-    """As many of `paths` as the reference has memory for, or the beginning of the first."""
+    """The first of `paths` that fit the reference together, or the beginning of the first one."""
     chosen: list[SamplePath] = []
     for path in paths:
         if sum(len(p.token_ids) for p in [*chosen, path]) > _MAX_TOKENS:
             break
         chosen.append(path)
     if not chosen:
-        beginning = check_sample(as_sample(paths[0].sample.token_ids[:_MAX_TOKENS]), vocab_size=base.vocab_size)
+        beginning = check_sample(
+            plain_sample(paths[0].sample.token_ids[:_MAX_TOKENS], "kernel-check"), vocab_size=base.vocab_size
+        )
         assert beginning is not None
         chosen.append(beginning)
     return chosen
 
 
 def _run(function: Any, inputs: list[Tensor], layout: TreeLayout, size: int) -> list[Tensor]:
-    """Output and gradients of all inputs, float32."""
+    """Output of an attention function and the gradients of all inputs, in float32."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     query, key, value, *sinks = leaves
     out = function(query, key, value, layout, Formula(size**-0.5, sinks=sinks[0] if sinks else None))

@@ -1,12 +1,12 @@
-"""Which attention kernel runs a layout: by its size and the device, and on CUDA by what was measured there.
+"""Choosing the attention kernel for a layout by its size and the device; on CUDA by measuring.
 
     up to 256 tokens     dense
     more, on the CPU     chains
-    more, on CUDA        dense or flex, whichever was faster when a layout of such a size was first met
+    more, on CUDA        dense or flex: the faster one, measured when the first layout of such a size comes
     more, elsewhere      dense
 
-A measurement is a forward and backward pass of one layer's attention over a made-up group of rollouts. It holds for the
-process, for the model's shape of heads, and for all layouts of the same size class (powers of 2).
+What is measured is the forward and backward pass of one layer's attention over a made-up group of rollouts. The result
+is kept in the process, by the shape of the model's heads and the size class of the layout (powers of 2).
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from art.trainer.policy.base_model import BaseModel
 _log = logging.getLogger(__name__)
 
 _DENSE_UP_TO = 256
-"""Measured on a CPU with 4 heads of 16: at 180 tokens dense takes 0.8 ms and chains 0.9 ms, at 390 tokens 3.0 and 2.1,
-at 1,900 tokens 73 and 10. Many very short chains favour dense in a small layout. On CUDA small layouts are so fast in
-every way that they are not worth the compilation of a kernel."""
+"""Measured on a CPU with 4 heads of size 16: at 180 tokens dense takes 0.8 ms and chains 0.9 ms, at 390 tokens 3.0 and
+2.1, at 1,900 tokens 73 and 10. On CUDA small layouts are fast with any kernel, and not worth compiling one."""
 
 _SIZE_CLASSES: Final = (512, 1024, 2048, 4096, 8192, 16384)
-"""Tokens at which is measured; a layout belongs to the first that is not below it, or to the last."""
+"""Numbers of tokens at which kernels are timed. A layout belongs to the smallest size that holds it, or to the last."""
 
 _CANDIDATES: Final[tuple[KernelName, ...]] = ("dense", "flex")
-"""On CUDA. The first wins where none can run, for it needs nothing but memory, and smaller micro-batches need less."""
+"""Kernels to compare on CUDA. If none can run, the first is used: smaller micro-batches will let it run."""
 
 _NUM_COMPLETIONS = 8
 _NUM_WARM_UPS, _NUM_PASSES = 2, 3
@@ -44,14 +43,14 @@ _NUM_WARM_UPS, _NUM_PASSES = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What the time of a kernel depends on beside the layout."""
+    """Properties of a model that the time of a kernel depends on."""
 
     num_heads: int
     num_groups: int
-    """Heads of keys and values."""
+    """Number of heads of keys and values."""
     size: int
     value_size: int
-    """Multi-head latent attention (DeepSeek, Kimi) has values that are narrower than keys."""
+    """Size of a value. In multi-head latent attention (DeepSeek, Kimi) it is smaller than the size of a key."""
     dtype: torch.dtype
     device: torch.device
     has_sinks: bool = False
@@ -75,7 +74,7 @@ class HeadShape:
         )
 
     def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
-        """Query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and perhaps sinks [H], the same each time."""
+        """Query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H]: random, but always the same."""
         generator = torch.Generator().manual_seed(0)
         rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
         shapes: list[tuple[int, ...]] = [(1, count, num_tokens, size) for count, size in rows]
@@ -85,7 +84,7 @@ class HeadShape:
 
 
 def choose_kernel(base: BaseModel, num_tokens: int) -> KernelName:
-    """The kernel for a layout of `num_tokens` of this model. The first of its size class on CUDA takes seconds."""
+    """The kernel for a layout of `num_tokens` tokens. On CUDA the first call of a size class takes seconds."""
     if num_tokens <= _DENSE_UP_TO:
         return "dense"
     if base.device.type == "cuda":
@@ -99,7 +98,7 @@ def size_class(num_tokens: int) -> int:
 
 @cache
 def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
-    """Measured at the first call."""
+    """The candidate that takes least time. The first call measures, later ones return the same."""
     seconds = {kernel: time_kernel(kernel, heads, num_tokens) for kernel in _CANDIDATES}
     chosen = min(_CANDIDATES, key=lambda kernel: seconds[kernel])
     _log.info(
@@ -114,10 +113,10 @@ def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
 
 
 def time_kernel(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
-    """Seconds that forward and backward pass take; infinite where memory runs out, or where flex does not compile."""
+    """Seconds of a forward and backward pass. Infinite if memory runs out, or if flex does not compile."""
     try:
         return _time_passes(kernel, heads, num_tokens)
-    except Exception as error:  # of a compiler: whatever is missing, Triton, a C compiler, support for this head size
+    except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
         is_memory = isinstance(error, RuntimeError) and is_out_of_memory(error)
         if kernel != "flex" and not is_memory:
             raise
@@ -141,7 +140,7 @@ def _time_passes(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float
         return time.perf_counter() - start
 
     with torch.enable_grad():
-        for size in (num_tokens // 2, num_tokens):  # two lengths, so that what is compiled is compiled for any length
+        for size in (num_tokens // 2, num_tokens):  # two lengths, so that torch.compile compiles for any length
             layout = example_layout(size, heads.device)
             inputs = [x.requires_grad_() for x in heads.random_inputs(len(layout.token_ids))]
             for _ in range(_NUM_WARM_UPS):
@@ -150,7 +149,7 @@ def _time_passes(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float
 
 
 def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
-    """A prompt with completions that together are as long as it is, `num_tokens` in all but for rounding."""
+    """A layout of about `num_tokens` tokens: half of them a shared prompt, the other half its completions."""
     answer = max(1, num_tokens // (2 * _NUM_COMPLETIONS))
     prompt = max(1, num_tokens - answer * _NUM_COMPLETIONS)
     ends = prompt + answer * np.arange(1, _NUM_COMPLETIONS + 1)

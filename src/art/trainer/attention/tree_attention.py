@@ -1,17 +1,17 @@
 """Attention over a prefix tree, through transformers' own attention interface.
 
-Every kernel computes the one rule, query q attends key k iff k <= q < subtree_end[k]:
+Every kernel computes the same rule, query q attends key k iff k <= q < subtree_end[k]:
 
-    dense    scaled-dot-product attention under the rule as a boolean mask: the reference, and fine for small layouts
-    chains   the CPU kernel: a chain of the layout is a causal sequence after its ancestors (`art.trainer.tree.chains`)
+    dense    scaled-dot-product attention with the rule as a boolean mask: the reference, and fast for small layouts
+    chains   for the CPU: each chain of the layout is a causal sequence that follows its ancestors
+             (`art.trainer.tree.chains`)
     flex     FlexAttention with a block mask, for CUDA
 
 A layer may add a sliding window to the rule, and sinks to the softmax (gpt-oss): see `Formula`.
+`art.trainer.attention.kernel_choice` chooses the kernel of a layout.
 
-Which of them runs a layout is for `art.trainer.attention.kernel_choice` to say.
-
-A model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`, which reaches
-the attention function as a keyword argument of every layer.
+The model is loaded with `attn_implementation=ATTENTION_NAME` and called with `tree_layout=TreeLayout(...)`. Every layer
+passes that keyword argument on to the attention function.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ ATTENTION_NAME = "art_prefix_tree"
 KernelName = Literal["dense", "chains", "flex"]
 
 _UNSUPPORTED = ("softcap", "position_bias")
-"""Attention features that change the formula and that no kernel here computes."""
-
+"""Attention features that change the formula. No kernel here computes them."""
 
 _SINK_WIDTH = 8
-"""Of the heads in `_with_sink_key`: fast kernels want their size to be a multiple of 8."""
+"""Columns that `_with_sink_key` adds to each head: fast kernels need a head size that is a multiple of 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +48,12 @@ class Formula:
     window: int | None = None
     """A query sees its own token and the `window - 1` before it; `None` for all."""
     sinks: Tensor | None = None
-    """[H] logits that share in the softmax and lead to no value."""
+    """[H] logits that take part in the softmax and have no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """A `PrefixTree` on the device of the model, with what kernels derive from it."""
+    """A `PrefixTree` on the device of the model."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
@@ -62,11 +61,11 @@ class TreeLayout:
     chains: list[ChainKeys]
     kernel: KernelName
     derived: dict[Any, Any] = field(default_factory=dict)
-    """Masks by (kind, window), made by the first layer that needs them."""
+    """Masks and plans by (kernel, window), cached by the first layer that needs them."""
 
 
 def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -> TreeLayout:
-    """`tree` on `device`, to be run by `kernel`."""
+    """Copy `tree` to `device`, prepared for `kernel`."""
     return TreeLayout(
         token_ids=torch.from_numpy(tree.token_ids).to(device),
         positions=torch.from_numpy(tree.positions).to(device),
@@ -77,12 +76,12 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to transformers. Harmless when repeated."""
+    """Register `ATTENTION_NAME` with transformers. May be called again."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
-    # Without a mask function of our own, transformers guesses packed sequences from jumps in positions, and those of
-    # a tree jump everywhere. The layout carries the mask, so nothing is left to make.
+    # Without a mask function, transformers infers packed sequences from jumps in positions, and positions of a tree
+    # jump everywhere. The layout carries the mask, so the function returns none.
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
@@ -105,7 +104,7 @@ def attend(
     """The attention function that transformers calls in every layer. Returns [1, T, H, D].
 
     Raises:
-        ConfigError: the model's layers do not pass the layout on, or use a feature that is not computed here.
+        ConfigError: the model's layers do not pass on the layout, or use a feature that the trainer does not compute.
     """
     if tree_layout is None:
         raise ConfigError(
@@ -123,7 +122,7 @@ def attend(
 
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
-    """The rule as a mask: [T, T] booleans, so memory and time are quadratic in the layout."""
+    """Attention with the rule as a [T, T] boolean mask. Memory and time are quadratic in the layout."""
     mask = layout.derived.get(("dense", formula.window))
     if mask is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
@@ -136,7 +135,7 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, 
 
 
 def _with_sink_key(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sinks as one more key with the value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] as before."""
+    """Turn sinks into one more key with value 0: [q, sink] . [0, 1] is the sink, and [q, sink] . [k, 0] is q . k."""
     columns = pad(sinks[:, None], (0, _SINK_WIDTH - 1))[None, :, None].to(query.dtype)  # [1, H, 1, width]
     query = torch.cat([query, columns.expand(-1, -1, query.shape[2], -1)], dim=-1)
     size = key.shape[-1]
@@ -146,7 +145,7 @@ def _with_sink_key(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> 
 
 
 def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
-    """[T, T] booleans, queries by keys. With a sliding window a key is also at most `window - 1` places back."""
+    """The rule as [T, T] booleans, queries by keys. With `window` a key is at most `window - 1` positions back."""
     index = torch.arange(len(subtree_end), device=subtree_end.device)
     mask = (index[None, :] <= index[:, None]) & (index[:, None] < subtree_end[None, :])
     if window is not None:
@@ -158,7 +157,7 @@ def _repeat_heads(x: Tensor, times: int) -> Tensor:
     return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
-def _chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
+def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
     (num_heads, num_tokens), window = query.shape[1:3], formula.window
     work = layout.derived.get(("chains", num_heads, window))
     if work is None:
@@ -168,6 +167,7 @@ def _chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formu
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
+    """Attention by FlexAttention with a block mask of the rule."""
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     window, sinks = formula.window, formula.sinks
@@ -181,14 +181,14 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
     function = _flex_function(query.device.type)
     if sinks is None:
         out: Tensor = function(query, key, value, **options)
-    else:  # its share of the softmax is taken off what attention without a sink gives
+    else:  # attention without a sink, scaled down by the sink's share of the softmax
         out, aux = function(query, key, value, return_aux=AuxRequest(lse=True), **options)
         out = out * torch.sigmoid(aux.lse - sinks.float()[:, None])[..., None].to(out.dtype)
     return out.transpose(1, 2)
 
 
 def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
-    """The rule as FlexAttention wants it, a function of single indices."""
+    """The rule as a function of single indices, which FlexAttention takes."""
 
     def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = (k <= q) & (q < subtree_end[k])
@@ -203,13 +203,13 @@ def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Cal
 def _flex_function(device_type: str) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Uncompiled it materialises all scores, which only a small forward pass on CPU can afford.
+    # Without compilation it materialises all scores, which is only acceptable for small layouts on a CPU.
     function: Callable[..., Any] = torch.compile(flex_attention) if device_type == "cuda" else flex_attention
     return function
 
 
 KERNELS: dict[KernelName, Callable[[Tensor, Tensor, Tensor, TreeLayout, Formula], Tensor]] = {
     "dense": attend_dense,
-    "chains": _chains,
+    "chains": _attend_chains,
     "flex": attend_flex,
 }

@@ -1,6 +1,6 @@
-"""Losses of single targets. One file per algorithm; the trainer only sums what they return.
+"""Losses of single targets, one file per algorithm. The trainer sums what they return.
 
-A loss is a function of (`LossInputs`, its config) to `TokenLoss`, all [N].
+A loss is a function from `LossInputs` and its config to `TokenLoss`, all [N].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["LossInputs", "TokenLoss", "sft_loss", "term_loss"]
 
 
 def term_loss(inputs: LossInputs, term: LossConfig) -> TokenLoss:
-    """The loss that `term` names, without its weight."""
+    """Compute the loss that `term` configures, without its weight."""
     match term:
         case DppoConfig():
             return dppo_loss(inputs, term)

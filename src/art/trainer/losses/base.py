@@ -1,4 +1,4 @@
-"""What every loss is given and returns."""
+"""Input and output of every loss."""
 
 from __future__ import annotations
 
@@ -11,38 +11,34 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """N targets of S samples, every sample complete. All tensors are [N] but for `num_samples`."""
+    """N targets of S whole samples. All tensors are [N]."""
 
     policy_logprobs: Tensor  # differentiable
-    anchor_logprobs: Tensor  # what importance ratios compare with: the sampler, or the policy at the step's start
+    anchor_logprobs: Tensor  # denominator of importance ratios: the sampler, or the policy at the step's start
     sampling_logprobs: Tensor
     advantages: Tensor
     samples: Tensor  # index of the target's sample
     num_samples: int
     streams: Mapping[str, Tensor] = field(default_factory=dict)
-    """Further log-probs of the targets by name: references and the teacher, see `art.trainer.streams`."""
+    """More log-probs [N] of the targets, by name: references and the teacher. See `art.trainer.streams`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
     values: Tensor  # [N] loss of each target, differentiable in its policy log-prob
-    clipped_low: Tensor  # [N] booleans: dropped or cut because the policy gives it less probability than the anchor
-    clipped_high: Tensor  # [N] the same for more
-
-    @property
-    def masked(self) -> Tensor:
-        return self.clipped_low | self.clipped_high
+    clipped_low: Tensor  # [N] booleans: dropped or clipped because the policy gives less probability than the anchor
+    clipped_high: Tensor  # [N] booleans: dropped or clipped because it gives more
 
 
 def unclipped(values: Tensor) -> TokenLoss:
-    """A loss that cuts nothing."""
+    """A loss that drops and clips no target."""
     none = torch.zeros_like(values, dtype=torch.bool)
     return TokenLoss(values, none, none)
 
 
 def log_ratio(inputs: LossInputs, limit: float = 20.0) -> Tensor:
-    """log(policy / anchor), clamped so that neither its exponential nor that one's gradient overflows.
+    """log(policy / anchor) [N], clamped to +-`limit` so that neither its exponential nor the gradient overflows.
 
-    Beyond exp(20) = 5e8 the ratio of a token says that something broke, not what to learn: it has no gradient there.
+    A ratio above exp(20) = 5e8 means that something broke. It has no gradient.
     """
     return (inputs.policy_logprobs - inputs.anchor_logprobs).clamp(-limit, limit)

@@ -15,7 +15,7 @@ from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
 
 
 def cispo_loss(inputs: LossInputs, config: CispoConfig) -> TokenLoss:
-    """The clips say where the weight was cut; those tokens still learn."""
+    """`clipped_low` and `clipped_high` mark where the weight was clipped. Those tokens are still trained."""
     with torch.no_grad():
         ratio = log_ratio(inputs).exp()
         weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

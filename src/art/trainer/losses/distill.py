@@ -1,13 +1,13 @@
-"""On-policy distillation: each token's advantage is how much more the teacher likes it than the policy does.
+"""On-policy distillation: a token's advantage is the teacher's log-prob minus the policy's.
 
     a = log teacher - log pi                           clamped to [-max_advantage, max_advantage]
     loss   -stop_gradient(min(pi / anchor, 5) * a) * log pi
 
-Without the two limits this is the gradient of the reverse KL(pi || teacher) of every token, also where the policy has
-moved since it sampled. Rewards play no part.
+Without the two limits this is the gradient of the reverse KL(pi || teacher) of every token, also after the policy has
+moved away from the sampler. Rewards are not used.
 
-Source: "On-policy distillation" (thinkingmachines.ai/blog/on-policy-distillation), which takes the sampler's log-prob
-for the policy's, and "On-policy distillation of language models" (arXiv 2306.13649).
+Source: "On-policy distillation" (thinkingmachines.ai/blog/on-policy-distillation), which uses the sampler's log-prob
+in place of the policy's, and "On-policy distillation of language models" (arXiv 2306.13649).
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     m = beta * (h(chosen) - h(rejected))
     loss of a pair   -(1 - e) log sigmoid(m) - e log sigmoid(-m)               e: label smoothing
 
-A pair's loss couples all tokens of both rollouts, which may lie in different micro-batches. But its gradient is a
-number per rollout times the sum of the gradients of its log-probs. So the log-probs are computed first (one forward
-pass), the numbers follow in closed form, and what is trained is a plain weighted sum: any packing, the exact gradient.
+The loss of a pair depends on all tokens of both rollouts, which may lie in different micro-batches. But its gradient is
+one coefficient per rollout, times the sum of the gradients of that rollout's log-probs. So the log-probs are computed
+first (one forward pass), the coefficients follow in closed form, and a plain weighted sum is trained. Its gradient is
+exact for any packing.
 
 Sources: "Direct Preference Optimization" (arXiv 2305.18290), equation 7; label smoothing: "A note on DPO with noisy
 preferences" (https://ericmitchell.ai/cdpo.pdf).
@@ -26,12 +27,12 @@ from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """What the pairs of an update say."""
+    """Loss and statistics of preference pairs."""
 
     loss: float
     """Mean over pairs."""
     accuracy: float
-    """Share of pairs that the policy orders right."""
+    """Share of pairs with m > 0: the policy prefers the chosen rollout."""
     margin: float
     """Mean m."""
     coefficients: dict[str, float]
@@ -39,7 +40,7 @@ class Preferences:
 
 
 def judge_preferences(gains: Mapping[str, float], pairs: Sequence[tuple[str, str]], config: DpoConfig) -> Preferences:
-    """`gains` is h by rollout id; `pairs` (at least one) are (chosen, rejected) rollout ids."""
+    """Compute the loss of `pairs` (at least one) of (chosen, rejected) rollout ids. `gains` is h by rollout id."""
     names = {name: i for i, name in enumerate(gains)}
     h = torch.tensor(list(gains.values()), dtype=torch.float64, requires_grad=True)
     chosen, rejected = (torch.tensor([names[pair[side]] for pair in pairs]) for side in (0, 1))
@@ -56,5 +57,5 @@ def judge_preferences(gains: Mapping[str, float], pairs: Sequence[tuple[str, str
 
 
 def dpo_loss(inputs: LossInputs) -> TokenLoss:
-    """`advantages` hold minus the coefficient of the target's rollout."""
+    """Linear loss of each target. Its advantage is minus the coefficient of its rollout (`judge_preferences`)."""
     return unclipped(-inputs.advantages * inputs.policy_logprobs)

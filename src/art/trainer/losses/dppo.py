@@ -1,14 +1,14 @@
-"""Importance-weighted policy gradient with the binary total-variation mask. The default.
+"""DPPO, the default loss: importance-weighted policy gradient with the binary total-variation mask.
 
     r = pi / mu,  d = pi - mu        pi: the policy's probability of the token, mu: the anchor's
     dropped      A > 0 and d > mask_high,   or   A < 0 and d < -mask_low
-    loss         -A * min(r, max_ratio) + log_ratio_penalty * (log r)^2       of the tokens that are not dropped
+    loss         -A * min(r, max_ratio) + log_ratio_penalty * (log r)^2       for tokens that are not dropped
 
-The mask bounds how far a *probability* moves, so a rare token may multiply its probability without being cut off, and a
-likely one may not run away. A token without advantage is not trained, so that no signal means no gradient.
+The mask bounds how far a *probability* moves. So a rare token may multiply its probability without being dropped, and a
+likely token cannot move far. A token with advantage 0 is not trained, so it adds no penalty either.
 
 Source: "Rethinking the Trust Region in LLM Reinforcement Learning" (arXiv 2602.04879), the binary approximation of the
-total variation; penalty and mask values are prime-rl's; the upper clamp of the ratio is added as insurance.
+total variation; penalty and mask values are prime-rl's; the upper clamp of the ratio is our addition, for safety.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """GSPO: PPO's surrogate on one ratio per sample, the geometric mean over its tokens.
 
     s   = exp(mean over the sample's targets of log(pi / anchor))
-    s_t = stop_gradient(s) * pi / stop_gradient(pi)                     the value of s, the gradient of the token
+    s_t = stop_gradient(s) * pi / stop_gradient(pi)                     value of s, gradient of the token
     loss   -min(s_t * A, clip(s_t, 1 - clip_low, 1 + clip_high) * A)    of every target
 
-This is the paper's GSPO-token. Where all tokens of a sample have one advantage, its loss and gradient are those of
-GSPO; where turns or tokens have their own, each learns from its own. A clip cuts a whole sample off, so the bounds are
-orders of magnitude tighter than PPO's. With `normalize="rollout"` a sample's targets sum to the paper's loss of it.
+This is the paper's GSPO-token. If all tokens of a sample have one advantage, loss and gradient equal those of GSPO. If
+turns or tokens have advantages of their own, each learns from its own. Clipping drops a whole sample, so the bounds are
+orders of magnitude tighter than PPO's. With `normalize="rollout"` a sample's targets sum to the paper's loss.
 
 Source: "Group Sequence Policy Optimization" (arXiv 2507.18071), equations 5, 13 and 14; the bounds are those of its
 section 5.1.

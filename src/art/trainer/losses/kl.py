@@ -4,9 +4,10 @@
     k1 = d        k2 = d^2 / 2        k3 = exp(-d) - 1 + d              (Schulman, joschu.net/blog/kl-approx.html)
     loss   r * k1,   stop_gradient(r) * k2,   r * k3           with r = min(pi / anchor, 5)
 
-The tokens come from the anchor, so the ratio makes each the KL of the *trained* policy; and it is what gives k1 and k3
-the gradient of the KL at all: without it k1's is zero on average and k3's points along the forward KL ("On a few
-pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477). k2's own gradient is right as it is.
+Tokens were sampled from the anchor, so the ratio makes each estimate one for the *trained* policy. It also gives k1 and
+k3 the gradient of the KL: without the ratio, the gradient of k1 is zero on average and that of k3 is the gradient of
+the forward KL ("On a few pitfalls in KL divergence gradient estimation for RL", arXiv 2506.09477). The gradient of k2
+is right without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from art.trainer.streams import reference_name
 
 _MAX_RATIO = 5.0
 _LIMIT = 20.0
-"""Of |d|: exp(20) nats apart, the reference is no reference any more, and the estimate stays finite."""
+"""Largest |d| in nats that counts, so that the estimate stays finite."""
 
 
 def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
@@ -37,7 +38,7 @@ def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
 
 
 def kl_estimate(difference: Tensor, estimator: str) -> Tensor:
-    """Of KL(policy || reference) at tokens of the policy, from log policy - log reference [N]."""
+    """Estimate KL(policy || reference) at tokens of the policy. `difference` [N] is log policy - log reference."""
     difference = difference.clamp(-_LIMIT, _LIMIT)
     match estimator:
         case "k1":

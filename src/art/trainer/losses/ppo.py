@@ -1,8 +1,8 @@
-"""PPO's clipped surrogate: the loss of GRPO, Dr.GRPO and DAPO, which differ in advantages and normalisation.
+"""PPO's clipped surrogate. GRPO, Dr.GRPO and DAPO use it with other advantages and normalisation.
 
     r = pi / anchor
     loss   -min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
-    dual   of tokens with A < 0 at most -dual_clip * A
+    dual   for tokens with A < 0, the loss is at most -dual_clip * A
 
 Sources: "Proximal Policy Optimization Algorithms" (arXiv 1707.06347), equation 7; the wider upper bound is that of DAPO
 (arXiv 2503.14476); the dual clip is that of "Mastering Complex Control in MOBA Games" (arXiv 1912.09729), equation 5.

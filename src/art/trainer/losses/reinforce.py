@@ -3,8 +3,8 @@
     r = pi / anchor
     loss   -stop_gradient(min(r, max_ratio)) * A * log pi
 
-Without `max_ratio` it is unbiased and has the variance of the ratio; with it, it is truncated importance sampling
-("Truncated importance sampling", Ionides 2008, https://doi.org/10.1198/106186008X320456).
+Without `max_ratio` the gradient is unbiased and has the variance of the ratio. With it, this is truncated importance
+sampling ("Truncated importance sampling", Ionides 2008, https://doi.org/10.1198/106186008X320456).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cross-entropy: the negative log-prob of each target.
 
-As a term of a reinforcement-learning step it learns only from targets with positive advantage: rejection fine-tuning.
+As a term of a reinforcement-learning step, it trains only targets with positive advantage (rejection fine-tuning).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
 
 
 def sft_loss(policy_logprobs: Tensor) -> TokenLoss:
-    """[N] to [N]."""
+    """Cross-entropy [N] of targets with log-probs `policy_logprobs` [N]."""
     return unclipped(-policy_logprobs)
 
 
 def rejection_loss(inputs: LossInputs) -> TokenLoss:
+    """Cross-entropy of targets with positive advantage, 0 for the others."""
     return unclipped(torch.where(inputs.advantages > 0, -inputs.policy_logprobs, 0.0))

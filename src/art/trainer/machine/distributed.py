@@ -1,18 +1,17 @@
-"""Several processes train as one.
+"""Several processes that train as one.
 
-All of them make the same `Trainer` calls, on the same samples and the same checkpoint, and differ only in which
-micro-batches they run. Between them go
+All of them make the same `Trainer` calls, on the same samples and the same checkpoint. They differ only in which
+micro-batches they run. They exchange
 
-    the gradient    one sum per update, of the adapter's flat vector (gloo on CPU, NCCL on CUDA)
-    the record      gathered once per update, so that each knows, judges and reports the whole step
-    streams         log-probs without gradient (references, anchor), gathered likewise
-    errors          with whatever is gathered next, so that what fails in one fails in all, and the next call finds
-                    them all ready
-    files           written by the first process; the others wait for what came of it
-    base weights    only with `shard_base`, layer by layer, by `fully_shard`
+    the gradient    one sum per update, of the flat vector of trained weights (gloo on CPU, NCCL on CUDA)
+    the record      gathered once per update, so that every process judges and reports the whole step
+    streams         log-probs without a gradient (references, anchor), gathered too
+    errors          sent with the next gather, so that a failure in one process fails the call in all of them
+    files           the first process writes them, and tells the others the outcome
+    base weights    only with `shard_base`: layer by layer, by `fully_shard`
 
-After the sum all make the same optimiser update on the same bytes (both libraries give every process the same sum), so
-adapter and moments never need to be sent. One process alone does without torch.distributed.
+After the sum every process makes the same optimiser update on the same bytes (both libraries give all processes the
+same sum), so trained weights and moments are never sent. A single process does not use torch.distributed.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _IDLE_TIMEOUT = timedelta(days=365)
-"""Of objects: processes wait for the next call as long as nobody trains."""
+"""Timeout of collectives of Python objects. Processes wait for the next call while nobody trains."""
 _STEP_TIMEOUT = timedelta(hours=12)
-"""Of tensors. Who is late or gone is for the supervisor to say, long before."""
+"""Timeout of tensor collectives. The supervisor notices a late or dead process much earlier."""
 
 
 class _ElsewhereError(Exception):
@@ -53,16 +52,16 @@ class _ElsewhereError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The processes that train together, seen from one of them; by default one alone."""
+    """The processes that train together, as one of them sees it. The default is a single process."""
 
     rank: int = 0
     size: int = 1
     objects: Any = None
-    """The group through which Python objects go: gloo on every device, and patient."""
+    """Process group for Python objects: gloo on every device, with a long timeout."""
 
     @classmethod
     def from_environment(cls, config: TrainerConfig) -> Team:
-        """Meet the processes that `torchrun` started with this one; returns when all are there. Alone without it.
+        """Join the processes that `torchrun` started with this one. Without `torchrun`, return `ALONE`.
 
         Raises:
             ConfigError: this machine has fewer devices than processes.
@@ -74,8 +73,8 @@ class Team:
         num_devices = {"cpu": local_size, "cuda": torch.cuda.device_count()}.get(device.type, 1)
         if num_devices < local_size:
             raise ConfigError(
-                f"the trainer is to run {local_size} processes, each on a device of its own, but this machine has "
-                f"{num_devices} of {device.type!r}",
+                f"the trainer needs {local_size} devices of type {device.type!r}, one for each process, but this "
+                f"machine has {num_devices}; set `num_processes` to at most that",
                 param="num_processes",
             )
         backend = "gloo"
@@ -89,14 +88,14 @@ class Team:
 
     @contextlib.contextmanager
     def call(self, *, in_lockstep: bool = False) -> Iterator[None]:
-        """What all processes do inside succeeds in all of them, or raises in all of them.
+        """Make the block succeed in all processes, or raise in all of them.
 
-        The process that fails tells the others where they next `gather`, at the latest at the end of the block. Where
-        they work `in_lockstep`, meeting within every layer, that may be never: the team then cannot go on.
+        A process that fails tells the others at their next `gather`, at the latest at the end of the block. Processes
+        that work `in_lockstep` meet in every layer and may never reach that point; then the team cannot go on.
 
         Raises:
-            ArtError: what another process raised; if that was none, its type and message.
-            ProcessError: another process is gone, or this one fell out of step.
+            ArtError: the error of another process. If that was no `ArtError`, the message has its type and text.
+            ProcessError: another process is gone, or a process that works in lockstep failed unexpectedly.
         """
         if self.size == 1:
             yield
@@ -121,12 +120,12 @@ class Team:
             raise
 
     def gather(self, value: T) -> list[T]:
-        """What every process has, by rank. For use within `call`."""
+        """The values of all processes, by rank. For use within `call`."""
         return [value] if self.size == 1 else self._exchange(value, None)
 
     def _exchange(self, value: T, error: ArtError | None) -> list[T]:
         answers: list[Any] = [None] * self.size
-        with _losing_nobody():
+        with _reporting_lost_processes():
             dist.all_gather_object(answers, (error, value), group=self.objects)
         for failure, _ in answers:
             if failure is not None:
@@ -134,34 +133,34 @@ class Team:
         return [value for _, value in answers]
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns on the first process; the others do not call it. For use within `call`."""
-        self.gather(None)  # not while another process fails
+        """Call `make` on the first process only; return its result on all. For use within `call`."""
+        self.gather(None)  # do not start while another process fails
         value = make() if self.rank == 0 else None
-        self.gather(None)  # a failure to make it ends the call here
+        self.gather(None)  # if `make` failed, the call ends here in all processes
         return self.broadcast(value)  # type: ignore[return-value]  # what `make` made
 
     def broadcast(self, value: T) -> T:
-        """The first process's value."""
+        """The value that the first process passed."""
         values = [value]
         if self.size > 1:
-            with _losing_nobody():
+            with _reporting_lost_processes():
                 dist.broadcast_object_list(values, src=0, group=self.objects)
         return values[0]
 
     def sum_gradients(self, grads: Tensor) -> None:
-        """Add up, in place and on every process."""
+        """Replace `grads` by the sum over all processes, in place."""
         if self.size > 1:
-            with _losing_nobody():
+            with _reporting_lost_processes():
                 dist.all_reduce(grads)
 
 
 @contextlib.contextmanager
-def _losing_nobody() -> Iterator[None]:
-    """Communication fails when another process has died."""
+def _reporting_lost_processes() -> Iterator[None]:
+    """Turn failed communication into a `ProcessError`: it means that another process died."""
     try:
         yield
-    except RuntimeError as error:  # torch.distributed has no narrower one for it
-        raise ProcessError(f"the connection to the trainer's other processes broke: {error}") from error
+    except RuntimeError as error:  # torch.distributed raises nothing more specific
+        raise ProcessError(f"lost the connection to the trainer's other processes: {error}") from error
 
 
 ALONE = Team()

@@ -1,4 +1,4 @@
-"""How much memory a step left at its worst moment."""
+"""How much memory was left when a step used most."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def headroom_bytes(device: torch.device) -> int:
-    """Memory that was left at the worst moment: free now, less what this process had more of at its peak."""
+    """Free memory at the process's peak: what is free now, minus what the process has given back since its peak."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device))
@@ -22,12 +22,12 @@ def headroom_bytes(device: torch.device) -> int:
 
 
 def _free_main_memory() -> int:
-    """Available on this machine and within the limit of its container."""
+    """Bytes that are available on this machine, within the limit of its container."""
     page = os.sysconf("SC_PAGE_SIZE")
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # not Linux: what is not used by anybody
+    except (OSError, KeyError, ValueError):  # not Linux: all memory that this process does not use
         free = os.sysconf("SC_PHYS_PAGES") * page - _resident_bytes()
     try:
         limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))

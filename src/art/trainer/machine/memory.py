@@ -1,4 +1,4 @@
-"""Recognising that memory ran out, and getting back what can be had."""
+"""Recognising that memory ran out, and freeing what can be freed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed: of a device by its own type, of the CPU by what torch's allocator says."""
+    """Whether an allocation failed. Devices have an error type for it; on a CPU only the message of torch tells."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 def release_memory() -> None:
-    """Free what failed passes left behind; outside of the `except` block, whose error holds on to their tensors."""
+    """Free the memory of failed passes. Call it outside the `except` block, whose error still holds their tensors."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,9 +1,9 @@
-"""The frozen base weights split over the processes by torch's FSDP2, for models that do not fit one device.
+"""Splitting the frozen base weights over processes with torch's FSDP2, for models that do not fit one device.
 
-Each decoder layer's weights are gathered when it runs, forward and backward, and dropped again. Nothing of the adapter
-is sharded: it is injected afterwards, and `fully_shard` manages only what it saw. Embedding, final norm and head stay
-whole, since the head is read outside of the model's forward pass. As gathering needs every process, all must run the
-model equally often.
+The weights of a decoder layer are gathered when it runs, forward and backward, and freed afterwards. The adapter is not
+sharded: it is injected later, and `fully_shard` manages only what exists when it is called. Embedding, final norm and
+head stay whole, because the head is read outside of the model's forward pass. Gathering needs every process, so all
+processes must run the model equally often.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from art.trainer.policy.layers import decoder_layers
 
 
 def shard_layers(model: Any, device: torch.device) -> None:
-    """Split the decoder layers of a Hugging Face causal LM over all processes, layer by layer, from where they were
-    loaded to `device`.
+    """Split the decoder layers of a Hugging Face causal LM over all processes, and move them to `device`.
 
     Raises:
-        ConfigError: the model does not say which of its modules are its layers.
+        ConfigError: the model does not name its decoder layers.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -38,6 +37,6 @@ def shard_layers(model: Any, device: torch.device) -> None:
 
 
 def idle_layout(device: torch.device) -> TreeLayout:
-    """One token, for a pass that adds nothing, beside a process with more to do."""
+    """A layout of one token, for a pass that contributes nothing while another process has one more micro-batch."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
     return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")

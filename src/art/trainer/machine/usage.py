@@ -1,4 +1,4 @@
-"""How well a step used its device: the arithmetic that it needs, what the device can do, and memory."""
+"""How well a step used its device: arithmetic that it needs, the device's peak speed, and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GPU_PEAKS = {
     "RTX 4090": 1.65e14,
     "RTX 3090": 7.1e13,
 }
-"""Dense bfloat16 operations per second with float32 sums, by data sheet."""
+"""Peak dense bfloat16 operations per second with float32 accumulation, from data sheets."""
 
 _PRODUCT_SIZE = 1024
 _NUM_PRODUCTS = 3
@@ -37,7 +37,7 @@ _NUM_PRODUCTS = 3
 def measure_usage(
     base: BaseModel, record: StepRecord, updates_s: float, *, peak_flops: float, trains_base_weights: bool
 ) -> dict[str, float]:
-    """Metrics of updates that took `updates_s` on a device that can do `peak_flops` operations per second."""
+    """Metrics of updates that took `updates_s` seconds, on a device with `peak_flops` operations per second."""
     flops_per_s = count_flops(base, record, trains_base_weights=trains_base_weights) / updates_s
     return {
         "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
@@ -50,12 +50,12 @@ def measure_usage(
 
 
 def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: bool = False) -> float:
-    """Operations that the step's updates need, a multiplication and an addition being two.
+    """Floating-point operations that the updates need. A multiplication and an addition are two operations.
 
-    Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for that of the weight if it is trained.
-    With a frozen base that is 4 N D where arXiv 2001.08361 has 6 N D; the thin products of its adapter are not counted.
-    Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight. What is computed
-    twice, e.g. by gradient checkpointing, is counted once.
+    Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for the gradient of the weight if it is
+    trained. With a frozen base that is 4 N D, where arXiv 2001.08361 has 6 N D; the small products of the adapter are
+    not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
+    Recomputation, e.g. by gradient checkpointing, is not counted.
     """
     config = base.model.config
     config = getattr(config, "get_text_config", lambda: config)()
@@ -66,7 +66,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
 
 
 def count_active_weights(base: BaseModel) -> int:
-    """Weights of the backbone's linear layers that one token meets: of a mixture of experts, those of its experts."""
+    """Weights of the backbone's linear layers that one token uses; in a mixture, only those of its experts."""
     linear = sum(
         module.in_features * module.out_features
         for name, module in base.backbone.named_modules()
@@ -90,7 +90,7 @@ def _share_of_experts(base: BaseModel) -> float:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second that the device can do in `dtype`, with the threads that torch has now."""
+    """Peak operations per second of the device in `dtype`, on a CPU with the threads that torch uses now."""
     return _peak_flops(device, dtype, torch.get_num_threads())
 
 
@@ -105,13 +105,13 @@ def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> f
     times = []
     for _ in range(_NUM_PRODUCTS):
         started = time.perf_counter()
-        float((a @ b)[0, 0])  # reading a number waits for the device
+        float((a @ b)[0, 0])  # reading a number waits until the device is done
         times.append(time.perf_counter() - started)
     return float(2 * size**3 / min(times))
 
 
 def known_peak(gpu: str) -> float | None:
-    """By data sheet; the first entry whose words are among those of the GPU's name."""
+    """Peak from the data sheet, or `None`. The first entry whose words are in the GPU's name counts."""
     return next((peak for name, peak in _GPU_PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)
 
 
@@ -121,7 +121,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """CUDA: most that tensors took since the reset. Else: most that this process ever had resident."""
+    """On CUDA the most that tensors took since `reset_peak_memory`. Else the most this process ever had resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

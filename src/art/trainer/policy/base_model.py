@@ -1,4 +1,4 @@
-"""The frozen base model: loading it, running a layout through it, and proving that the two fit together."""
+"""The frozen base model: loading it, checking that it can be trained, and running layouts through it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from art.config import TrainerConfig
 from art.errors import ConfigError
 from art.kernels.quantization import loading_options
 from art.trainer.attention.tree_attention import ATTENTION_NAME, TreeLayout, make_layout, register_attention
-from art.trainer.contract import TrainingSample
+from art.trainer.contract import plain_sample
 from art.trainer.machine.shard import shard_layers
 from art.trainer.step.logprobs import Head, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
@@ -22,20 +22,20 @@ from art.trainer.tree.tree import build_tree, check_sample
 _log = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-"""Largest difference in nats between a tree and separate sequences; what a wrong mask or head does is far above it."""
+"""Largest allowed difference in nats between a tree and separate sequences. A wrong mask or head gives far more."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
     name: str
     model: torch.nn.Module
-    """Hugging Face causal LM with `ATTENTION_NAME` as its attention."""
+    """Hugging Face causal LM that runs the attention `ATTENTION_NAME`."""
     backbone: torch.nn.Module
-    """Its decoder without the head; gives final hidden states."""
+    """The decoder without the head. Returns final hidden states."""
     head: Head
     device: torch.device
     is_sharded: bool = False
-    """Its layers' weights are split over processes: all must run it equally often, and none sees a whole weight."""
+    """Whether the layers' weights are split over processes. All processes must then run the model equally often."""
 
     @property
     def vocab_size(self) -> int:
@@ -43,10 +43,10 @@ class BaseModel:
 
 
 def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
-    """Load `name` (a directory or a hub id), frozen.
+    """Load the frozen base model `name`, a directory or a hub id.
 
     Raises:
-        ConfigError: it cannot be loaded, or its architecture does not compute what the trainer would train.
+        ConfigError: the model cannot be loaded, or the trainer cannot train its architecture.
     """
     from transformers import AutoModelForCausalLM
 
@@ -72,7 +72,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
     model.requires_grad_(False)
     if config.shard_base:
         shard_layers(model, device)
-    if config.quantization == "none":  # quantised weights are made in their place
+    if config.quantization == "none":  # quantised weights are loaded onto the device
         model = model.to(device)
     _set_mode(model, gradient_checkpointing=config.gradient_checkpointing)
     head = model.get_output_embeddings()
@@ -90,7 +90,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
 
 
 def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Final hidden states [T, H] of a layout; `weights` stand in for parameters of the backbone by name."""
+    """Final hidden states [T, H] of a layout. `weights` replace parameters of the backbone, by name."""
     inputs: dict[str, Any] = {
         "input_ids": layout.token_ids[None],
         "position_ids": layout.positions[None],
@@ -106,27 +106,17 @@ def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tens
 
 
 def check_architecture(base: BaseModel) -> None:
-    """Compare a small tree with the model's own forward pass over each sequence alone.
+    """Compare log-probs over a small prefix tree with the model's own forward pass over each sequence alone.
 
-    Layers that mix neighbours without attention (state-space models), heads that do more than a linear map and
-    attention that ignores the layout all fail here, by name, instead of training something else in silence.
+    Three kinds of models would train wrongly without this check: layers that mix tokens without attention (state-space
+    models), heads that are more than a linear map, and attention that ignores the layout.
 
     Raises:
-        ConfigError: they differ.
+        ConfigError: the log-probs differ.
     """
     ids = [(11 + 7 * i) % base.vocab_size for i in range(12)]
     sequences = [ids, ids[:5] + ids[8:] + ids[:3]]
-    samples = [
-        TrainingSample(
-            sample_id=str(number),
-            rollout_id=str(number),
-            token_ids=sequence,
-            loss_mask=[i > 0 for i in range(len(sequence))],
-            sampling_logprobs=[0.0] * len(sequence),
-            advantages=[0.0] * len(sequence),
-        )
-        for number, sequence in enumerate(sequences)
-    ]
+    samples = [plain_sample(sequence, str(number)) for number, sequence in enumerate(sequences)]
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=base.vocab_size))]
     tree = build_tree(paths)
     rows = group_by_row(tree.targets, base.device)
@@ -158,7 +148,7 @@ def _own_logprobs(base: BaseModel, token_ids: list[int]) -> Tensor:
 
 
 def choose_device(config: TrainerConfig) -> torch.device:
-    """What is configured, else CUDA, else Apple's, else the CPU."""
+    """The configured device; for "auto" the first available of CUDA, Apple's MPS and CPU."""
     if config.device != "auto":
         return torch.device(config.device)
     if torch.cuda.is_available():
@@ -173,7 +163,7 @@ def _choose_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype | 
 
 
 def _set_mode(model: Any, *, gradient_checkpointing: bool) -> None:
-    """Evaluation mode, as dropout would make trainer and engine disagree; checkpointing works in training mode only."""
+    """Switch dropout off, since the engine has none. Checkpointing needs the model in training mode."""
     model.train(gradient_checkpointing)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

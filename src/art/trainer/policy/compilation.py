@@ -1,4 +1,4 @@
-"""Decoder layers through torch.compile: fewer passes over memory between matrix products, after minutes of waiting."""
+"""Running decoder layers through torch.compile: fewer passes over memory, after minutes of compilation."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from art.trainer.policy.layers import decoder_layers
 
 
 def compile_layers(base: BaseModel) -> None:
-    """Compile each decoder layer of `base`, which happens on its first pass, for layouts of any length.
+    """Compile each decoder layer of `base` for layouts of any length. Compilation happens on the first pass.
 
-    Attention stays out of it: its kernels read the layout, which is another one each time, and flex compiles itself.
+    Attention is not compiled: its kernels read the layout, which changes each time. Flex compiles itself.
 
     Raises:
-        ConfigError: nothing can be compiled here, or the model does not say which of its modules are its layers.
+        ConfigError: torch.compile does not work here, or the model does not name its decoder layers.
     """
     from transformers import AttentionInterface
 
     layers = decoder_layers(base.model, option="compile_layers")
     try:
         torch.compile(_probe)(torch.ones(8, device=base.device))
-    except Exception as error:  # whatever is missing: a C++ compiler, Triton, headers
+    except Exception as error:  # may be anything: no C++ compiler, no Triton, no headers
         raise ConfigError(
-            f"torch.compile does not work here ({type(error).__name__}: {error}); it needs a C++ compiler, on CUDA "
-            "Triton too. Leave `compile_layers` off",
+            f"torch.compile does not work here ({type(error).__name__}: {error}); it needs a C++ compiler, and on CUDA "
+            "also Triton. Set `compile_layers` to false",
             param="compile_layers",
         ) from error
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(attend))

@@ -1,12 +1,12 @@
 """Full fine-tuning: all weights of the decoder layers and the final norm are trained, without an adapter.
 
-A second copy of the decoder, the *twin*, holds the trained weights; the base model stays beside it for KL and other
-references. Embedding and language-model head are those of the base model, frozen: the log-probs' gradient is taken in
-the forward pass, which only a frozen head allows, and the embedding often is the same tensor.
+A copy of the decoder, the *twin*, holds the trained weights. The base model stays in memory too, for KL and other
+references. Embedding and language-model head are not trained and shared with the base model: the gradient of log-probs
+is computed in the forward pass, which needs a frozen head, and the embedding often is the same tensor as the head.
 
-The weights in `values` are float32 whatever the base model's dtype is. The steps of usual learning rates are smaller
-than what bfloat16 can tell apart, so they add up in float32, and the layers compute with the rounded sum: the weights
-that an engine of the same dtype serves.
+The weights in `values` are float32 whatever the dtype of the base model. Updates at usual learning rates are smaller
+than the resolution of bfloat16, so they are added up in float32. The layers compute with the rounded sum, which is what
+an engine of the same dtype serves.
 """
 
 from __future__ import annotations
@@ -34,27 +34,29 @@ _COPIED_FILES = (
     *("config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("tokenizer*", "vocab*", "merges.txt", "spiece.model", "chat_template*"),
 )
-"""What transformers reads beside the weights: copied from the base model's folder into each checkpoint."""
+"""Files that transformers reads beside the weights. They are copied from the base model into each checkpoint."""
 
 _NORM_ELEMENTS = 2**24
-"""Numbers that are widened to float64 at a time."""
+"""How many numbers are converted to float64 at a time."""
 
 
 class FullPolicy(Policy):
-    """The trained decoder: a `Policy` whose `tensors` are named as in the Hugging Face model."""
+    """A trained copy of the decoder. Names in `tensors` are those of the Hugging Face model."""
 
     weights_file = checkpoints.MODEL_WEIGHTS
     trains_base_weights = True
 
     def __init__(self, base: BaseModel, *, compiles: bool = False) -> None:
-        """Copy the decoder of `base`; `compiles` runs the copy's layers through torch.compile.
+        """Copy the decoder of `base`. `compiles` runs the layers of the copy through torch.compile.
 
         Raises:
             ConfigError: the base weights are quantised or sharded.
         """
         if base.is_sharded or getattr(base.model, "is_quantized", False):
             raise ConfigError(
-                "full fine-tuning needs the whole base weights: not with `shard_base` or `quantization`", param="lora"
+                "full fine-tuning needs the whole, unquantised base weights; set `shard_base` and `quantization` to "
+                "their defaults, or train a LoRA",
+                param="lora",
             )
         self.base = base
         self.config = None
@@ -81,7 +83,7 @@ class FullPolicy(Policy):
         self.reset()
 
     def _attach(self, parameter: Any, value: Tensor, grad: Tensor) -> None:
-        """Let `parameter` be `value`, or its rounded copy, and collect its gradient in `grad`."""
+        """Make `parameter` a view of `value`, or a rounded copy of it, and collect its gradient in `grad`."""
         if parameter.dtype == torch.float32:
             parameter.data, parameter.grad = value, grad
             return
@@ -100,35 +102,34 @@ class FullPolicy(Policy):
             tensor.copy_(self._start[name])
 
     def files(self) -> dict[str, bytes]:
-        """A folder that transformers loads: the whole model, frozen weights included, with the base's configuration and
-        tokenizer."""
+        """A folder that transformers can load: all weights, frozen ones included, configuration and tokenizer."""
         return {**self._files, checkpoints.MODEL_WEIGHTS: dump_named(self._all_weights())}
 
     def load(self, data: bytes) -> None:
-        """See `Policy`. The frozen weights must be those of the base model."""
+        """Load a whole model, strictly (see `Policy.load`). Its frozen weights must equal those of the base model."""
         expected = self._all_weights()
-        found = read_named(data, expected, checkpoints.MODEL_WEIGHTS)
+        weights = read_named(data, expected, checkpoints.MODEL_WEIGHTS)
         for name in expected.keys() - self.tensors.keys():
-            if not torch.equal(found[name].to(expected[name].device), expected[name]):
+            if not torch.equal(weights[name].to(expected[name].device), expected[name]):
                 raise AdapterError(
-                    f"{checkpoints.MODEL_WEIGHTS} has another {name!r} than the base model {self.base.name!r}; the "
-                    "embedding and the language-model head stay frozen. It belongs to another base model"
+                    f"{checkpoints.MODEL_WEIGHTS} differs from the base model {self.base.name!r} in {name!r}, which "
+                    "is never trained. The checkpoint belongs to another base model"
                 )
         for name, tensor in self.tensors.items():
-            tensor.copy_(found[name])
+            tensor.copy_(weights[name])
 
     def norm(self) -> float:
-        """Of the weights as the layers have them, rounded to their dtype."""
+        """Norm of the change of all weights, rounded to the dtype of the layers as an engine serves them."""
         self._round()
         weights = dict(self._twin.model.named_parameters())
         return _norm(weights[name].detach().float() - start.float() for name, start in self._start.items())
 
     def change_norm(self, before: Tensor) -> float:
-        """Of the float32 weights: what is too small to show in the rounded ones counts too."""
+        """Norm of the change since `before` [P], in float32: changes that rounding would hide count too."""
         return _norm((self.values - before).split(_NORM_ELEMENTS))
 
     def _all_weights(self) -> dict[str, Tensor]:
-        """Of the whole model as `save_pretrained` would name them, tied ones once."""
+        """All weights of the model, named as by `save_pretrained`. Tied weights appear once."""
         model = self._twin.model
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         tied -= {name for name, _ in model.named_parameters()}
@@ -159,34 +160,34 @@ class FullPolicy(Policy):
             self._accumulates = False
 
     def remove(self) -> None:
-        """Nothing to do: the base model was never touched."""
+        """Do nothing: the base model was not changed."""
 
 
 def _make_twin(base: BaseModel) -> BaseModel:
-    """`base` with weights of its own, but for the frozen ones."""
-    model: Any = copy.deepcopy(base.model, _frozen_weights(base))  # what its memory names is not copied
+    """A copy of `base` that shares only the frozen weights."""
+    model: Any = copy.deepcopy(base.model, _frozen_weights(base))  # tensors in the memo are not copied
     return replace(base, model=model, backbone=getattr(model, model.base_model_prefix))
 
 
 def _frozen_weights(base: BaseModel) -> dict[int, Tensor]:
-    """Of embeddings and the head, by id."""
+    """Weights of embeddings and the head, by id."""
     embeddings = (module for module in base.model.modules() if isinstance(module, torch.nn.Embedding))
     weights = (*(module.weight for module in embeddings), base.head.weight, base.head.bias)
     return {id(weight): weight for weight in weights if weight is not None}
 
 
 def _norm(parts: Iterable[Tensor]) -> float:
-    """Frobenius norm of all together, summed in float64, which MPS does not have."""
-    there = (part.cpu() if part.device.type == "mps" else part for part in parts)
-    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in there))
+    """Frobenius norm of all parts together, summed in float64, which MPS does not have."""
+    supported = (part.cpu() if part.device.type == "mps" else part for part in parts)
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in supported))
 
 
 def _read_model_files(name: str) -> dict[str, bytes]:
-    """Configuration and tokenizer of the base model `name`, a folder or a hub id, by file name."""
+    """Configuration and tokenizer files of the base model `name` (a folder or a hub id), by file name."""
     folder = Path(name)
     if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(name, allow_patterns=list(_COPIED_FILES)))
-    found = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
-    return {path.name: path.read_bytes() for path in found}
+    files = (path for pattern in _COPIED_FILES for path in folder.glob(pattern) if path.is_file())
+    return {path.name: path.read_bytes() for path in files}

@@ -8,15 +8,18 @@ from art.errors import ConfigError
 
 
 def decoder_layers(model: Any, *, option: str) -> list[Any]:
-    """The modules that `model` names as its layers; `option` is the setting that asks for them.
+    """The modules that `model` names as its decoder layers.
+
+    Args:
+        option: the setting that needs them, for the error.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the model names none.
     """
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
         raise ConfigError(
-            f"{type(model).__name__} does not name its decoder layers; leave `{option}` off", param=option
+            f"{type(model).__name__} does not name its decoder layers; set `{option}` to false", param=option
         )
     return layers

@@ -1,12 +1,10 @@
 """Adapted linear layers in float32 on CPU: y = x W^T + bias + scale * (x A^T) B^T as one autograd function.
 
-peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here either
-- W + scale * B A is made once per update and stands in for W: the forward pass and the gradient of x then cost nothing
-  more than without an adapter, and only the gradients of A and B take thin products (`merge`);
-- or, since W is frozen, its two products (x W^T forward, g W backward) run on copies of W that oneDNN has put into its
-  own order, and thin products add to what is there (`pack`). Which is faster depends on the processor: where torch's
-  default library knows it well nothing is gained, on AVX-512 processors of AMD packing wins by a factor of two. So it
-  is measured, by shape.
+peft's own layer adds the adapter with four more passes over the output and three over its gradient. Here a layer is
+- *merged*: W + scale * B A is computed once per update and used in place of W. The forward pass and the gradient of x
+  cost no more than without an adapter, and only the gradients of A and B take low-rank products;
+- or *packed*: the two products with the frozen W (x W^T forward, g W backward) run on copies of W in oneDNN's order, if
+  that measures faster (`art.kernels.packed_linear`), and low-rank products add the adapter.
 
 Other devices, dtypes and quantised layers keep peft's layer. Import this module late: it imports peft.
 """
@@ -14,9 +12,7 @@ Other devices, dtypes and quantised layers keep peft's layer. Import this module
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +21,19 @@ from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor
 from torch.nn.functional import linear
 
+from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
+
 _log = logging.getLogger(__name__)
 
 _ROWS = 256
-"""Tokens of the measurement."""
-
-_MIN_GAIN = 1.15
-"""Packed copies take memory, twice that of the layers; a smaller gain is not worth it, and might be noise."""
+"""Rows that packed weights are laid out for: tokens of a typical micro-batch."""
 
 _MAX_MERGED_BYTES = 2**29
-"""Merged copies take as much memory as the layers, and are made anew in each update."""
-
-_MIN_ELEMENTS = 2**16
-"""Smaller weights stay in the cache, and are not packed."""
+"""Most memory for merged copies. They are as large as the layers and are recomputed in each update."""
 
 
 class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
-    """peft's layer with another forward pass: the same names, files and switches."""
+    """peft's layer with a faster forward pass. Names, files and switches are those of peft."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,7 +41,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.disable_adapters:  # also while other weights stand in for the base layer's own
+        if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
         out: Tensor
@@ -60,12 +52,12 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return out
 
     def merge(self) -> None:
-        """Run on W + scale * B A of the present factors, until the next call."""
+        """Compute W + scale * B A from the current factors, and use it until the next call."""
         a, b, scale = self._factors()
         self._merged = torch.addmm(self.base_layer.weight, b.detach(), a.detach(), alpha=scale)
 
     def _factors(self) -> tuple[Tensor, Tensor, float]:
-        """A [r, in], B [out, r] and the scale of their product."""
+        """Return A [r, in], B [out, r] and the scale of their product."""
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
@@ -74,12 +66,13 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return self._packed is not None
 
     def pack(self) -> None:
-        """Run the products with W on packed copies from now on."""
-        self._packed = _pack(self.base_layer.weight)
+        """Use packed copies of W in all products from now on."""
+        weight = self.base_layer.weight.detach()
+        self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """x [..., in], A [r, in], B [out, r] and the frozen W [out, in] give [..., out]."""
+    """Compute [..., out] from x [..., in], A [r, in], B [out, r] and the frozen W [out, in]."""
 
     @staticmethod
     def forward(
@@ -93,7 +86,7 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         packed: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         rows = x.flatten(0, -2)
-        out = linear(rows, weight, bias) if packed is None else _packed_product(rows, packed[0], bias)
+        out = linear(rows, weight, bias) if packed is None else packed_linear(rows.contiguous(), packed[0], bias)
         inner = rows @ a.T  # [N, r]
         out.addmm_(inner, b.T, alpha=scale)
         ctx.save_for_backward(x, inner, a, b, weight)
@@ -108,13 +101,13 @@ class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch i
         grad_a, grad_b = grad_inner @ rows, _grad_b(grad, inner.T, ctx.scale)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ weight if ctx.packed is None else _packed_product(grad, ctx.packed[1], None)
+            grad_x = grad @ weight if ctx.packed is None else packed_linear(grad.contiguous(), ctx.packed[1], None)
             grad_x = grad_x.addmm_(grad_inner.T, a).view(x.shape)
         return grad_x, grad_a, grad_b, None, None, None, None
 
 
 class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """x [..., in] and the merged weight [out, in] give [..., out]; A [r, in] and B [out, r] take part in gradients."""
+    """Compute [..., out] from x [..., in] and the merged weight [out, in]. A [r, in] and B [out, r] get gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, merged: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -131,54 +124,39 @@ class _MergedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is
         return grad_x, grad_a, grad_b, None, None, None
 
 
-# Thin products go the way round in which torch's library is fast at every rank: the other one takes four times as long
-# at rank 8 (measured at 256 to 2,048 columns), and as long at rank 16.
+# These orders of factors are fast at every rank. The transposed ones take four times as long at rank 8 (measured at 256
+# to 2,048 columns), and the same time at rank 16.
 
 
 def _grad_inner(grad: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Gradient [r, N] of x A^T, transposed, from that of the output [N, out]."""
+    """Gradient [r, N] of (x A^T)^T from the gradient [N, out] of the output."""
     return (b.T.contiguous() @ grad.T).mul_(scale)
 
 
 def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
-    """Gradient [out, r] of B; `inner` [r, N] is x A^T, transposed."""
+    """Gradient [out, r] of B. `inner` [r, N] is (x A^T)^T."""
     return (inner.contiguous() @ grad).mul_(scale).T
 
 
-def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W for x W^T, and W^T for g W, in oneDNN's order."""
-    pack = torch.ops.mkldnn._reorder_linear_weight
-    return pack(weight.detach(), _ROWS), pack(weight.detach().T.contiguous(), _ROWS)
-
-
-def _packed_product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), packed, bias, "none", [], "")
-    return out
-
-
-# -- what pays --
+# -- which layers are merged, which are packed --
 
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
-    """Those that gain by it: not the packed ones, and none if the copies are large, which gain least."""
+    """The layers to merge: those that are not packed, or none if the copies would be too large."""
     plain = [layer for layer in layers if not layer.is_packed]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
-    """Pack the layers whose shape measures faster that way, if the copies fit into memory; returns how many."""
-    chosen = []
-    for layer in layers:
-        num_out, num_in = layer.base_layer.weight.shape
-        if num_out * num_in >= _MIN_ELEMENTS and _packing_pays(num_out, num_in, torch.get_num_threads()):
-            chosen.append(layer)
+    """Pack the layers whose shape measures faster that way, if the copies fit into memory. Returns how many."""
+    chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
     if not chosen:
         return 0
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
     if size_bytes > _available_bytes() / 2:
         _log.warning(
-            "packed copies of %d layers would make training faster, but their %.1f GB are more than half of the memory "
-            "that is free; not packed",
+            "packed copies of %d layers would make training faster, but they take %.1f GB, more than half of the "
+            "memory that is available; not packed",
             len(chosen),
             size_bytes / 1e9,
         )
@@ -191,47 +169,15 @@ def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
     return len(chosen)
 
 
-@lru_cache(maxsize=256)
-def _packing_pays(num_out: int, num_in: int, num_threads: int) -> bool:
-    """Whether both products of a weight [out, in] together measure faster packed, by `_MIN_GAIN`.
-
-    The operators are private to torch, so they are tried and compared first. `num_threads` is part of the cache's key.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weight, x, grad = (
-        torch.randn(shape, generator=generator) for shape in ((num_out, num_in), (_ROWS, num_in), (_ROWS, num_out))
+def _pays_to_pack(weight: Tensor) -> bool:
+    num_threads = torch.get_num_threads()
+    return weight.numel() >= MIN_ELEMENTS and packing_pays(
+        *weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=True
     )
-    try:
-        packed = _pack(weight)
-        found = _packed_product(x, packed[0], None), _packed_product(grad, packed[1], None)
-    except (AttributeError, RuntimeError, TypeError) as error:
-        _log.info("packed weights are not available here: %s", error)
-        return False
-    for one, other in zip(found, (x @ weight.T, grad @ weight), strict=True):
-        if not torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max())):
-            _log.warning("packed weights of shape [%d, %d] give other results; not used", num_out, num_in)
-            return False
-    plain_s, packed_s = _measure(
-        lambda: (linear(x, weight), grad @ weight),
-        lambda: (_packed_product(x, packed[0], None), _packed_product(grad, packed[1], None)),
-    )
-    _log.info("weight [%d, %d]: %.2f ms plain, %.2f ms packed", num_out, num_in, plain_s * 1e3, packed_s * 1e3)
-    return plain_s > packed_s * _MIN_GAIN
-
-
-def _measure(*calls: Callable[[], object], repeats: int = 5) -> list[float]:
-    """Best time of each in seconds; they take turns."""
-    best = [float("inf")] * len(calls)
-    for _ in range(repeats):
-        for number, call in enumerate(calls):
-            started = time.perf_counter()
-            call()
-            best[number] = min(best[number], time.perf_counter() - started)
-    return best
 
 
 def _available_bytes() -> float:
-    """Memory that can be taken without swapping; infinite where the system does not say."""
+    """Memory that can be used without swapping. Infinite if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

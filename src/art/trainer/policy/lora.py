@@ -1,11 +1,8 @@
-"""The trained part: LoRA matrices on the frozen base model, injected by peft and stored in its format.
+"""A LoRA on the frozen base model: matrices injected by peft and stored in its format.
 
-All matrices are views of one flat float32 vector, and so are their gradients: the gradient norm, the check for numbers
-that are not finite and the optimiser each touch one tensor.
-
-Small layers are *folded*: the layers run with W + scale * B A as their weight, and the gradient of that sum, collected
-over all micro-batches, gives those of A and B by the chain rule, once per update. The mathematics is the same; at a
-hidden size of 64 it saves a quarter of the step, since two thin products and an addition per layer and token fall away.
+Small layers are *folded*: they run with W + scale * B A as their weight. The gradient of that sum, collected over all
+micro-batches, gives the gradients of A and B by the chain rule, once per update. The result is the same. At a hidden
+size of 64 it saves a quarter of the step, because each layer skips two small products and an addition per token.
 """
 
 from __future__ import annotations
@@ -32,11 +29,11 @@ if TYPE_CHECKING:
 
 _ADAPTER = "default"
 _EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""Names under which peft finds the experts and the router of a mixture."""
+"""Names by which peft finds the experts and the router of a mixture."""
 
 
 class LoraPolicy(Policy):
-    """The base model with one adapter: a `Policy` whose `tensors` are named as in PEFT files."""
+    """The base model with one adapter. Names in `tensors` are those of PEFT files."""
 
     config: LoraConfig
     weights_file = checkpoints.ADAPTER_WEIGHTS
@@ -63,7 +60,7 @@ class LoraPolicy(Policy):
             parameter.data, parameter.grad = self.tensors[key], self._grad_views[key]
             start = view.stop
         self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
-        if self._folds:  # adapters stay off in the layers, whose base weights are exchanged instead
+        if self._folds:  # adapters stay off in the layers; folded weights replace the base weights
             self._peft_model.base_model.disable_adapter_layers()
             self._merging: list[AdaptedLinear] = []
         else:
@@ -79,7 +76,7 @@ class LoraPolicy(Policy):
     # -- weights --
 
     def reset(self) -> None:
-        """Kaiming-uniform A of the configured seed, and B = 0: the fresh adapter changes nothing."""
+        """Set A to Kaiming-uniform numbers of the configured seed and B to 0: the adapter changes nothing."""
         generator = torch.Generator().manual_seed(self.config.seed)
         for name, tensor in self.tensors.items():
             if ".lora_A." in name:
@@ -89,23 +86,18 @@ class LoraPolicy(Policy):
                 tensor.zero_()
 
     def files(self) -> dict[str, bytes]:
-        """The adapter as peft reads it."""
+        """The files of the adapter, in the format of peft."""
         return {checkpoints.ADAPTER_WEIGHTS: self.dump(), checkpoints.ADAPTER_CONFIG: self.adapter_config()}
 
     def dump(self) -> bytes:
-        """`adapter_model.safetensors`."""
+        """The content of `adapter_model.safetensors`."""
         return dump_named(self.tensors)
 
     def load(self, data: bytes) -> None:
-        """Take over the matrices of `data`, strictly: every tensor, of the right shape, and no other.
-
-        Raises:
-            AdapterError: they do not fit this model and configuration.
-        """
         copy_named(data, self.tensors, "adapter")
 
     def adapter_config(self) -> bytes:
-        """`adapter_config.json`."""
+        """The content of `adapter_config.json`."""
         values = self._peft_model.peft_config[_ADAPTER].to_dict()
         values["base_model_name_or_path"] = self.base.name
         values["target_modules"] = sorted(values["target_modules"])
@@ -113,7 +105,7 @@ class LoraPolicy(Policy):
         return json.dumps(values, indent=1, sort_keys=True, default=_plain).encode()
 
     def norm(self) -> float:
-        """Frobenius norm of all scale * B A together, without forming them: |B A|^2 = trace(A A^T B^T B)."""
+        """Frobenius norm of all scale * B A together. |B A|^2 = trace(A A^T B^T B), so no product is formed."""
         total = 0.0
         for name, a in self.tensors.items():
             if ".lora_A." in name:
@@ -122,10 +114,10 @@ class LoraPolicy(Policy):
         return self._scale * math.sqrt(max(total, 0.0))
 
     def change_norm(self, before: Tensor) -> float:
-        """Frobenius norm of what all scale * B A together have changed by since `values` were `before` [P].
+        """Frobenius norm of the change of all scale * B A since `values` were `before` [P].
 
-        B A - B' A' = (B - B') A + B' (A - A') is the product of [B - B', B'] and [A; A - A'], so no large numbers are
-        subtracted from each other.
+        B A - B' A' = (B - B') A + B' (A - A') is the product of [B - B', B'] and [A; A - A']. This form does not
+        subtract large numbers that are almost equal.
         """
         total, start = 0.0, 0
         changes: dict[str, tuple[Tensor, Tensor]] = {}
@@ -143,20 +135,18 @@ class LoraPolicy(Policy):
     # -- forward and backward --
 
     def hidden_states(self, layout: TreeLayout) -> Tensor:
-        """Final hidden states [T, H] of a layout under the policy. Differentiable inside `accumulate_gradients`."""
         if self._folds and self._folded is None:
             return run_backbone(self.base, layout, self._fold())
-        if self._merging and self._merged_version != self.values._version:  # torch counts changes in place
+        if self._merging and self._merged_version != self.values._version:  # torch counts in-place changes
             for layer in self._merging:
                 layer.merge()
             self._merged_version = self.values._version
         return run_backbone(self.base, layout, self._folded)
 
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        """The same with the adapter off."""
         if self._folds:  # adapters are off anyway
             return run_backbone(self.base, layout)
-        layers = self._peft_model.base_model  # peft's `disable_adapter` does this too, and looks at every layer thrice
+        layers = self._peft_model.base_model  # peft's `disable_adapter` visits every layer three times
         layers.disable_adapter_layers()
         try:
             return run_backbone(self.base, layout)
@@ -165,7 +155,6 @@ class LoraPolicy(Policy):
 
     @contextlib.contextmanager
     def accumulate_gradients(self) -> Iterator[None]:
-        """Backward passes inside add up; behind the block `grads` holds the gradient of their sum."""
         self.grads.zero_()
         if not self._folds:
             yield
@@ -186,6 +175,7 @@ class LoraPolicy(Policy):
         return folded
 
     def _unfold(self, folded: dict[str, Tensor]) -> None:
+        """Add the gradients of A and B, from those of the folded weights, to `grads`."""
         for key in self._layers:
             if (grad := folded[self._weight_name(key)].grad) is not None:
                 a, b = self.tensors[f"{key}.lora_A.weight"], self.tensors[f"{key}.lora_B.weight"]
@@ -197,7 +187,6 @@ class LoraPolicy(Policy):
         return key.removeprefix(f"base_model.model.{prefix}.") + ".base_layer.weight"
 
     def remove(self) -> None:
-        """Take the adapter out of the base model again, which is then as it was loaded."""
         self._peft_model.unload()
 
 
@@ -215,23 +204,23 @@ def _inject(base: BaseModel, config: LoraConfig) -> Any:
     if _suits_adapted_linear(base):
         from art.trainer.policy.linear import AdaptedLinear
 
-        settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to bring a layer
+        settings._register_custom_module({torch.nn.Linear: AdaptedLinear})  # peft's documented way to add a layer class
     try:
         return peft.get_peft_model(base.model, settings)
     except ValueError as error:
         linear = {n.rpartition(".")[2] for n, m in base.model.named_modules() if isinstance(m, torch.nn.Linear)}
         raise ConfigError(
-            f"no LoRA could be put on {base.name!r} with target_modules={config.target_modules}: {error}. Its linear "
+            f"cannot add a LoRA to {base.name!r} with target_modules={config.target_modules}: {error}. Its linear "
             f"layers are called {', '.join(sorted(linear))}",
             param="target_modules",
         ) from error
 
 
 def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
-    """What peft is asked to adapt.
+    """The `target_modules` to pass to peft.
 
-    For mixtures of experts peft takes "all-linear", and the names that experts' layers once had, to mean the experts'
-    stacked weights and the router. Engines do not serve such adapters, so those names are left out: the attention is
+    For mixtures of experts peft applies "all-linear", and the usual names of experts' layers, to the experts' stacked
+    weights and the router. Engines cannot serve such adapters. So those names are left out, and only the attention is
     adapted.
     """
     if config.target_modules is not None:
@@ -248,14 +237,18 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
 
 
 def _suits_adapted_linear(base: BaseModel) -> bool:
-    """Whether the linear layers are what `art.trainer.policy.linear` computes: plain, whole, float32 and on the CPU."""
+    """Whether `art.trainer.policy.linear` can compute the linear layers: plain, whole, float32 and on the CPU."""
     layers = [module for module in base.model.modules() if isinstance(module, torch.nn.Linear)]
     plain = all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
     return plain and base.device.type == "cpu" and not base.is_sharded
 
 
 def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
-    """Adapted layers by their name in PEFT files."""
+    """The adapted layers, by their name in PEFT files.
+
+    Raises:
+        ConfigError: an adapted layer is one that engines do not adapt.
+    """
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import ParamWrapper
 
@@ -273,20 +266,23 @@ def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
             peft_model.unload()
             raise ConfigError(
                 f"target_modules selects {name.removeprefix('base_model.model.')!r}, but the embedding and the "
-                "language-model head stay frozen; name linear layers of the decoder only",
+                "language-model head are never trained; name linear layers of the decoder only",
                 param="target_modules",
             )
     return layers
 
 
 def _pays_to_fold(layers: list[Any], rank: int) -> bool:
-    """Whether folding needs less arithmetic per token: the full weight's gradient, in * out, against three passes
-    (forward and both gradients) of the thin products, rank * (in + out) each."""
+    """Whether folding needs less arithmetic per token.
+
+    Folding computes the gradient of the whole weight, in * out. Otherwise there are three passes (forward and two
+    gradients) of the low-rank products, rank * (in + out) each.
+    """
     plain = all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
     full = sum(layer.weight.numel() for layer in layers) if plain else 0
     return plain and full <= 3 * rank * sum(sum(layer.weight.shape) for layer in layers)
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what peft's configuration holds beside plain values: sets and enums."""
+    """A JSON value for sets and enums in peft's configuration."""
     return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))

@@ -1,4 +1,4 @@
-"""What a trainer trains: some of the weights, in flat vectors, and the base model that they started from."""
+"""The interface of what is trained: some weights, kept in flat vectors, on a base model."""
 
 from __future__ import annotations
 
@@ -16,44 +16,48 @@ from art.trainer.policy.base_model import BaseModel
 
 
 class Policy(ABC):
-    """The policy that is trained, of one kind: `LoraPolicy` or `FullPolicy`.
+    """The policy that is trained: a `LoraPolicy` or a `FullPolicy`.
 
-    All trained numbers are views of one flat float32 vector, and so are their gradients: the gradient norm, the check
-    for numbers that are not finite, the optimiser and the sum over processes each touch one tensor.
+    All trained tensors are views of one flat float32 vector, and so are their gradients. So the gradient norm, the
+    check for non-finite numbers, the optimiser and the sum over processes each handle one tensor.
     """
 
     base: BaseModel
     config: LoraConfig | None
-    """`None`: all weights of the decoder layers and the final norm are trained."""
+    """`None` for full fine-tuning: all weights of the decoder layers and the final norm."""
     values: Tensor  # [P]
     grads: Tensor  # [P]
     tensors: dict[str, Tensor]
-    """The views of `values`, named as in `weights_file`."""
+    """Views of `values`, named as in `weights_file`."""
 
     weights_file: ClassVar[str]
-    """Its weights in a checkpoint."""
+    """Name of the file with the weights in a checkpoint."""
     trains_base_weights: ClassVar[bool]
-    """Whether a backward pass has gradients of whole weights to compute."""
+    """Whether a backward pass computes gradients of whole weight matrices."""
 
     @abstractmethod
     def reset(self) -> None:
-        """The policy of step 0, which is the base model."""
+        """Go back to step 0, where the policy equals the base model."""
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """What a checkpoint has of it: `weights_file`, and what is needed beside it to load that elsewhere."""
+        """The files of a checkpoint, by name: `weights_file`, and what other programs need to load it."""
 
     @abstractmethod
     def load(self, data: bytes) -> None:
-        """Take over the weights of `data`, a `weights_file`, strictly: every tensor, of the right shape, and no other.
+        """Load the content of a `weights_file`. It must hold every tensor, in the right shape, and no other.
 
         Raises:
-            AdapterError: they do not fit this model and configuration.
+            AdapterError: the tensors do not fit this model and configuration.
         """
 
     @contextlib.contextmanager
     def using(self, data: bytes) -> Iterator[None]:
-        """The weights of another checkpoint's `weights_file` inside the block; errors as of `load`."""
+        """Use the weights of another checkpoint's `weights_file` inside the block.
+
+        Raises:
+            AdapterError: see `load`.
+        """
         own = self.values.clone()
         try:
             self.load(data)
@@ -63,11 +67,11 @@ class Policy(ABC):
 
     @abstractmethod
     def norm(self) -> float:
-        """Frobenius norm of what training has added to all weights together, as an engine serves them."""
+        """Frobenius norm of the change of all weights since step 0, as an engine serves them."""
 
     @abstractmethod
     def change_norm(self, before: Tensor) -> float:
-        """Frobenius norm of what the weights together have changed by since `values` were `before` [P]."""
+        """Frobenius norm of the change of all weights since `values` were `before` [P]."""
 
     @abstractmethod
     def hidden_states(self, layout: TreeLayout) -> Tensor:
@@ -75,12 +79,12 @@ class Policy(ABC):
 
     @abstractmethod
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        """The same under the base model."""
+        """Final hidden states [T, H] of a layout under the base model."""
 
     @abstractmethod
     def accumulate_gradients(self) -> AbstractContextManager[None]:
-        """Backward passes inside add up; behind the block `grads` holds the gradient of their sum."""
+        """Add up the gradients of all backward passes in the block. `grads` holds the sum after it."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Leave the base model as it was loaded. The policy is of no use afterwards."""
+        """Restore the base model to how it was loaded. The policy cannot be used afterwards."""

@@ -1,13 +1,11 @@
-"""How far the policy has moved from its base: measured in passing, on a small part of the step.
+"""Measuring how far the policy has moved from its base model, on a small part of each step.
 
-A loss that compares with the base has measured every target already. Else the base's log-probs are computed for as
-many samples as fit `_BUDGET` of the step's tokens: forward only, which is a third to a half of what training a token
-takes, so the device has at most about 3 % more to do. The samples are neighbours in the prefix tree, from a random
-place on: what they share is computed once, so that the budget buys as many targets as it can. Where not even the
-shortest sample fits (few rollouts with a long prompt), one is measured every so many steps, and the average keeps to
-the budget.
-
-The policy's side costs nothing: it is the log-probs that the updates compute anyway.
+If a loss compares with the base model, all of its log-probs are known already. Otherwise they are computed for as many
+samples as fit into `_BUDGET` of the step's tokens. A forward pass takes a third to a half of the time of training a
+token, so the step takes at most about 3 % longer. The samples are neighbours in the prefix tree, starting at a random
+place: tokens that they share are computed once, so the budget covers as many targets as possible. If not even the
+shortest sample fits (few rollouts with a long prompt), one sample is measured every few steps, and the average cost
+stays within the budget. The policy's own log-probs come from the updates, at no cost.
 """
 
 from __future__ import annotations
@@ -18,20 +16,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from art.trainer.streams import BASE, SAMPLED_BASE, Measure
+from art.trainer.step.measure import Measurer
+from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, sort_paths
 
 _BUDGET = 1 / 16
+"""Share of the step's tree tokens that may be computed for the measurement."""
 
 
-def with_sampled_base(paths: list[SamplePath], measure: Measure, *, step: int) -> list[SamplePath]:
-    """`paths`, some of them with the base's log-probs as a stream, unless all have them."""
+def with_sampled_base(paths: list[SamplePath], measurer: Measurer, *, step: int) -> list[SamplePath]:
+    """`paths`, where some have the base model's log-probs as stream `SAMPLED_BASE`. Unchanged if all have `BASE`."""
     if all(BASE in path.streams for path in paths):
         return paths
     chosen = choose_paths(paths, step=step)
     if not chosen:
         return paths
-    measured = dict(zip(chosen, measure([paths[index] for index in chosen], BASE, SAMPLED_BASE), strict=True))
+    sampled = measurer.add_stream([paths[index] for index in chosen], BASE, SAMPLED_BASE)
+    measured = dict(zip(chosen, sampled, strict=True))
     return [
         measured.get(index) or path.with_stream(SAMPLED_BASE, np.full_like(path.sampling_logprobs, np.nan))
         for index, path in enumerate(paths)
@@ -39,7 +40,7 @@ def with_sampled_base(paths: list[SamplePath], measure: Measure, *, step: int) -
 
 
 def choose_paths(paths: Sequence[SamplePath], *, step: int) -> list[int]:
-    """Indices of the samples to measure in `step`: other ones each time, and always the same when it is repeated."""
+    """Indices of the samples to measure in `step`: different in each step, and the same if a step is repeated."""
     order, shared = sort_paths(paths)
     ranks = [rank for rank, index in enumerate(order) if paths[index].sample.component == "rl"]
     if not ranks:
@@ -53,7 +54,7 @@ def choose_paths(paths: Sequence[SamplePath], *, step: int) -> list[int]:
     chosen: list[int] = []  # ranks
     first = zlib.crc32(str(step).encode()) % len(ranks)
     for rank in ranks[first:] + ranks[:first]:
-        # What two paths share is the least that any two neighbours between them do.
+        # Two paths share the minimum of what the neighbours between them share.
         is_later = bool(chosen) and chosen[-1] < rank
         cost = lengths[rank] - (min(shared[chosen[-1] + 1 : rank + 1]) if is_later else 0)
         if cost <= left:

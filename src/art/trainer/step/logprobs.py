@@ -3,14 +3,14 @@
 Only hidden states that predict a target go through the language-model head, each once and in float32. The head is
 frozen, so the gradient of a log-prob with respect to its hidden state h is known while the logits are at hand:
 
-    log p(t | h) = z_t - logsumexp(z)     with z = W h / temperature
+    log p(t | h) = z_t - logsumexp(z)     where z = W h / temperature
     d/dh         = (W_t - sum_v p_v W_v) / temperature
 
-The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query; the backward pass needs no head at all.
+The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query. The backward pass does not need the head.
 
-Logits are computed in tiles, some queries by some of the vocabulary, and each tile is used up before the next one. Sums
-over the vocabulary are those of an online softmax: taken relative to the largest logit so far, and scaled down when a
-larger one appears. So a tile stays in the cache, and the head is read once per block of queries and not once per query.
+Logits are computed in tiles, some queries by some of the vocabulary, and only one tile exists at a time. Sums over the
+vocabulary are computed as in online softmax: relative to the largest logit so far, and rescaled when a larger one
+appears. So a tile stays in the cache, and the head is read once per block of queries, not once per query.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from torch import Tensor
 from art.trainer.tree.tree import Targets
 
 _TILE = {"cpu": (512, 2**19), "cuda": (4096, 2**26)}
-"""Most queries, and logits, of a tile. On CPU 2 MB of logits stay in the cache. Measured with 512 queries, V = 32,768
-and H = 768: 256 to 1,024 queries are alike; 64 take 1.4 times as long, as the head comes from memory more often. With
-V = 151,936 and H = 1,024, tiles of 2**20 logits take as much CPU time as 2**19, 2**21 take 5 % and 2**22 10 % more, on
-one thread and on two. With fewer tiles threads wait for each other less often, which gained no wall time either."""
+"""Maximum of queries and of logits in a tile, by device. On a CPU 2 MB of logits stay in the cache. Measured with
+V = 32,768 and H = 768: 256 to 1,024 queries take the same time; 64 take 1.4 times as long, because the head is read
+from memory more often. With V = 151,936 and H = 1,024, on one and two threads: tiles of 2**20 logits take as much CPU
+time as 2**19; 2**21 take 5 % more, 2**22 10 % more. Fewer tiles gained no wall time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,18 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """Targets grouped by the logits row that they read: one row per (query, temperature)."""
+    """Targets grouped by the row of logits that they read. There is one row per (query, temperature)."""
 
     queries: Tensor  # [R] index into the layout
     temperatures: Tensor  # [R]
-    order: Tensor  # [N] the targets sorted by row; what follows is in this order
-    rows: Tensor  # [N] ascending
+    order: Tensor  # [N] indices of the targets, sorted by row; the fields below are in this order
+    rows: Tensor  # [N] row of each target, ascending
     token_ids: Tensor  # [N]
-    starts: list[int]  # [R + 1] row r has the targets starts[r] : starts[r + 1]
+    starts: list[int]  # [R + 1] the targets of row r are starts[r] : starts[r + 1]
 
 
 def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
-    """The rows of `targets`, on `device`."""
+    """Group `targets` by the row of logits that they read, on `device`."""
     keys = np.stack([targets.queries.astype(np.float64), targets.temperatures.astype(np.float64)])
     order = np.lexsort((keys[1], keys[0]))
     keys = keys[:, order]
@@ -83,7 +83,7 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
     def forward(ctx: Any, hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
         entropy = hidden.new_empty(len(hidden), dtype=torch.float32)
         logprobs = hidden.new_empty(len(rows.rows), dtype=torch.float32)
-        # Without a gradient to come, half of the arithmetic falls away.
+        # Without a gradient, half of the arithmetic is not needed.
         expected = torch.empty_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         size, tile_elements = _TILE.get(hidden.device.type, _TILE["cuda"])
         for start in range(0, len(hidden), size):
@@ -98,7 +98,7 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
             logits = torch.linalg.vecdot(scaled[row], head.weight[token_ids].float())
             if head.bias is not None:
                 logits += head.bias[token_ids] * inverse[row]
-            # Rounding may leave the logit of a sure token a little above the sum over all tokens.
+            # By rounding, the logit of a token with probability 1 may be slightly above the log-normaliser.
             logprobs[of_block] = (logits - log_normaliser[row]).clamp_(max=0.0)
         if expected is not None:
             ctx.save_for_backward(expected, head.weight, rows.rows, rows.token_ids, rows.temperatures)
@@ -121,8 +121,8 @@ def _sum_over_vocabulary(
 ) -> tuple[Tensor, Tensor]:
     """Log-normalisers [R] and entropies [R] of the softmax of W `scaled` + bias * `inverse`.
 
-    `scaled` [R, H] are hidden states over their temperatures, `inverse` [R] is 1 / temperature. `expected` [R, H] is
-    overwritten with `sum_v p_v W_v`, where given.
+    `scaled` [R, H] are hidden states divided by their temperatures, `inverse` [R] is 1 / temperature. If `expected`
+    [R, H] is not `None`, it is overwritten with `sum_v p_v W_v`.
     """
     width = max(1, tile_elements // len(scaled))
     width -= width % 64 if width > 64 else 0  # products of odd widths are slower

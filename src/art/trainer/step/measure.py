@@ -1,4 +1,4 @@
-"""Log-probs of targets without a gradient: of the policy as it stands, of the base model, of another checkpoint.
+"""Log-probs of targets without a gradient: under the policy at the step's start, the base model, or another checkpoint.
 
 Losses that compare the policy with something frozen (KL, DPO, an anchor at the step's start) read these as *streams* of
 the samples. They are computed over the same prefix trees, so a shared prefix is computed once here too.
@@ -6,44 +6,85 @@ the samples. They are computed over the same prefix trees, so a shared prefix is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from art.errors import ConfigError
+from art.storage import checkpoints
 from art.trainer.attention.tree_attention import TreeLayout
-from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.base_model import BaseModel
+from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting, split_micro_batches
+from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
+from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.progress import Progress
+from art.trainer.streams import BASE
 from art.trainer.tree.tree import FloatArray, SamplePath
 
 HiddenStates = Callable[[TreeLayout], Tensor]
-"""Final hidden states [T, H] of a layout: `Policy.hidden_states`, or `base_hidden_states`."""
+"""Final hidden states [T, H] of a layout: `Policy.hidden_states` or `Policy.base_hidden_states`."""
+
+
+class Measurer:
+    """Adds log-probs to the samples of one step, before its first update."""
+
+    def __init__(
+        self, policy: Policy, batcher: MicroBatcher, progress: Progress, references: Mapping[int, Path] | None = None
+    ) -> None:
+        """`references` are the checkpoints that may be compared with, by step."""
+        self._policy = policy
+        self._batcher = batcher
+        self._progress = progress
+        self._references = references or {}
+
+    def add_stream(self, paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
+        """`paths` with one more stream, `name`: the log-probs of all targets under `source`.
+
+        `source` is `POLICY`, `BASE`, or the step of a checkpoint.
+
+        Raises:
+            ConfigError: the checkpoint is not among the references.
+            TrainingError: a single sample does not fit into memory.
+        """
+        hidden_states = self._policy.base_hidden_states if source == BASE else self._policy.hidden_states
+        with contextlib.ExitStack() as stack:
+            if isinstance(source, int):
+                stack.enter_context(self._policy.using(self._read_weights(source)))
+            self._batcher.team.gather(None)  # nobody begins before all processes have read the weights
+            return add_stream(paths, name, hidden_states, self._batcher, self._progress)
+
+    def _read_weights(self, step: int) -> bytes:
+        if step not in self._references:
+            raise ConfigError(
+                f"the loss compares with checkpoint {step}, which was not given to the trainer", param="loss"
+            )
+        checkpoints.verify(self._references[step])
+        return checkpoints.read_file(self._references[step], self._policy.weights_file)
 
 
 def add_stream(
     paths: list[SamplePath],
     name: str,
-    base: BaseModel,
     hidden_states: HiddenStates,
-    *,
-    max_tokens: int,
-    tick: Callable[[], None] = lambda: None,
-    team: Team = ALONE,
-) -> tuple[list[SamplePath], int | None]:
-    """Measure the log-probs of all targets; `tick` after every forward pass of this process.
+    batcher: MicroBatcher,
+    progress: Progress | None = None,
+) -> list[SamplePath]:
+    """`paths` with the log-probs of all their targets as stream `name`.
 
-    Returns:
-        `paths` with them as stream `name`; and the most tokens in a micro-batch that fitted into memory, if larger ones
-        did not. The same on every process.
+    Where memory runs out, smaller micro-batches are used, and `batcher` makes smaller ones from then on: what does not
+    fit without a gradient does not fit with one.
 
     Raises:
         TrainingError: a single sample does not fit into memory.
     """
-    micro_batches = split_micro_batches(paths, base, max_tokens=max_tokens, team=team)
+    base, team = batcher.base, batcher.team
+    micro_batches = batcher.split(paths)
     num_idle = count_idle_passes(micro_batches, base, team)
 
     def measure(micro_batches: Iterator[MicroBatch]) -> dict[int, FloatArray]:
@@ -53,7 +94,8 @@ def add_stream(
                 logprobs = target_logprobs_in_order(micro_batch, base, hidden_states)
                 ends = np.cumsum([len(path.query_positions) for path in micro_batch.paths])
                 measured |= zip(map(id, micro_batch.paths), np.split(logprobs, ends[:-1]), strict=True)
-                tick()
+                if progress is not None:
+                    progress.tick()
             for _ in range(num_idle):
                 hidden_states(idle_layout(base.device))
         return measured
@@ -61,9 +103,9 @@ def add_stream(
     measured, fitting = run_fitting(micro_batches, measure, base)
     own = {index: measured[id(path)] for index, path in enumerate(paths) if id(path) in measured}
     gathered = team.gather((own, fitting))
+    batcher.shrink(min((fitting for _, fitting in gathered if fitting is not None), default=None))
     everything = {index: logprobs for share, _ in gathered for index, logprobs in share.items()}
-    with_stream = [path.with_stream(name, everything[index]) for index, path in enumerate(paths)]
-    return with_stream, min((fitting for _, fitting in gathered if fitting is not None), default=None)
+    return [path.with_stream(name, everything[index]) for index, path in enumerate(paths)]
 
 
 def target_logprobs_in_order(micro_batch: MicroBatch, base: BaseModel, hidden_states: HiddenStates) -> FloatArray:

@@ -1,7 +1,7 @@
-"""Micro-batches: what one forward pass takes, and smaller ones where memory runs out.
+"""Micro-batches: the samples of one forward pass. They are cut smaller when memory runs out.
 
-Passes that train and passes that only measure go the same way: `split_micro_batches` deals the samples out under the
-token budget, and `run_fitting` runs the micro-batches, cutting them until they fit into memory.
+Training and measuring both use `split_micro_batches`, which splits samples by a token budget, and `run_fitting`, which
+runs the micro-batches and cuts them until they fit into memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MicroBatch:
 
 
 def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
-    """The tree of `paths`, on the device of `base`."""
+    """Lay out the prefix tree of `paths` on the device of `base`."""
     tree = build_tree(paths)
     return MicroBatch(
         paths=paths,
@@ -49,26 +49,26 @@ def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
 def split_micro_batches(
     paths: list[SamplePath], base: BaseModel, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
-    """This process's micro-batches of `paths`, at most `max_tokens` long where a single path is."""
+    """The micro-batches of this process, of at most `max_tokens` tree tokens each. A longer path gets its own."""
     shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
     return [make_micro_batch([paths[index] for index in part], base) for part in shares[team.rank]]
 
 
 def count_idle_passes(micro_batches: list[MicroBatch], base: BaseModel, team: Team) -> int:
-    """Passes that this process must add: all have to run a model with sharded weights equally often."""
+    """How many empty passes this process must add: all processes must run a sharded model equally often."""
     return max(team.gather(len(micro_batches))) - len(micro_batches) if base.is_sharded else 0
 
 
 def run_fitting(
     micro_batches: list[MicroBatch], run: Callable[[Iterator[MicroBatch]], T], base: BaseModel
 ) -> tuple[T, int | None]:
-    """What `run` makes of the micro-batches; where memory runs out, of smaller ones with the same samples.
+    """Call `run` on the micro-batches. If memory runs out, call it again on smaller ones with the same samples.
 
-    `run` takes one after the other and begins from nothing each time it is called. Where weights are sharded the
-    error is passed on: processes in lockstep cannot start again one by one.
+    `run` must start from zero each time. With sharded weights the error is raised instead, since processes in lockstep
+    cannot start again one by one.
 
     Returns:
-        Its result, and the most tokens in a micro-batch that fitted into memory, if larger ones did not.
+        The result of `run`, and the token limit of the micro-batches that fitted; `None` if memory did not run out.
 
     Raises:
         TrainingError: a single sample does not fit into memory.
@@ -85,24 +85,24 @@ def run_fitting(
                 raise _too_long(current[0].paths[0]) from error
         num_tokens = len(current[0].layout.token_ids)
         current[0].layout.derived.clear()
-        release_memory()  # here, since the error held on to the tensors of the failed pass
+        release_memory()  # not in the `except` block, where the error still holds the tensors
         fitting = max(1, num_tokens // 2)
-        _log.warning("%d tokens at once do not fit into memory: starting again with %d", num_tokens, fitting)
+        _log.warning("%d tokens do not fit into memory: starting again with micro-batches of %d", num_tokens, fitting)
         paths = [path for micro_batch in micro_batches for path in micro_batch.paths]
         parts = pack(paths, max_tokens=fitting)
         micro_batches = [make_micro_batch([paths[index] for index in part], base) for part in parts]
 
 
 def _one_by_one(micro_batches: list[MicroBatch], current: list[MicroBatch]) -> Iterator[MicroBatch]:
-    """`current` holds the one that was given last."""
+    """Yield the micro-batches; `current` holds the one that was yielded last."""
     for micro_batch in micro_batches:
         current[:] = [micro_batch]
         yield micro_batch
-        micro_batch.layout.derived.clear()  # masks are large, and the passes of this layout are over
+        micro_batch.layout.derived.clear()  # masks are large and not needed again
 
 
 def _too_long(path: SamplePath) -> TrainingError:
     return TrainingError(
         f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even alone; set "
-        "`gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out so long trajectories"
+        "`gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out trajectories of this length"
     )

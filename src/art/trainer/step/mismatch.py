@@ -1,10 +1,10 @@
-"""The gate between sampler and trainer: samples that the trained policy did not really produce are not learnt from.
+"""The mismatch gate: samples are not trained on if the trained policy did not produce them.
 
-Both processes should give a sampled token the same probability. Per sample, the geometric mean of pi / mu over its
-targets tells how far they disagree, whatever its length (a product would punish long samples); a single token far off
-masks its sample too. A wrong adapter, wrong temperature or wrong tokenisation shows here before it does harm.
+Sampler and trainer should give a sampled token the same probability. Per sample, the geometric mean of pi / mu over its
+targets measures their disagreement independently of length (a product would grow with it). A sample is also masked if a
+single token differs too much. So a wrong adapter, temperature or tokenisation is noticed before it does harm.
 
-The bounds are those that SkyRL recommends for dense models.
+The default bounds are those that SkyRL recommends for dense models.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    factors: Tensor  # [N] what each target's loss is multiplied with
+    factors: Tensor  # [N] factor of each target's loss
     masked_samples: Tensor  # [S] booleans
     num_truncated: int
 
 
 def correct_mismatch(log_ratio: Tensor, samples: Tensor, num_samples: int, config: MismatchConfig) -> Correction:
-    """Masks and truncated importance weights of N targets.
+    """Compute the masks and truncated importance weights of N targets.
 
     `log_ratio` [N] is the log-prob of each target under the policy at the step's start minus that of its sampler,
     `samples` [N] the index of its sample.
@@ -49,7 +49,7 @@ def correct_mismatch(log_ratio: Tensor, samples: Tensor, num_samples: int, confi
 
 
 def find_mismatched(log_ratio: Tensor, samples: Tensor, num_samples: int, config: MismatchConfig) -> Tensor:
-    """Which samples disagree: [num_samples] booleans; one without targets does not.
+    """Which samples differ too much: [num_samples] booleans, False for a sample without targets.
 
     `log_ratio` [N] is policy minus sampling log-prob of each target, `samples` [N] the index of its sample.
     """
@@ -63,22 +63,22 @@ def find_mismatched(log_ratio: Tensor, samples: Tensor, num_samples: int, config
 
 
 def judge_mismatch(num_masked: int, num_samples: int, config: MismatchConfig) -> float:
-    """The share of masked samples, with a warning above `config.alarm`.
+    """Return the share of masked samples. Logs a warning if it is above `config.alarm`.
 
     Raises:
         TrainingError: the share is above `config.abort`.
     """
     share = num_masked / max(num_samples, 1)
-    found = (
+    observation = (
         f"{num_masked} of {num_samples} samples have sampling log-probs that the trainer does not reproduce (geometric "
         f"mean of the ratio outside [{config.low}, {config.high}], or a token outside [{config.token_low}, "
         f"{config.token_high}])"
     )
     if share > config.abort:
         raise TrainingError(
-            f"{found}: more than the allowed share of {config.abort}, so nothing was trained. The usual causes are "
-            "samples of another or an older policy, a different sampling temperature, top_p below 1, or changed tokens"
+            f"{observation}: more than the allowed share of {config.abort}, so nothing was trained. The usual causes "
+            "are samples of another or an older policy, a different temperature, top_p below 1, or changed tokens"
         )
     if share > config.alarm:
-        _log.warning("%s; they were left out of this step", found)
+        _log.warning("%s; they were left out of this step", observation)
     return share

@@ -1,4 +1,4 @@
-"""AdamW over a policy's flat vector, and what its state looks like in a checkpoint."""
+"""AdamW on a policy's flat vector, and its state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from art.trainer.tensor_files import copy_named, dump_named
 
 
 class Optimizer:
-    """Decoupled weight decay Adam (Loshchilov and Hutter, arXiv 1711.05101) on `policy.values`."""
+    """AdamW, Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), on `policy.values`."""
 
     def __init__(self, policy: Policy) -> None:
         self._grads = policy.grads
@@ -25,7 +25,7 @@ class Optimizer:
         self.reset()
 
     def reset(self) -> None:
-        """No updates yet: zero moments."""
+        """Forget all updates: set the moments to zero."""
         self._set(0, torch.zeros_like(self._parameter.data), torch.zeros_like(self._parameter.data))
 
     @property
@@ -33,7 +33,7 @@ class Optimizer:
         return int(self._state["step"].item())
 
     def update(self, learning_rate: float, config: OptimizerConfig) -> float:
-        """One step along the accumulated gradient. Returns its norm before clipping.
+        """Update the weights from the accumulated gradient. Returns the norm of the gradient before clipping.
 
         Raises:
             TrainingError: the gradient is not finite; nothing was changed.
@@ -52,14 +52,14 @@ class Optimizer:
         return norm
 
     def dump(self) -> bytes:
-        """`optimizer.safetensors`: both moments of every trained tensor."""
+        """The content of `optimizer.safetensors`: both moments of every trained tensor."""
         return dump_named(self._named_moments())
 
     def load(self, data: bytes, num_updates: int) -> None:
-        """Continue from the moments of `data` after `num_updates` updates.
+        """Continue from the moments in `data`, which are those after `num_updates` updates.
 
         Raises:
-            AdapterError: they do not fit this policy.
+            AdapterError: the moments do not fit this policy.
         """
         self.reset()
         copy_named(data, self._named_moments(), "optimizer")

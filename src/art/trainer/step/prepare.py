@@ -1,9 +1,9 @@
-"""What a reinforcement-learning step needs to know before its first update.
+"""Preparing the samples of a reinforcement-learning step before its first update.
 
-references (KL, DPO)     log-probs of the base model or another checkpoint, as streams
-anchor at the step's start     the policy's own log-probs, where several updates follow
-KL in the reward         taken off the advantages
-preference pairs (DPO)   turned into one number per rollout
+references (KL, DPO)         log-probs of the base model or another checkpoint are added as streams
+anchor at the step's start   the policy's own log-probs are added, if several updates follow
+KL in the reward             subtracted from the advantages
+preference pairs (DPO)       turned into one coefficient per rollout
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from art.config import DistillConfig, DpoConfig, KlConfig, MismatchConfig, Train
 from art.errors import NothingTrainableError, TrajectoryError
 from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
+from art.trainer.step.measure import Measurer
 from art.trainer.step.mismatch import find_mismatched
-from art.trainer.streams import ANCHOR, TEACHER, Measure, reference_name
+from art.trainer.streams import ANCHOR, POLICY, TEACHER, reference_name
 from art.trainer.tree.tree import SamplePath
-
-_POLICY = "policy"
 
 
 def prepare_paths(
-    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measure: Measure
+    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer
 ) -> tuple[list[SamplePath], dict[str, float]]:
-    """The paths as the updates want them, and metrics.
+    """The paths with everything that the updates read, and metrics that are known already.
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.
-        TrajectoryError: the loss is distillation and a sample comes without its teacher's log-probs.
+        TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
     if any(isinstance(term, DistillConfig) for term in config.terms):
         _check_taught(paths)
     for reference in _references(config):
-        paths = measure(paths, reference, reference_name(reference))
+        paths = measurer.add_stream(paths, reference, reference_name(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
-        paths = measure(paths, _POLICY, ANCHOR)
+        paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
         if isinstance(term, KlConfig) and term.where == "reward":
             return _with_kl_reward(paths, term), {}
         if isinstance(term, DpoConfig):
-            # As the anchor, so that the gate judges by these very numbers again.
-            return _with_preferences(measure(paths, _POLICY, ANCHOR), term, pairs, config.mismatch)
+            # The anchor's stream: the gate will judge by these same numbers during the update.
+            paths = measurer.add_stream(paths, POLICY, ANCHOR)
+            return _with_preferences(paths, term, pairs, config.mismatch)
     return paths, {}
 
 
 def _check_taught(paths: list[SamplePath]) -> None:
-    """Log-probs that are not there would be read as zeros: as a teacher who is sure of every token."""
+    """Raise if a sample lacks its teacher's log-probs. They would be read as 0, i.e. as probability 1."""
     for path in paths:
         if path.sample.component == "rl" and TEACHER not in path.streams:
             raise TrajectoryError(
-                f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill compares with"
+                f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
             )
 
 
@@ -65,10 +65,10 @@ def _references(config: TrainConfig) -> list[int | str]:
 
 
 def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]:
-    """Advantages less the weighted KL of each token, whose mean over the step is taken out: it moves credit from tokens
-    that stray to those that do not, and makes no token good or bad by itself.
+    """Subtract the weighted KL of each token from its advantage, after subtracting the mean KL of the step.
 
-    The mean counts tokens as the loss does, so that the sum of the weighted advantages stays what it was.
+    So credit moves from tokens far from the reference to tokens close to it. The mean weighs tokens as the loss does,
+    so the sum of the weighted advantages does not change.
     """
     name = reference_name(term.reference)
     rl = [path for path in paths if path.sample.component == "rl"]
@@ -77,23 +77,24 @@ def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]
     weight = math.fsum(path.sample.weight * len(kl) for path, kl in zip(rl, kls, strict=True))
     total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in zip(rl, kls, strict=True))
     mean = total / weight if rl else 0.0
-    taken = {id(path): term.weight * (kl - mean) for path, kl in zip(rl, kls, strict=True)}
+    penalties = {id(path): term.weight * (kl - mean) for path, kl in zip(rl, kls, strict=True)}
     return [
-        replace(path, advantages=path.advantages - taken[id(path)]) if id(path) in taken else path for path in paths
+        replace(path, advantages=path.advantages - penalties[id(path)]) if id(path) in penalties else path
+        for path in paths
     ]
 
 
 def _with_preferences(
     paths: list[SamplePath], term: DpoConfig, pairs: Sequence[tuple[str, str]], gate: MismatchConfig | None
 ) -> tuple[list[SamplePath], dict[str, float]]:
-    """Paths with the derivative of the pairs' loss as (negative) advantages; rollouts without a pair have 0."""
+    """Paths whose advantages are minus the derivative of the pairs' loss (0 without a pair), and metrics."""
     rl = [path for path in paths if path.sample.component == "rl"]
     gains: dict[str, float] = {}
     for path in rl:
         reference = path.sampling_logprobs if term.reference == "sampler" else path.streams[str(term.reference)]
         gain = float((path.streams[ANCHOR].astype(np.float64) - reference).sum())
         gains[path.sample.rollout_id] = gains.get(path.sample.rollout_id, 0.0) + gain
-    # The gate will mask samples of these rollouts. Half a pair would be pushed up or down without its counterweight.
+    # Leave out pairs of which the gate will mask one rollout: half a pair would be trained without its counterpart.
     usable = gains.keys() - (_mismatched_rollouts(rl, gate) if gate is not None and rl else set())
     kept = [pair for pair in pairs if usable.issuperset(pair)]
     if not kept:
@@ -101,31 +102,31 @@ def _with_preferences(
             f"none of the {len(pairs)} pairs of rollouts can be compared; dpo needs groups whose rewards differ, "
             "sampled by a policy that the trainer reproduces (see `mismatch`)"
         )
-    found = judge_preferences(gains, kept, term)
+    preferences = judge_preferences(gains, kept, term)
 
     def prepared(path: SamplePath) -> SamplePath:
         if path.sample.component != "rl":
             return path
-        # The coefficients are those of the mean over pairs, so the trainer is to sum: the shares add up to 1.
+        # The coefficients are of a mean over pairs already, so the targets are summed: the shares add up to 1.
         return replace(
             path,
             sample=replace(path.sample, weight=1.0, share=1 / len(rl)),
-            advantages=np.full_like(path.advantages, -found.coefficients[path.sample.rollout_id]),
+            advantages=np.full_like(path.advantages, -preferences.coefficients[path.sample.rollout_id]),
         )
 
     paired = {rollout_id for pair in kept for rollout_id in pair}
     left_out = sum(len(path.query_positions) for path in rl if path.sample.rollout_id not in paired)
     return [prepared(path) for path in paths], {
-        # More than the gate itself counts: of a masked rollout all branches, and rollouts that lost their counterparts.
+        # Counts more than the gate: all branches of a masked rollout, and rollouts that lost their counterpart.
         "offpolicy/mismatch_masked_tokens": float(left_out),
-        "loss/train": term.weight * found.loss,
-        "loss/preference_accuracy": found.accuracy,
-        "loss/preference_margin": found.margin,
+        "loss/train": term.weight * preferences.loss,
+        "loss/preference_accuracy": preferences.accuracy,
+        "loss/preference_margin": preferences.margin,
     }
 
 
 def _mismatched_rollouts(paths: list[SamplePath], gate: MismatchConfig) -> set[str]:
-    """Rollouts with a sample that `gate` masks."""
+    """Ids of rollouts with a sample that `gate` masks."""
     gaps = [torch.from_numpy(path.streams[ANCHOR] - path.sampling_logprobs) for path in paths]
     samples = torch.repeat_interleave(torch.tensor([len(gap) for gap in gaps]))
     masked = find_mismatched(torch.cat(gaps), samples, len(paths), gate).tolist()

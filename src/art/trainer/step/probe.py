@@ -1,10 +1,10 @@
-"""The probe of a checkpoint: log-probs of a fixed path that the engine must reproduce before it serves the weights."""
+"""The probe of a checkpoint: log-probs of a token path. The engine must reproduce them before it serves the weights."""
 
 from __future__ import annotations
 
 import torch
 
-from art.trainer.contract import Probe, TrainingSample
+from art.trainer.contract import Probe, plain_sample
 from art.trainer.policy.policy import Policy
 from art.trainer.step.measure import HiddenStates, target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch
@@ -13,17 +13,17 @@ from art.trainer.tree.tree import check_sample
 PROBE_TOKENS = 64
 _FRESH_PROBE_TOKENS = 32
 _STRIDE = 7919
-"""A prime, so that the tokens of a fresh model's probe are spread over any vocabulary."""
+"""A prime number: spreads the tokens of the probe at step 0 over any vocabulary."""
 
 
 def fresh_probe_tokens(vocab_size: int) -> list[int]:
-    """The path of step 0, where nothing was sampled yet."""
+    """The token path of the probe at step 0, where nothing was sampled yet."""
     return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
 
 
 def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
-    """Log-probs of `token_ids` (at least 2) under the policy and under the base model, at temperature 1."""
-    path = check_sample(as_sample(token_ids), vocab_size=policy.base.vocab_size)
+    """Measure the log-probs of `token_ids` (at least 2) under the policy and the base model, at temperature 1."""
+    path = check_sample(plain_sample(token_ids, "probe"), vocab_size=policy.base.vocab_size)
     assert path is not None
     micro_batch = make_micro_batch([path], policy.base)
 
@@ -37,16 +37,3 @@ def measure_probe(policy: Policy, token_ids: list[int]) -> Probe:
             logprobs=logprobs(policy.hidden_states),
             base_logprobs=logprobs(policy.base_hidden_states),
         )
-
-
-def as_sample(token_ids: list[int]) -> TrainingSample:
-    """A path whose every token but the first is a target."""
-    length = len(token_ids)
-    return TrainingSample(
-        sample_id="probe",
-        rollout_id="probe",
-        token_ids=token_ids,
-        loss_mask=[i > 0 for i in range(length)],
-        sampling_logprobs=[0.0] * length,
-        advantages=[0.0] * length,
-    )

@@ -1,4 +1,4 @@
-"""What a step reports, computed from the records of its micro-batches. `art.metrics.catalogue` says what each is."""
+"""The metrics of a step, computed from the records of its micro-batches. `art.metrics.catalogue` explains each."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from art.trainer.policy.policy import Policy
 from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, Targets
 
 RATIO_LOW, RATIO_HIGH = 0.9, 1.1
-"""Importance ratios outside are counted."""
+"""Importance ratios outside of this range are counted."""
 
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchRecord:
-    """What one forward and backward pass saw. All arrays are [N], one entry per target."""
+    """What one forward and backward pass observed. All arrays are [N], one entry per target."""
 
     update: int
-    """Which of the step's optimiser updates it belongs to, from 0."""
+    """Number of the optimiser update in the step, from 0."""
     policy_logprobs: NDArray[np.float32]
     sampling_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32]
@@ -36,18 +38,20 @@ class MicroBatchRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Filled while a step runs."""
+    """What a step observed; filled while it runs."""
 
     micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # per update
     grad_norms: list[float] = field(default_factory=list)  # per update
     num_tree_tokens: int = 0
+    num_dense_tokens: int = 0
+    """Tree tokens whose attention ran on the dense kernel."""
     num_visible_keys: int = 0
-    """Over the tree's tokens, how many each attends to."""
+    """Sum over the tree's tokens of how many tokens each attends to."""
     num_rows: int = 0
-    """Hidden states that went through the language-model head."""
+    """Number of hidden states that went through the language-model head."""
     num_gated: int = 0
-    """Reinforcement-learning samples that the gate looked at."""
+    """Number of reinforcement-learning samples that the gate judged."""
     num_mismatched: int = 0
     num_mismatched_targets: int = 0
     num_truncated_targets: int = 0
@@ -76,7 +80,7 @@ def record_targets(
 
 
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
-    """Metrics of a step from `step`, but for those that only the caller knows (time, optimiser, adapter, device)."""
+    """Metrics that follow from the record of a step. `step` is the checkpoint that it continued from."""
     entropy = _concatenate(record, lambda part: part.entropy)
     unshared = sum(len(path.sample.token_ids) for path in paths)
     grad_norms = np.asarray(record.grad_norms)
@@ -93,6 +97,7 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
         "data/step_trainable_tokens": float(len(entropy)),
         "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
         "data/step_num_gradient_steps": float(len(record.losses)),
+        "throughput/attention_dense_share": record.num_dense_tokens / record.num_tree_tokens,
     }
     is_rl = _concatenate(record, lambda part: part.is_rl)
     if not is_rl.any():
@@ -113,12 +118,22 @@ def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_gra
     )
 
 
+def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -> dict[str, float]:
+    """Metrics of the weights after a step. `before` [P] are `policy.values` from before it."""
+    norm = policy.norm()
+    return {
+        "loss/learning_rate": learning_rate,
+        "loss/adapter_norm": norm,
+        "loss/adapter_change": policy.change_norm(before) / norm if norm else 0.0,
+    }
+
+
 def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:
-    """Mean entropy weighted by itself, and the share of the targets that would have that much if all others had none.
+    """Mean entropy weighted by itself, and the effective share of targets that have this entropy.
 
-    Their product is the plain mean. Tokens that are certain, as those of JSON around an argument, count for nothing.
+    Their product is the plain mean. Tokens that are certain, e.g. the JSON around an argument, do not count.
 
-    Example: [1, 1, 0, 0, 0, 0, 0, 0] has a mean of 0.25: an entropy of 1 in a share of 0.25.
+    Example: [1, 1, 0, 0, 0, 0, 0, 0] has a mean of 0.25, which is an entropy of 1 in a share of 0.25.
     """
     total, squares = entropy.sum(dtype=np.float64), np.square(entropy, dtype=np.float64).sum()
     if squares == 0:
@@ -144,7 +159,7 @@ def _clipping(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
 
 
 def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
-    """Importance ratios r = policy / sampler over all updates, and of the first and the last of them."""
+    """Metrics of the importance ratios r = policy / sampler: over all updates, and in the first and the last one."""
     log_ratio = _log_ratio(
         _concatenate(record, lambda part: part.policy_logprobs)[is_rl],
         _concatenate(record, lambda part: part.sampling_logprobs)[is_rl],
@@ -169,7 +184,7 @@ def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, 
 
 
 def _against_base(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
-    """Of the targets whose log-prob under the base is known: all, some or none."""
+    """KL to the base model, over the targets whose log-prob under it is known (all, some or none)."""
     known = [part.streams.get(BASE, part.streams.get(SAMPLED_BASE)) for part in record.micro_batches]
     missing = [np.full(len(part.is_rl), np.nan) for part in record.micro_batches]
     base = np.concatenate([b if b is not None else nan for b, nan in zip(known, missing, strict=True)])
@@ -190,7 +205,7 @@ def _concatenate(record: StepRecord, choose: Callable[[MicroBatchRecord], NDArra
 
 
 def _log_ratio(above: ArrayLike, below: ArrayLike) -> NDArray[np.float64]:
-    """log(above / below) of log-probs, clipped: its exponential stays finite, whatever a broken sampler reports."""
+    """`above - below`, clipped so that its exponential stays finite even if a broken sampler reports nonsense."""
     return np.clip(np.subtract(above, below, dtype=np.float64), -50.0, 50.0)
 
 

@@ -2,16 +2,16 @@
 
     L = L_rl / N_rl + L_sft / N_sft
 
-where each sum runs over the targets of a component, weighted, and each N is the sum of the samples' shares over the
-*whole* update (by default their weights, target by target). The denominator is known before the first micro-batch runs,
-so the gradient does not depend on how the update was cut into micro-batches, nor on the processes that run them.
-Targets that a loss or the gate masks stay in N: leaving tokens out must not make the others louder.
+where each L is the weighted sum of the losses of a component's targets, and each N is the sum of the samples' shares
+over the *whole* update (by default the sum of the targets' weights). N is known before the first micro-batch runs, so
+the gradient does not depend on how the update is cut into micro-batches, or on which processes run them. Targets that a
+loss or the gate masks still count in N: masking tokens must not increase the weight of the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -28,6 +28,7 @@ from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
 from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
 from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
+from art.trainer.step.progress import Progress
 from art.trainer.step.step_metrics import StepRecord, record_targets
 from art.trainer.streams import ANCHOR
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
@@ -35,19 +36,19 @@ from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimiser update is made of."""
+    """Everything that determines one optimiser update."""
 
     paths: list[SamplePath]
     learning_rate: float
     terms: tuple[LossConfig, ...] = ()
-    """Of the "rl" samples; their weighted sum is trained."""
+    """Losses of the "rl" samples. Their weighted sum is trained."""
     anchor: Literal["sampler", "step_start"] = "sampler"
-    """`step_start` reads the stream `ANCHOR`; without one this is the only update, and the policy is its own anchor."""
+    """`step_start` reads the stream `ANCHOR`. If there is none, the policy is its own anchor (a single update)."""
     mismatch: MismatchConfig | None = None
 
 
 def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
-    """[N] what the loss of each target is multiplied with, in an update of `paths`: its weight / N of its component."""
+    """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
     totals = {False: 0.0, True: 0.0}  # by "is SFT"
     for path in paths:
         totals[path.sample.component == "sft"] += path.share
@@ -59,26 +60,26 @@ def compute_gradient(
     update: Update,
     micro_batches: list[MicroBatch],
     record: StepRecord,
-    tick: Callable[[], None],
+    progress: Progress | None = None,
     team: Team = ALONE,
 ) -> int | None:
-    """Leave the gradient of the update's loss in `policy.grads`; fill `record`; `tick` after every micro-batch.
+    """Leave the gradient of the update's loss in `policy.grads`, and fill `record`.
 
-    `micro_batches` are this process's own. What is left behind, or raised, is that of all of them, on every process.
+    `micro_batches` are those of this process. Gradient, record and errors are those of all processes, on every process.
     Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same
     gradient.
 
     Returns:
-        The most tokens in a micro-batch that fitted into memory, if larger ones did not; the same on every process.
+        The token limit of the micro-batches that fitted, the same on every process; `None` if memory did not run out.
 
     Raises:
-        TrainingError: the loss is not finite, or too many samples do not come from this policy, or a single sample
-            does not fit into memory.
+        TrainingError: the loss is not finite, too many samples do not come from this policy, or a single sample does
+            not fit into memory.
     """
     num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
 
     def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
-        return _accumulate(policy, update, micro_batches, tick, num_idle=num_idle, number=number)
+        return _accumulate(policy, update, micro_batches, progress, num_idle=num_idle, number=number)
 
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
     loss = sum(loss for (loss, _), _ in gathered)
@@ -100,34 +101,35 @@ def _accumulate(
     policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
-    tick: Callable[[], None],
+    progress: Progress | None,
     *,
     num_idle: int,
     number: int,
 ) -> tuple[float, StepRecord]:
-    """This process's loss and record; its gradient is left in the policy."""
+    """Loss and record of this process. Its gradient is left in the policy."""
     loss, record = 0.0, StepRecord()
     with policy.accumulate_gradients():
         for micro_batch in micro_batches:
             loss += _backward(policy, update, micro_batch, record, number=number)
-            tick()
+            if progress is not None:
+                progress.tick()
         for _ in range(num_idle):
             (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     return loss, record
 
 
 def _add(part: StepRecord, record: StepRecord) -> None:
-    """Counts add up, lists are joined."""
+    """Add `part` to `record`: counts are added, lists are joined."""
     for field in fields(StepRecord):
         setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
 
 
 def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
-    """Forward and backward of one micro-batch; returns its share of the loss."""
+    """Forward and backward pass of one micro-batch. Returns its part of the loss."""
     rows = micro_batch.rows
     hidden = policy.hidden_states(micro_batch.layout)
     by_row, entropy = target_logprobs(hidden, policy.base.head, rows)
-    # The few numbers per target are worked on by the CPU, in the targets' own order.
+    # There are few numbers per target: the CPU handles them, in the order of the targets.
     order = rows.order.cpu()
     logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
     inputs = _loss_inputs(logprobs, update, micro_batch)
@@ -150,6 +152,8 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
         )
     )
     record.num_tree_tokens += len(micro_batch.layout.token_ids)
+    if micro_batch.layout.kernel == "dense":
+        record.num_dense_tokens += len(micro_batch.layout.token_ids)
     record.num_visible_keys += int(micro_batch.layout.positions.sum()) + len(micro_batch.layout.token_ids)
     record.num_rows += len(rows.starts) - 1
     return loss
@@ -172,7 +176,7 @@ def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> L
 
 
 def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Tensor) -> TokenLoss:
-    """Loss of every target by its component: cross-entropy, or the weighted sum of the terms."""
+    """Loss of every target: cross-entropy for SFT samples, else the weighted sum of the terms."""
     plain = sft_loss(inputs.policy_logprobs)
     if not terms:
         return plain
@@ -180,12 +184,12 @@ def _target_losses(inputs: LossInputs, terms: tuple[LossConfig, ...], is_sft: Te
     values = torch.stack([weight * part.values for weight, part in parts]).sum(0)
     low = torch.stack([part.clipped_low for _, part in parts]).any(0)
     high = torch.stack([part.clipped_high for _, part in parts]).any(0)
-    # Every loss is finite everywhere, so the branch not taken sends back zeros.
+    # Every loss is finite everywhere, so the branch that is not taken has a zero gradient, not NaN.
     return TokenLoss(torch.where(is_sft, plain.values, values), ~is_sft & low, ~is_sft & high)
 
 
 def _correct(inputs: LossInputs, micro_batch: MicroBatch, config: MismatchConfig, record: StepRecord) -> Tensor:
-    """[N] factors: 0 for what this policy did not produce, the truncated ratio if configured, else 1."""
+    """[N] factors: 0 for targets that this policy did not produce, else the truncated ratio if configured, else 1."""
     is_sft = torch.from_numpy(micro_batch.targets.is_sft)
     start = inputs.streams.get(ANCHOR, inputs.policy_logprobs.detach())
     log_ratio = torch.where(is_sft, 0.0, start - inputs.sampling_logprobs)

@@ -1,13 +1,13 @@
-"""The work of tree attention on CPU, chain by chain.
+"""Planning tree attention on the CPU, chain by chain.
 
 A chain of the layout is what one path adds to the paths before it: `n` tokens in a row, without branches, whose keys
-are the path from the root. Attention of a chain is that of the last `n` tokens of an ordinary causal sequence. So the
-work is the causal attention of the new tokens only, no mask wider than a block exists, and the loop is over paths and
-not over the (many more) nodes of the tree.
+are the path from the root. Attention of a chain is that of the last `n` tokens of an ordinary causal sequence. So only
+the causal attention of the new tokens is computed, no mask is wider than a block, and the loop is over paths, of which
+there are far fewer than nodes of the tree.
 
-The queries of a long chain go in blocks, so that a block sees no keys behind itself and its scores stay in the cache.
-Short chains of similar size are padded and go in bundles: agents add a few tokens per turn, and their products alone
-are smaller than the calls that start them.
+The queries of a long chain are split into blocks: a block computes no keys after its own, and its scores stay in the
+cache. Short chains of similar size are padded and bundled: agents add a few tokens per turn, and one call for each such
+chain would take longer than its arithmetic.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 from art.trainer.tree.tree import Chain
 
 BLOCK = 96
-"""Queries per block. Measured: 64 to 128 are alike; smaller ones cost calls, larger ones compute masked scores."""
+"""Queries per block. 64 to 128 measured alike; smaller blocks need more calls, larger ones compute masked scores."""
 
 _BUNDLE_SCORES = 2**18
-"""Scores of a bundle over all heads: they stay in the cache."""
+"""Most attention scores in a bundle, over all heads, so that they stay in the cache."""
 
 _MAX_PADDED = 1.25
-"""A bundle computes at most so many times the scores of its chains."""
+"""Most scores in a bundle with padding, as a multiple of the scores without."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainKeys:
-    """A chain of a layout, and where its keys lie: runs of the layout, from the root to the chain's own tokens."""
+    """A chain of a layout, and its keys as runs of the layout, from the root to the chain's own tokens."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class ChainKeys:
 
 
 def make_chain_keys(chain: Chain) -> ChainKeys:
-    """The runs of `chain.path`: few, as the path only jumps where it left a sibling out."""
+    """Split `chain.path` into runs. There are few, because the path only jumps where it skips a sibling."""
     borders = np.flatnonzero(np.diff(chain.path) != 1) + 1
     runs = tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(chain.path, borders))
     return ChainKeys(start=chain.start, end=chain.end, runs=runs)
@@ -58,23 +58,23 @@ def make_chain_keys(chain: Chain) -> ChainKeys:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Queries of a chain, or of a bundle of B chains, against the keys [first, last) of its path."""
+    """Queries of a chain (or of a bundle of B chains), which attend to the keys [first, last) of its path."""
 
-    queries: slice | Tensor  # n places of the layout in a row, or [B * n] of them
+    queries: slice | Tensor  # n consecutive places of the layout, or [B * n] places
     first: int
     last: int
-    hidden: Tensor  # [B, n, 1, W] 0 or minus infinity, for the last W keys: all queries see those before
+    hidden: Tensor  # [B, n, 1, W] 0 or -inf for the last W keys; all queries see the keys before those
 
 
 @dataclass(frozen=True, slots=True)
 class LongChain:
-    """A chain that is attended by itself, block by block."""
+    """A chain that is computed by itself, block by block."""
 
     chain: ChainKeys
     blocks: tuple[Block, ...]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows [G, L, D] of `rows` [G, T + 1, D] on the chain's path."""
+        """Take the rows on the chain's path from `rows` [G, T + 1, D]; returns [G, L, D]."""
         parts = [rows[:, start:end] for start, end in self.chain.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -85,14 +85,14 @@ class LongChain:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """B chains of up to n queries and L keys each, attended at once. Padding stands at place T, behind the layout."""
+    """B chains of up to n queries and L keys each, computed at once. Padding refers to place T, after the layout."""
 
     chains: tuple[ChainKeys, ...]
     keys: Tensor  # [B * L] places of the layout
     blocks: tuple[Block]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows [G * B, L, D] of `rows` [G, T + 1, D] on the paths of the chains."""
+        """Take the rows on the chains' paths from `rows` [G, T + 1, D]; returns [G * B, L, D]."""
         picked = rows.index_select(1, self.keys)
         return picked.view(len(rows) * len(self.chains), -1, rows.shape[-1])
 
@@ -108,13 +108,13 @@ Work = Sequence[LongChain | Bundle]
 
 def _add_runs(total: Tensor, chain: ChainKeys, rows: Tensor) -> None:
     done = 0
-    for start, end in chain.runs:  # slices are added several times faster than indexed rows
+    for start, end in chain.runs:  # adding slices is several times faster than adding indexed rows
         total[:, start:end] += rows[:, done : done + end - start]
         done += end - start
 
 
 def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int, window: int | None) -> Work:
-    """All chains of a layout of `num_tokens` tokens, with what each may see under a sliding window."""
+    """Plan the attention of all chains of a layout of `num_tokens` tokens, with an optional sliding window."""
     short = [chain for chain in chains if chain.num_queries <= BLOCK]
     short.sort(key=lambda chain: (chain.num_queries, chain.num_keys), reverse=True)
     work: list[LongChain | Bundle] = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]
@@ -124,7 +124,7 @@ def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int,
 
 
 def _bundle(chains: Sequence[ChainKeys], max_scores: int) -> Iterator[list[ChainKeys]]:
-    """Neighbours in the order of `chains` (most queries first) that are similar enough."""
+    """Group neighbours of `chains` (sorted by queries, most first) that are of similar size."""
     group: list[ChainKeys] = []
     longest = scores = 0
     for chain in chains:
@@ -158,7 +158,7 @@ def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> Bu
     queries = np.full((len(chains), num_queries), num_tokens)
     keys = np.full((len(chains), num_keys), num_tokens)
     hidden = torch.full((len(chains), num_queries, 1, num_keys), -torch.inf)
-    hidden[..., 0] = 0.0  # padded queries see one key, which keeps their softmax finite; nobody reads them
+    hidden[..., 0] = 0.0  # padded queries see one key, so that their softmax is finite; their results are not read
     for row, chain in enumerate(chains):
         queries[row, : chain.num_queries] = np.arange(chain.start, chain.end)
         keys[row, : chain.num_keys] = np.concatenate([np.arange(start, end) for start, end in chain.runs])
@@ -169,12 +169,12 @@ def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> Bu
 
 @lru_cache(maxsize=BLOCK)
 def _future(count: int) -> Tensor:
-    """Do not change it: it is shared."""
+    """The causal mask of a block of `count` queries. Shared by all callers: do not modify."""
     return _hidden(count, count, None)
 
 
 def _hidden(num_queries: int, num_keys: int, window: int | None) -> Tensor:
-    """[num_queries, num_keys]: 0, or minus infinity where the query, one of the last places, does not see the key."""
+    """[num_queries, num_keys]: 0, or -inf where a query does not see a key. Queries are the last places of the keys."""
     places = torch.arange(num_keys - num_queries, num_keys)[:, None]
     keys = torch.arange(num_keys)[None, :]
     unseen = keys > places

@@ -1,4 +1,4 @@
-"""Who trains what when several processes share an update: micro-batches are dealt by the tokens of their trees."""
+"""Sharing out the micro-batches of an update among several processes, by the number of tree tokens."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from art.trainer.tree.pack import pack
 from art.trainer.tree.tree import SamplePath, sort_paths
 
 _PRECISION = 0.02
-"""The budget is searched for until it is known to this share of itself."""
+"""Relative precision of the search for the best token budget."""
 
 
 def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int) -> list[list[list[int]]]:
-    """Per share its micro-batches, each as indices into `paths`.
+    """The micro-batches of each share, as indices into `paths`.
 
-    Of several budgets up to `max_tokens` the one that leaves the least to the process with most to do: a smaller budget
-    deals more evenly, but cuts more trees, and each part of a tree repeats its prefix. The same in every process, as it
-    depends on tokens and ids only.
+    Tries several token budgets up to `max_tokens` and takes the one with the smallest largest share. A smaller budget
+    spreads the work more evenly, but cuts more trees, and each part of a tree repeats its prefix. The result is the
+    same in every process, because it depends only on tokens and ids.
     """
     packings = [pack(paths, max_tokens=max_tokens)]
     if num_shares == 1:
         return packings
-    # As many rounds as `max_tokens` needs; then the smallest budget that needs no more of them.
+    # Search for the smallest budget that needs no more rounds of micro-batches than `max_tokens` does.
     most = num_shares * math.ceil(len(packings[0]) / num_shares)
     sizes = _sizes(paths, packings[0])
     low, high = math.ceil(sum(sizes) / most), min(max_tokens, max(sizes))
@@ -39,7 +39,7 @@ def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int
 def _deal_out(
     paths: Sequence[SamplePath], packed: Sequence[list[int]], num_shares: int
 ) -> tuple[tuple[int, int], list[list[list[int]]]]:
-    """The largest share's tokens and the number of micro-batches, both better when fewer; and the shares."""
+    """The cost of a packing (tokens of the largest share, number of micro-batches), and its shares."""
     sizes = _sizes(paths, packed)
     shares = deal(sizes, num_shares)
     largest = max(sum(sizes[number] for number in share) for share in shares)
@@ -47,10 +47,10 @@ def _deal_out(
 
 
 def deal(sizes: Sequence[int], num_shares: int) -> list[list[int]]:
-    """Indices into `sizes` per share, in ascending order: the largest first, each to whoever has least so far.
+    """Deal items of `sizes` to shares: the largest item first, each to the share with the smallest sum so far.
 
-    So shares differ by no more than the largest of `sizes`, and none is above 4/3 of the best that could be done
-    (Graham, "Bounds on multiprocessing timing anomalies").
+    Returns ascending indices into `sizes` for each share. Sums differ by at most the largest item, and the largest sum
+    is at most 4/3 of the optimum (Graham, "Bounds on multiprocessing timing anomalies").
     """
     shares: list[list[int]] = [[] for _ in range(num_shares)]
     loads = [0] * num_shares
@@ -66,6 +66,6 @@ def _sizes(paths: Sequence[SamplePath], packed: Sequence[list[int]]) -> list[int
 
 
 def count_tree_tokens(paths: Sequence[SamplePath]) -> int:
-    """Tokens of the tree of `paths`, without building it."""
+    """Number of tokens in the tree of `paths`, computed without building the tree."""
     _, shared = sort_paths(paths)
     return sum(len(path.token_ids) for path in paths) - sum(shared)

@@ -1,7 +1,7 @@
 """Split a batch into micro-batches: sets of samples whose prefix tree fits the token budget.
 
-A tree is cut between two paths of its depth-first order, and each part repeats the path from the root, so a micro-batch
-is simply a set of samples, laid out anew by `build_tree`. Small trees are put together, best fit first.
+A large tree is cut between two paths of its depth-first order, and each part repeats the path from the root. So a
+micro-batch is simply a set of samples that `build_tree` lays out. Small trees are packed together by best fit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from art.trainer.tree.tree import SamplePath, sort_paths
 
 _CUT_WINDOW = 0.25
-"""A full piece may give back this share of itself to be cut where the paths share least, at a group's border."""
+"""Share of a full part that may be given up to cut where neighbouring paths share least, e.g. between two groups."""
 
 
 def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
-    """Indices into `paths` per micro-batch, each tree at most `max_tokens` long.
+    """Split `paths` into micro-batches of at most `max_tokens` tree tokens; returns indices into `paths` for each.
 
-    A single path that is longer than the budget becomes a micro-batch of its own. The result depends on the tokens and
-    ids of the samples only, not on their order.
+    A path that is longer than `max_tokens` gets a micro-batch of its own. The result depends only on the tokens and ids
+    of the samples, not on their order.
     """
     order, shared = sort_paths(paths)
     lengths = [len(paths[index].token_ids) for index in order]
@@ -38,7 +38,7 @@ def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
 
 
 def _trees(shared: Sequence[int]) -> list[tuple[int, int]]:
-    """Rank ranges `[first, last)` of the trees: a path that shares nothing starts a new one."""
+    """Ranges of ranks `[first, last)` of the trees. A path that shares nothing with the one before starts a tree."""
     starts = [rank for rank, depth in enumerate(shared) if depth == 0]
     return list(zip(starts, [*starts[1:], len(shared)], strict=True))
 
@@ -46,7 +46,7 @@ def _trees(shared: Sequence[int]) -> list[tuple[int, int]]:
 def _cut(
     first: int, last: int, lengths: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[tuple[int, list[int]]]:
-    """Parts of the tree of ranks `[first, last)`, each within the budget where a single path is."""
+    """Cut the tree of ranks `[first, last)` into parts within the budget: (tree tokens, ranks) each."""
     parts = []
     while first < last:
         sizes = [lengths[first]]
@@ -66,7 +66,7 @@ def _cut(
 
 
 def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list[list[SamplePath]]:
-    """Consecutive parts with about equally many tokens; samples of one rollout stay together.
+    """Split `paths` into consecutive parts with about equal numbers of tokens. Samples of a rollout stay together.
 
     Samples come group by group, so a part mostly holds whole groups. Fewer rollouts than parts give fewer parts.
     """
@@ -85,14 +85,14 @@ def split_minibatches(paths: Sequence[SamplePath], num_minibatches: int) -> list
 
 
 def split_batches(paths: Sequence[SamplePath], batch_size: int) -> list[list[SamplePath]]:
-    """Batches of `batch_size` rollouts each, in the given order; the last may be smaller."""
+    """Split `paths` into batches of `batch_size` rollouts, in order. The last batch may be smaller."""
     rollouts = group_by_rollout(paths)
     starts = range(0, len(rollouts), batch_size)
     return [[path for rollout in rollouts[start : start + batch_size] for path in rollout] for start in starts]
 
 
 def group_by_rollout(paths: Sequence[SamplePath]) -> list[list[SamplePath]]:
-    """Samples by rollout, in the order in which rollouts first appear."""
+    """Group samples by rollout, in the order in which rollouts first appear."""
     rollouts: dict[str, list[SamplePath]] = {}
     for path in paths:
         rollouts.setdefault(path.sample.rollout_id, []).append(path)

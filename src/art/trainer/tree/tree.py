@@ -1,19 +1,19 @@
-"""The prefix tree of a batch: every token computed once, whoever shares it.
+"""The prefix tree of a batch: tokens that several samples share are computed once.
 
-All samples are token paths. Sorted by their tokens, neighbours share the longest prefixes, and laying each path's new
-part behind the one before gives the tree in depth-first order. Three integers per token then say everything:
+All samples are token paths. Sorted by their tokens, neighbours share the longest prefixes. Appending the new part of
+each path to those before gives the tree in depth-first order. Three integers per token then describe the layout:
 
     samples       A = 5 6 7 8      B = 5 6 9      C = 5 6 7 3 3
-    sorted        C, A, B          shared with the one before: 0, 3, 2
+    sorted        C, A, B          tokens shared with the path before: 0, 3, 2
     token_ids     5 6 7 3 3 8 9
     positions     0 1 2 3 4 3 2
     subtree_end   7 7 6 5 5 6 7
 
     query q attends key k   iff   k <= q < subtree_end[k]
 
-What is learnt is a flat list of targets, each read at the token before it (its query). Equal tokens of several samples
-merge, and every sample keeps its own target. Tokens behind a sample's last query cannot matter and are not laid out.
-Here is no torch: layouts are numpy arrays.
+The targets are a flat list. Each is read at the token before it, its query. Equal tokens of several samples merge, but
+every sample keeps its own target. Tokens after a sample's last query have no effect and are not laid out. Layouts are
+numpy arrays; this module does not need torch.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class SamplePath:
     """A validated `TrainingSample` with at least one target, as arrays."""
 
     sample: TrainingSample
-    token_ids: IntArray  # [T] up to the last query
-    query_positions: IntArray  # [N] place in `token_ids` at which each target is read
+    token_ids: IntArray  # [T] tokens up to the last query
+    query_positions: IntArray  # [N] index into `token_ids` at which each target is read
     target_token_ids: IntArray  # [N]
     sampling_logprobs: FloatArray  # [N]
     advantages: FloatArray  # [N]
     key: bytes
-    """Sorts like `token_ids`, by memcmp."""
+    """`token_ids` as bytes that sort in the same order."""
     streams: dict[str, FloatArray] = field(default_factory=dict)
-    """Further log-probs [N] of the targets by name: a teacher's, or what `art.trainer.step.measure` added."""
+    """More log-probs [N] of the targets, by name: a teacher's, or those that `art.trainer.step.measure` added."""
 
     @property
     def share(self) -> float:
@@ -60,7 +60,7 @@ class SamplePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What is learnt from one layout. `N` targets; several may share a query."""
+    """The N targets of one layout. Several may share a query."""
 
     queries: IntArray  # [N] index into the layout: the token *before* the target
     token_ids: IntArray  # [N] the token to predict there
@@ -75,14 +75,14 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A run of the layout without branches inside: what one path adds to the paths before it.
+    """A run of the layout without branches: the tokens that one path adds to the paths before it.
 
-    Attention needs no mask beyond causality here: the queries `[start, end)` see the keys `path[:i]` up to themselves.
+    Attention needs only a causal mask here: the queries `[start, end)` see the keys of `path` up to themselves.
     """
 
     start: int
     end: int
-    path: IntArray  # [D] layout indices from the root to token `end - 1`, so path[-(end - start):] is the run itself
+    path: IntArray  # [D] layout indices from the root to token `end - 1`; the last `end - start` are the run itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +100,18 @@ class PrefixTree:
 
 
 def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | None:
-    """The arrays of `sample`, or `None` if nothing of it is to be learnt.
+    """Validate `sample` and convert it to arrays. Returns `None` if it has no target.
 
     Raises:
         TrajectoryError: lengths differ, a token is outside the vocabulary, a number is not finite, or the first token
-            is to be learnt (nothing comes before it that could predict it).
+            is a target (there is no token before it that could predict it).
     """
     name, length = f"sample {sample.sample_id!r}", len(sample.token_ids)
     lengths = (len(sample.loss_mask), len(sample.sampling_logprobs), len(sample.advantages))
     if length == 0 or lengths != (length,) * 3:
         raise TrajectoryError(
             f"{name} has {length} tokens but {lengths[0]} mask entries, {lengths[1]} sampling log-probs and "
-            f"{lengths[2]} advantages; expected as many of each, and at least one"
+            f"{lengths[2]} advantages; expected equal numbers, and at least one token"
         )
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     if token_ids.min() < 0 or token_ids.max() >= vocab_size:
@@ -124,7 +124,9 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
     if len(positions) == 0 or sample.weight == 0:
         return None
     if positions[0] == 0:
-        raise TrajectoryError(f"{name} wants its first token learnt, but no token comes before it; mask it out")
+        raise TrajectoryError(
+            f"the loss mask of {name} includes its first token, which no token before it can predict; mask it out"
+        )
     logprobs = np.asarray(sample.sampling_logprobs, dtype=np.float32)[positions]
     advantages = np.asarray(sample.advantages, dtype=np.float32)[positions]
     if not (np.isfinite(logprobs).all() and np.isfinite(advantages).all()):
@@ -149,16 +151,16 @@ def _teacher_logprobs(sample: TrainingSample, name: str) -> FloatArray:
     values = np.asarray(sample.teacher_logprobs, dtype=np.float32)
     if values.shape != (len(sample.token_ids),) or not np.isfinite(values).all():
         raise TrajectoryError(
-            f"{name} has {values.size} teacher log-probs for {len(sample.token_ids)} tokens; expected as many finite "
-            "numbers as tokens"
+            f"{name} has {values.size} teacher log-probs for {len(sample.token_ids)} tokens; expected one finite "
+            "number per token"
         )
     return values
 
 
 def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
-    """The order in which paths are laid out, and how many tokens each shares with the one before it.
+    """The order in which paths are laid out, and how many tokens each shares with the path before it.
 
-    Ties go by sample id, so that the layout does not depend on the order in which samples came.
+    Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`.
     """
     order = sorted(range(len(paths)), key=lambda i: (paths[i].key, paths[i].sample.sample_id))
     shared = [0] * len(order)
@@ -172,7 +174,7 @@ def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
 
 
 def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:
-    """Lay out `paths` (at least one); targets name samples by their index in `paths`."""
+    """Lay out `paths` (at least one) as a tree. Targets refer to samples by their index in `paths`."""
     order, shared = sort_paths(paths)
     tokens: list[IntArray] = []
     positions: list[IntArray] = []
@@ -183,7 +185,7 @@ def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:
     size = 0
     for index, depth in zip(order, shared, strict=True):
         ids = paths[index].token_ids
-        # Paths come sorted: one that is fully shared equals the one before it, and adds nothing.
+        # Paths are sorted, so a path that is fully shared equals the one before it and adds no tokens.
         if depth < len(ids):
             complete.append((path[depth:], size))
             start, added = size, len(ids) - depth
@@ -191,7 +193,7 @@ def build_tree(paths: Sequence[SamplePath]) -> PrefixTree:
             tokens.append(ids[depth:])
             positions.append(np.arange(depth, len(ids)))
             if 0 < depth == len(path):
-                start = chains.pop().start  # it only goes on where the last chain ended
+                start = chains.pop().start  # the path continues where the last chain ended: extend that chain
             path = np.concatenate([path[:depth], np.arange(size - added, size)])
             chains.append(Chain(start=start, end=size, path=path))
         queries[index] = path[paths[index].query_positions]

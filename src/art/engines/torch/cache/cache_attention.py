@@ -1,9 +1,9 @@
-"""Attention of a packed, ragged batch over the KV cache.
+"""Attention of a packed batch over the KV cache.
 
-A step computes N tokens of many sequences at once. Sequences that add one token (decoding) are attended together, one
-batched call per pool; a sequence that adds several (a prompt) is attended by itself. Query heads that share a key head
-are treated as several queries of one head, so keys are never repeated. The cache keeps the keys of all tokens, also
-where a layer has a sliding window: its masks leave the older ones out.
+A step computes N tokens of many sequences. Sequences that add one token (decoding) are computed together, in one
+batched call per pool. A sequence that adds several tokens (a prompt) is computed by itself. Query heads that share a
+key head are treated as several queries of one head, so keys are never repeated. The cache keeps the keys of all tokens
+even if a layer has a sliding window; masks hide the older ones.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ NAME = "art_engine"
 
 _MAX_MASK_ELEMENTS = 1 << 22
 _DENSE_GAIN = 1.3
-"""Attending unused rows in between is cheaper than gathering the used ones up to this ratio of rows."""
+"""Up to this ratio of all rows to used rows, computing unused rows too is faster than gathering the used ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What the attention of one layer computes."""
+    """Formula of the attention in one layer."""
 
     scale: float
     window: int | None = None
-    """A query sees its own token and the `window - 1` before it; `None` for all."""
+    """A query sees its own token and the `window - 1` before it. `None`: it sees all."""
     sinks: Tensor | None = None
-    """[heads] logits that share in the softmax and lead to no value (gpt-oss)."""
+    """[heads] logits that take part in the softmax and have no value (gpt-oss)."""
 
 
 @dataclass(slots=True)
 class Write:
-    """Where the new keys and values of one pool go."""
+    """Where to store the new keys and values of one pool."""
 
     pool: Pool
-    tokens: slice | Tensor  # into the batch
+    tokens: slice | Tensor  # indices into the batch
     rows: Tensor  # [n]
     positions: Tensor  # [n]
 
@@ -55,28 +55,28 @@ class DecodeGroup:
     """Sequences of one pool that add one token each."""
 
     pool: Pool
-    tokens: slice | Tensor  # into the batch
+    tokens: slice | Tensor  # indices into the batch
     rows: Tensor | slice  # rows to gather, or a range of rows to view
-    spread: Tensor | None  # [n] for a range with gaps: where in the range each query goes
+    spread: Tensor | None  # [n] for a range with gaps: index in the range of each query
     num_keys: int
-    lengths: npt.NDArray[np.int64]  # [rows] keys that each row has
+    lengths: npt.NDArray[np.int64]  # [rows] number of keys in each row
     mask: Tensor | None  # [rows, 1, 1, num_keys], 0 or -inf
     windows: dict[int, tuple[int, Tensor | None]] = field(default_factory=dict)
 
     def window(self, size: int, like: Tensor) -> tuple[int, Tensor | None]:
-        """The first key that a window of `size` shows to any row, and the mask of the keys from there on."""
+        """The first key that any row sees in a window of `size`, and the mask of the keys from there on."""
         if self.num_keys <= size:
             return 0, self.mask
-        if (found := self.windows.get(size)) is None:
+        if size not in self.windows:
             first = max(0, int(self.lengths.min()) - size)
             keys, lengths = np.arange(first, self.num_keys), self.lengths[:, None]
-            found = self.windows[size] = first, _decode_mask((keys >= lengths) | (keys < lengths - size), like)
-        return found
+            self.windows[size] = first, _decode_mask((keys >= lengths) | (keys < lengths - size), like)
+        return self.windows[size]
 
 
 @dataclass(slots=True)
 class PrefillSegment:
-    """Tokens `[start, end)` of the batch continue a sequence at `offset`; without a pool they are all of it."""
+    """Tokens `[start, end)` of the batch, which continue a sequence at `offset`. Without a pool they are all of it."""
 
     start: int
     end: int
@@ -87,7 +87,7 @@ class PrefillSegment:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """All that the layers of one step need to know."""
+    """Attention of one step, for all layers."""
 
     writes: list[Write] = field(default_factory=list)
     decode: list[DecodeGroup] = field(default_factory=list)
@@ -102,7 +102,7 @@ def decode_group(
     positions: npt.NDArray[np.int64],
     like: Tensor,
 ) -> DecodeGroup:
-    """Plan the attention of tokens `tokens` [n] of the batch, which are at `positions` [n] of the slots `rows` [n]."""
+    """Plan the attention of the tokens `tokens` [n] of the batch, at `positions` [n] of the rows `rows` [n]."""
     low, high = int(rows.min()), int(rows.max()) + 1
     num_keys = int(positions.max()) + 1
     lengths = positions + 1
@@ -113,7 +113,7 @@ def decode_group(
         local = rows - low
         if high - low != len(rows) or (np.diff(local) != 1).any():
             spread = to_device(local, like)
-        lengths = np.full(high - low, positions.min() + 1)  # a row in a gap sees some keys: its result is not read
+        lengths = np.full(high - low, positions.min() + 1)  # rows in gaps see some keys; their results are not read
         lengths[local] = positions + 1
     else:
         row_index = to_device(rows, like)
@@ -124,13 +124,13 @@ def decode_group(
 
 
 def _decode_mask(hidden: npt.NDArray[np.bool_], like: Tensor) -> Tensor:
-    """[rows, num_keys] -> [rows, 1, 1, num_keys], minus infinity where hidden."""
+    """A mask [rows, 1, 1, num_keys] that is -inf where `hidden` [rows, num_keys] is true."""
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(torch.from_numpy(hidden).to(like.device), -math.inf)[:, None, None, :]
 
 
 def slice_or_index(values: npt.NDArray[np.int64], like: Tensor) -> slice | Tensor:
-    """A slice if `values` are consecutive, which spares a copy, else an index tensor."""
+    """A slice if `values` are consecutive, which avoids a copy, else an index tensor."""
     first, last = int(values[0]), int(values[-1])
     if last - first + 1 == len(values) and (np.diff(values) == 1).all():
         return slice(first, last + 1)
@@ -142,7 +142,8 @@ def to_device(values: npt.NDArray[np.int64], like: Tensor) -> Tensor:
 
 
 def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
-    """q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] -> [N, heads, e]. Stores new keys and values first."""
+    """Store the new keys and values, then attend: q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] ->
+    [N, heads, e]."""
     for write in plan.writes:
         write.pool.keys[layer][write.rows, :, write.positions] = k[write.tokens]
         write.pool.values[layer][write.rows, :, write.positions] = v[write.tokens]
@@ -157,7 +158,7 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
 
 
 def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tensor:
-    """[n, heads, d] -> [n, heads, e]"""
+    """Attention of a decode group: [n, heads, d] -> [n, heads, e]."""
     _, num_heads, d = q.shape
     keys, values = group.pool.keys[layer], group.pool.values[layer]
     first, mask = (0, group.mask) if formula.window is None else group.window(formula.window, q)
@@ -207,7 +208,7 @@ def _prefill(
 
 
 def _block_size(num_keys: int, formula: Formula) -> int:
-    """Queries that are attended at once: bounds the mask, and with sinks the scores; a block sees its window's keys."""
+    """Number of queries to compute at once. It limits the size of the mask, and with sinks of the scores."""
     elements = num_keys if formula.sinks is None else num_keys * len(formula.sinks)
     size = max(16, _MAX_MASK_ELEMENTS // elements)
     return size if formula.window is None else min(size, max(64, formula.window))
@@ -216,9 +217,10 @@ def _block_size(num_keys: int, formula: Formula) -> int:
 def _attend_with_sinks(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, sinks: Tensor
 ) -> Tensor:
-    """q [B, heads, n, d], keys [B, kv heads, L, d], values [B, kv heads, L, e] -> [B, heads, n, e], in float32.
+    """Attention with sinks: q [B, heads, n, d], keys [B, kv heads, L, d], values [B, kv heads, L, e] ->
+    [B, heads, n, e].
 
-    The softmax of a head is over its keys' scores and its sink, which has no value: weights add up to less than 1.
+    Computed in float32. The softmax of a head includes its sink, which has no value, so weights sum to less than 1.
     """
     num_kv_heads = keys.shape[1]
     scores = q.float().unflatten(1, (num_kv_heads, -1)).flatten(2, 3) @ keys.float().transpose(-1, -2)
@@ -233,9 +235,9 @@ def _attend_with_sinks(
 def _causal_mask(
     plan: AttentionPlan, offset: int, num_queries: int, num_keys: int, window: int | None, like: Tensor
 ) -> Tensor:
-    """[num_queries, num_keys], 0 where query i sees key j, offset + i - window < j <= offset + i, else -inf.
+    """A mask [num_queries, num_keys]: 0 where query i sees key j, offset + i - window < j <= offset + i, else -inf.
 
-    Kept for the next layers while masks are few.
+    Masks are cached for the next layers, up to `_MAX_MASK_ELEMENTS`.
     """
     key = (offset, num_queries, num_keys, window)
     if (mask := plan.masks.get(key)) is None:
@@ -248,13 +250,13 @@ def _causal_mask(
 
 
 class Probe:
-    """Watches a trial forward pass: what the layers ask of attention, and what of it `attend` does not compute."""
+    """Records, in a trial forward pass, what the layers need from attention, and what `attend` does not support."""
 
     def __init__(self) -> None:
         self.kv_shapes: dict[int, LayerShape] = {}
-        """By layer."""
+        """Shape of keys and values, by layer."""
         self.windows: dict[int, int | None] = {}
-        """By layer: its sliding window, if it has one."""
+        """Sliding window, if any, by layer."""
         self.problems: set[str] = set()
 
     def see(self, layer: int, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]) -> None:
@@ -279,7 +281,7 @@ def hf_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """This attention behind transformers' interface: query [1, heads, N, d] -> [1, N, heads, e]."""
+    """`attend` with the signature that transformers requires: query [1, heads, N, d] -> [1, N, heads, e]."""
     if art_probe is not None:
         art_probe.see(module.layer_idx, query, key, value, kwargs)
         if art_probe.problems:
@@ -291,10 +293,10 @@ def hf_attention(
 
 
 def hf_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Transformers needs no mask of ours: `AttentionPlan` says who attends to whom."""
+    """Return no mask to transformers, because `AttentionPlan` says which keys a query sees."""
 
 
 def no_cache_plan(lengths: Sequence[int]) -> AttentionPlan:
-    """Several whole sequences, packed one after the other, that leave nothing in the cache."""
+    """A plan for whole sequences of `lengths`, packed one after the other, that stores nothing in the cache."""
     ends = np.cumsum(lengths).tolist()
     return AttentionPlan(prefill=[PrefillSegment(start=end - n, end=end) for end, n in zip(ends, lengths, strict=True)])

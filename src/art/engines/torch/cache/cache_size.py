@@ -1,4 +1,4 @@
-"""How large the KV cache may be."""
+"""Choosing the size of the KV cache."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from art.engines.torch.weights.base_model import LoadedModel
 from art.errors import ConfigError
 
 AVERAGE_REQUEST_TOKENS = 4096
+"""Expected tokens of a request, used for the default size."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
-"""Of the device's memory (what is free of it, where that is known); the trainer lives there too."""
+"""Share of the device's memory for the cache (of its free memory, where that is known). The trainer needs the rest."""
 
 
 def kv_budget(model: LoadedModel, config: EngineConfig) -> int:
-    """Tokens that the KV cache may hold: what was asked for, else what the requests need and the memory allows.
+    """Tokens that the KV cache may hold: the configured number, else what requests need and memory allows.
 
     Raises:
-        ConfigError: one request of full length would not fit.
+        ConfigError: a single request of full length would not fit.
     """
     max_context = model.info.max_context
     if config.kv_cache_tokens is not None:
         budget, source = config.kv_cache_tokens, f"`engine.kv_cache_tokens` is {config.kv_cache_tokens}"
     else:
         fits = int(_device_bytes(model.info.device) * _SHARE[model.info.device] / _token_bytes(model))
-        wanted = max(max_context, config.max_running * min(max_context, AVERAGE_REQUEST_TOKENS))
-        budget, source = min(wanted, fits), f"the memory allows a KV cache of {fits} tokens"
+        needed = max(max_context, config.max_running * min(max_context, AVERAGE_REQUEST_TOKENS))
+        budget, source = min(needed, fits), f"the memory allows a KV cache of {fits} tokens"
     if budget < max_context:
         raise ConfigError(
-            f"{source}, but one request may have `max_context` = {max_context} tokens; lower `engine.max_context`"
+            f"{source}, but a request may have `max_context` = {max_context} tokens; set a lower `engine.max_context`"
         )
     return budget
 

@@ -1,13 +1,13 @@
 """The KV cache: dense slots that outlive their request.
 
-A slot is one row of a pool, and token i of its sequence has its key and value at index i of that row. Pools differ in
-the capacity of their rows (256, 1024, 4096 ... tokens), so one long sequence does not make every row long; a sequence
-that outgrows its row moves to the next pool. Rows are allocated as they are needed, up to a budget in tokens.
+A slot is one row of a pool. The key and value of token i of its sequence are at index i of that row. Pools differ in
+the capacity of their rows (256, 1024, 4096 ... tokens), so one long sequence does not make every row long. A sequence
+that outgrows its row moves to the next pool. Rows are allocated when they are needed, up to a budget in tokens.
 
-When a request ends, its slot stays as it is until the room is needed (least recently used first). A later request
-- goes on in place, when its prompt extends all that an idle slot holds (the next turn of a conversation);
-- or starts from a copy of the longest prefix that any slot holds, idle or running (the shared prompt of a group).
-Keys and values belong to one adapter, by its uid: those computed with other weights are never reused.
+When a request ends, its slot keeps its content until the memory is needed (least recently used first). A later request
+- continues in place, if its prompt extends everything in an idle slot (the next turn of a conversation);
+- or starts from a copy of the longest prefix in any slot, idle or running (the shared prompt of a group).
+Keys and values belong to one adapter, by its uid. Those that were computed with other weights are never reused.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SMALLEST_CAPACITY = 256
 CAPACITY_FACTOR = 4
 FIRST_ROWS = 8
 MAX_GROWTH_TOKENS = 16_384
-"""Rows are made ahead of need up to this size, so that long ones are not."""
+"""Most tokens to allocate ahead of need, so that long rows are only allocated one by one."""
 MIN_SHARED_PREFIX = 4
-"""Shorter common prefixes are computed again rather than copied."""
+"""Shorter common prefixes are computed again instead of copied."""
 MIN_AWAITED_PREFIX = 16
-"""A request waits for a prefix that another one is computing right now if it saves at least so many tokens."""
+"""A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One row of a pool, and whose it is."""
+    """One row of a pool, in use by one sequence."""
 
     pool: Pool
     row: int
@@ -41,7 +41,7 @@ class Slot:
 
     @property
     def busy(self) -> bool:
-        """A request runs in it."""
+        """Whether a running request uses the slot."""
         return bool(self.pool.busy[self.row])
 
     @property
@@ -55,7 +55,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Of one token's keys and values."""
+    """Shape of one token's keys and values in one layer."""
 
     num_kv_heads: int
     key_dim: int
@@ -77,16 +77,16 @@ class Pool:
         self.tokens = np.zeros((0, capacity), dtype=np.int32)  # [rows, capacity]
         self.uids = np.zeros(0, dtype=np.int64)  # [rows] adapter whose weights computed the row; -1 for a free row
         self.busy = np.zeros(0, dtype=np.bool_)  # [rows]
-        self.last_used = np.zeros(0, dtype=np.int64)  # [rows] when an idle row was released
-        self.num_known = np.zeros(0, dtype=np.int64)  # [rows] tokens of the sequence that are known
-        self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] tokens whose key and value are there
+        self.last_used = np.zeros(0, dtype=np.int64)  # [rows] time (a counter) at which an idle row was released
+        self.num_known = np.zeros(0, dtype=np.int64)  # [rows] number of tokens in `tokens`
+        self.num_computed = np.zeros(0, dtype=np.int64)  # [rows] number of tokens whose key and value are computed
 
     @property
     def num_rows(self) -> int:
         return len(self.slots)
 
     def resize(self, keep: list[int], num_rows: int) -> None:
-        """Move the rows `keep` to the front and have `num_rows` rows in all."""
+        """Keep the rows `keep`, moved to the front, and change the number of rows to `num_rows`."""
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 new = old.new_zeros((num_rows, *old.shape[1:]))
@@ -108,14 +108,14 @@ class Pool:
                 slot.row = row
 
     def put(self, slot: Slot, row: int) -> None:
-        """Let `slot` have the free row `row`, with nothing in it yet."""
+        """Assign the free row `row` to `slot`, with no content yet."""
         slot.pool, slot.row = self, row
         self.slots[row] = slot
         self.uids[row], self.busy[row] = slot.uid, True
         self.num_known[row] = self.num_computed[row] = 0
 
     def clear(self, row: int) -> None:
-        """Make `row` free."""
+        """Free `row`."""
         self.slots[row] = None
         self.uids[row], self.busy[row] = -1, False
         self.num_known[row] = self.num_computed[row] = 0
@@ -123,20 +123,20 @@ class Pool:
     def record(
         self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
     ) -> None:
-        """Note that these tokens are computed; a row's positions ascend: [n] each."""
+        """Mark tokens as computed. All arguments are [n]; positions of the same row must ascend."""
         self.tokens[rows, positions] = token_ids
-        self.num_computed[rows] = positions + 1  # of equal rows the last assignment counts
+        self.num_computed[rows] = positions + 1  # for equal rows the last assignment counts
         self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
 
     def common_prefixes(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """How many known tokens of each row agree with the start of `tokens`: [len(rows)]."""
+        """Length of the prefix that each row has in common with `tokens`: [len(rows)]."""
         width = min(self.capacity, len(tokens))
         differs = self.tokens[rows, :width] != tokens[:width]
         first = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
         return np.minimum(first, self.num_known[rows])
 
     def copy_prefix(self, source: Slot, row: int, length: int) -> None:
-        """Keys and values of the first `length` tokens, from a slot of any pool into `row`."""
+        """Copy keys and values of the first `length` tokens from a slot of any pool to `row`."""
         for layer in range(len(self.keys)):
             self.keys[layer][row, :, :length] = source.pool.keys[layer][source.row, :, :length]
             self.values[layer][row, :, :length] = source.pool.values[layer][source.row, :, :length]
@@ -144,15 +144,15 @@ class Pool:
 
 @dataclass(slots=True)
 class Match:
-    """What the cache holds of a prompt."""
+    """How much of a prompt the cache holds."""
 
     slot: Slot | None = None
     length: int = 0
-    """Tokens whose key and value are there."""
+    """Number of tokens whose keys and values can be reused from `slot`."""
     in_place: bool = False
-    """The slot is idle and holds nothing else."""
+    """Whether the slot is idle and holds nothing but this prefix."""
     awaited: int = 0
-    """Tokens that will be there once a running request has computed its prompt."""
+    """Number of tokens that could be reused once a running request has computed its prompt."""
 
     @property
     def worth_waiting(self) -> bool:
@@ -160,7 +160,7 @@ class Match:
 
 
 class KVCache:
-    """All slots. `budget` bounds the tokens of all rows together; a row of `max_context` must fit."""
+    """All slots. `budget` limits the tokens of all rows together; it must allow one row of `max_context`."""
 
     def __init__(
         self,
@@ -176,21 +176,29 @@ class KVCache:
         self.pools = [Pool(capacity, shapes, dtype, device) for capacity in capacities]
         self.budget = budget
         self._max_rows = max_rows
-        """Rows above which idle slots are evicted before new rows are made."""
+        """From this number of rows on, idle slots are evicted before new rows are allocated."""
         self._clock = 0
 
     def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, expected: int = 0) -> Slot | None:
-        """A slot for a sequence that starts with `tokens`, holding as much of it as could be reused (never all of it).
+        """A slot for a sequence that starts with `tokens`, filled with what could be reused (never all tokens).
 
-        `match` is what `match(uid, tokens)` just gave; `expected` is how long the sequence may become. If a row of that
-        length is to be had the sequence need not move later. Returns `None` if there is no room now.
+        Args:
+            match: the current result of `match(uid, tokens)`.
+            expected: length that the sequence may reach. A row of that length is preferred, so that the sequence need
+                not move later.
+
+        Returns:
+            `None` if there is no room now.
         """
         lengths = {self._pool_for(length).capacity: length for length in (len(tokens), max(len(tokens), expected))}
         slots = (self._acquire(uid, tokens, match, length) for _, length in sorted(lengths.items(), reverse=True))
         return next((slot for slot in slots if slot is not None), None)
 
     def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, length: int) -> Slot | None:
-        source, reusable = match.slot, min(match.length, len(tokens) - 1)  # the last token is needed for its logits
+        source, reusable = (
+            match.slot,
+            min(match.length, len(tokens) - 1),
+        )  # the last token is computed for its logits
         fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)
         slot: Slot | None
         if source is not None and fits and match.in_place:
@@ -201,7 +209,7 @@ class KVCache:
                 slot.pool.copy_prefix(source, slot.row, reusable)
             elif slot is not None:
                 reusable = 0
-            elif fits:  # nothing else is left to evict: the source itself makes room
+            elif fits:  # there is nothing else to evict: reuse the source itself
                 slot = source
             else:
                 slot, reusable = self._take_row(self._pool_for(length), uid, keep=None), 0
@@ -214,7 +222,7 @@ class KVCache:
         return slot
 
     def grow(self, slot: Slot, length: int) -> bool:
-        """Make room for `length` tokens in a busy slot, moving it if need be. False if there is no room now."""
+        """Make room for `length` tokens in a busy slot, which may move it. False if there is no room now."""
         old = slot.pool
         if length <= old.capacity:
             return True
@@ -231,14 +239,14 @@ class KVCache:
         return True
 
     def release(self, slot: Slot) -> None:
-        """The request is over: keep what was computed for later ones."""
+        """Make the slot of an ended request idle. Later requests may reuse its content."""
         slot.pool.busy[slot.row] = False
         slot.pool.num_known[slot.row] = slot.num_computed
         self._clock += 1
         slot.pool.last_used[slot.row] = self._clock
 
     def discard(self, slot: Slot, *, wipe: bool = False) -> None:
-        """Forget a slot and free its row. `wipe` it if it may hold NaN, which no mask keeps from later users."""
+        """Free a slot's row. `wipe` overwrites it with 0: a NaN in masked keys would still reach later users."""
         pool = slot.pool
         if wipe:
             for tensor in (*pool.keys, *pool.values):
@@ -246,7 +254,7 @@ class KVCache:
         pool.clear(slot.row)
 
     def forget(self, uid: int) -> None:
-        """Free all idle slots of an adapter that is gone."""
+        """Free all idle slots of an unloaded adapter."""
         for pool in self.pools:
             for row in np.flatnonzero((pool.uids == uid) & ~pool.busy):
                 pool.clear(int(row))
@@ -262,18 +270,18 @@ class KVCache:
         }
 
     def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> Match:
-        """The best start that the slots of adapter `uid` offer for a sequence of `tokens`."""
+        """The longest prefix of `tokens` that a slot of adapter `uid` holds."""
         best = Match()
         for pool in self.pools:
             rows = np.flatnonzero(pool.uids == uid)
             if not len(rows):
                 continue
             known = pool.common_prefixes(rows, tokens)
-            held = pool.num_computed[rows]
-            computed = np.minimum(known, held)
+            in_cache = pool.num_computed[rows]
+            computed = np.minimum(known, in_cache)
             best.awaited = max(best.awaited, int(known.max()))
-            # An idle slot that is used up entirely beats an equally long prefix that would have to be copied.
-            whole = ~pool.busy[rows] & (computed == held) & (computed > 0)
+            # Continuing an idle slot in place beats copying a prefix of the same length.
+            whole = ~pool.busy[rows] & (computed == in_cache) & (computed > 0)
             i = int((2 * computed + whole).argmax())
             if 2 * int(computed[i]) + int(whole[i]) > 2 * best.length + int(best.in_place):
                 best.slot, best.length, best.in_place = pool.slots[rows[i]], int(computed[i]), bool(whole[i])
@@ -286,9 +294,9 @@ class KVCache:
         return sum(pool.num_rows * pool.capacity for pool in self.pools)
 
     def _take_row(self, pool: Pool, uid: int, keep: Slot | None) -> Slot | None:
-        """A free row: an unused one, a new one, an idle one of this pool, or room taken from other pools' idle ones.
+        """A slot on a free row: an unused row, a new one, an idle one of this pool, or memory of idle rows elsewhere.
 
-        `keep` is not evicted: it is copied from next.
+        `keep` is not evicted, because the caller copies from it next.
         """
         crowded = sum(p.num_rows for p in self.pools) >= self._max_rows
         if not (
@@ -304,10 +312,10 @@ class KVCache:
         return slot
 
     def _extend(self, pool: Pool) -> bool:
-        """Add rows to a full pool: double it, within `MAX_GROWTH_TOKENS` and the budget."""
+        """Add rows to a full pool: double it within `MAX_GROWTH_TOKENS` and the budget. False if there is no room."""
         room = (self.budget - self._allocated()) // pool.capacity
-        wanted = max(FIRST_ROWS if pool is self.pools[0] else 1, pool.num_rows)
-        num_new = min(room, wanted, max(1, MAX_GROWTH_TOKENS // pool.capacity))
+        doubled = max(FIRST_ROWS if pool is self.pools[0] else 1, pool.num_rows)
+        num_new = min(room, doubled, max(1, MAX_GROWTH_TOKENS // pool.capacity))
         if num_new < 1:
             return False
         pool.resize(list(range(pool.num_rows)), pool.num_rows + num_new)
@@ -315,7 +323,7 @@ class KVCache:
 
     @staticmethod
     def _idle_rows(pool: Pool, keep: Slot | None) -> list[int]:
-        """Rows that may be evicted, least recently used first."""
+        """Idle rows except `keep`, least recently used first."""
         idle = (pool.uids >= 0) & ~pool.busy
         if keep is not None and keep.pool is pool:
             idle[keep.row] = False
@@ -330,7 +338,7 @@ class KVCache:
         return bool(rows)
 
     def _reclaim(self, pool: Pool, keep: Slot | None) -> bool:
-        """Shrink other pools by their free and idle rows until one more row of `pool` fits."""
+        """Take free and idle rows from other pools until one more row fits into `pool`. False if that is not enough."""
         others = [p for p in self.pools if p is not pool]
         missing = pool.capacity - (self.budget - self._allocated())
         victims = [(int(p.last_used[row]), i, row) for i, p in enumerate(others) for row in self._idle_rows(p, keep)]

@@ -1,15 +1,14 @@
-"""Load a Hugging Face causal language model for serving, and prove that it computes what transformers computes.
+"""Loading a Hugging Face causal language model for serving, and checking that it computes what transformers computes.
 
-The general path is the model's own forward pass with attention and linear layers swapped for ours; the Llama family has
-a faster loop (`llama`). Either way a packed trial batch is compared with transformers' eager forward pass before the
-engine says that it is ready, so an architecture that the seam does not cover is refused rather than served wrongly.
+In general the model's own forward pass is used, with attention and linear layers replaced by ours. The Llama family has
+a faster loop (`llama`). In both cases a packed trial batch is compared with transformers' eager forward pass before the
+engine is ready, so an unsupported architecture is refused instead of being served wrongly.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,24 +30,26 @@ from art.kernels.quantization import loading_options
 logger = logging.getLogger(__name__)
 
 MAX_DEFAULT_CONTEXT = 32_768
+"""Longest context to serve unless `engine.max_context` is set."""
 TRIAL_LENGTHS = (9, 1, 6)
-"""Sequences of the trial batch; more than one, so that leaks between packed sequences show."""
+"""Lengths of the trial sequences. There are several, to notice leaks between packed sequences."""
 _MAX_TRIAL_WINDOW = 256
-"""Up to this size of a sliding window the trial batch has a sequence that is longer than it."""
+"""If the sliding window is at most this long, the trial batch includes a longer sequence."""
 _TRIAL_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""Largest logit difference, relative to the largest logit."""
+"""Largest allowed difference of logits, relative to the largest logit."""
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
+"""Types of RoPE whose positions do not depend on the longest sequence of a batch."""
 
 
 class Decoder(Protocol):
     """A model that computes packed batches."""
 
     parts: dict[str, Part]
-    """Linear layers that adapters may change, by Hugging Face module name."""
+    """The linear layers that adapters may change, by Hugging Face module name."""
     num_linears: int
 
     def logits(self, batch: Batch) -> Tensor:
-        """[rows to sample, vocabulary]"""
+        """Logits [rows to sample, vocabulary] of a batch."""
         ...
 
 
@@ -61,7 +62,7 @@ class LoadedModel:
 
 
 class HfDecoder:
-    """The general path: transformers' forward pass, with our attention and adaptable linear layers inside."""
+    """Decoder for any architecture: transformers' forward pass with our attention and adaptable linear layers."""
 
     def __init__(self, hf_model: Any) -> None:
         self.parts: dict[str, Part] = {}
@@ -92,9 +93,9 @@ class HfDecoder:
         return logits if rows is None or self._picks_rows else logits[rows]
 
     def find_parts(self, batch: Batch) -> None:
-        """Learn from a trial batch, whose logits are all wanted, which layers see one row per token.
+        """Find the layers that see one row per token, with a trial batch that computes all logits.
 
-        Others (the experts of some mixtures see a selection) cannot place the adapters of a mixed batch.
+        Other layers (in some mixtures an expert sees only its tokens) cannot apply the adapters of a mixed batch.
         """
         self._context.num_rows = batch.token_ids.shape[0]
         self.logits(batch)
@@ -106,7 +107,7 @@ class HfDecoder:
 
 
 def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], None] | None = None) -> LoadedModel:
-    """Load the model in folder `path` (or by hub id). `inspect_model` sees it as transformers loaded it, on its device.
+    """Load the model `path`, a folder or a hub id. `inspect_model` is called with the model as transformers loaded it.
 
     Raises:
         ConfigError: unknown path, unsupported architecture, or settings that do not fit the model.
@@ -135,10 +136,10 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
 
 
 def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
-    """The device, and the dtype to load in (`"auto"` is the checkpoint's).
+    """The device, and the dtype to load with (`"auto"` is the dtype of the checkpoint).
 
     Raises:
-        ConfigError: the device that was asked for is not there.
+        ConfigError: the configured device does not exist.
     """
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     device: str = config.device
@@ -149,12 +150,6 @@ def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
     if config.dtype != "auto":
         return device, getattr(torch, config.dtype)
     return device, {"cpu": torch.float32, "cuda": torch.bfloat16, "mps": "auto"}[device]
-
-
-def default_num_threads() -> int:
-    """Half of the cores that this process may use; the other half is the trainer's."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return max(1, cores // 2)
 
 
 def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Quantization) -> Any:
@@ -182,12 +177,12 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
             "the embedded engine needs; serve it with another engine"
         )
     if quantization != "none":
-        model = model.dequantize(dtype)  # what rounding left, as plain weights
+        model = model.dequantize(dtype)  # the rounded weights, as plain tensors
     return model.to(device).eval().requires_grad_(False)
 
 
-def _max_context(hf_config: Any, wanted: int | None) -> int:
-    """The context to serve, within which the model's positions are the plain ones."""
+def _max_context(hf_config: Any, setting: int | None) -> int:
+    """The context to serve: the setting, else the largest that the model and its RoPE support."""
     text = hf_config.get_text_config(decoder=True)
     limit = int(getattr(text, "max_position_embeddings", None) or MAX_DEFAULT_CONTEXT)
     reason = "the model's `max_position_embeddings`"
@@ -199,9 +194,9 @@ def _max_context(hf_config: Any, wanted: int | None) -> int:
             if original < limit:
                 limit = original
                 reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
-    if wanted is not None and wanted > limit:
-        raise ConfigError(f"`engine.max_context` is {wanted}, but {reason} is {limit}; use at most that")
-    return wanted or min(limit, MAX_DEFAULT_CONTEXT)
+    if setting is not None and setting > limit:
+        raise ConfigError(f"`engine.max_context` is {setting}, but {reason} is {limit}; use at most that")
+    return setting or min(limit, MAX_DEFAULT_CONTEXT)
 
 
 def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
@@ -214,7 +209,7 @@ def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
 
 
 def _reference_logits(hf_model: Any, trial: list[Tensor]) -> Tensor:
-    """Transformers' own logits, sequence by sequence: [N, vocabulary]"""
+    """Logits of transformers, computed sequence by sequence: [N, vocabulary]."""
     return torch.cat([hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial])
 
 
@@ -224,10 +219,10 @@ def _trial_batch(trial: list[Tensor]) -> Batch:
 
 
 def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
-    """What a trial forward pass shows of the attention of each layer.
+    """Run a trial forward pass that records the attention of each layer.
 
     Raises:
-        ConfigError: a layer computes something that the engine does not.
+        ConfigError: a layer needs something that the engine does not compute.
     """
     batch, probe = _trial_batch(trial), Probe()
     try:
@@ -238,8 +233,10 @@ def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
             art_plan=batch.plan,
             art_probe=probe,
         )
-    except Exception as error:  # whatever a foreign architecture does with our seam, it is not servable
-        raise ConfigError(f"{type(hf_model).__name__} does not run through the attention seam: {error!r}") from error
+    except Exception as error:  # an unknown architecture may raise anything here
+        raise ConfigError(
+            f"{type(hf_model).__name__} does not run with the attention of the embedded engine: {error!r}"
+        ) from error
     num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(probe.kv_shapes) != list(range(num_layers)):
         probe.problems.add(f"attention in layers {sorted(probe.kv_shapes)} of {num_layers}")
@@ -260,7 +257,7 @@ def _build_decoder(hf_model: Any, trial: list[Tensor], probe: Probe, max_context
 
 
 def _compare(decoder: Decoder, trial: list[Tensor], reference: Tensor, path: str) -> None:
-    """Raise ConfigError unless the decoder's logits of a packed batch are transformers'."""
+    """Raise `ConfigError` if the decoder's logits of a packed batch differ from those of transformers."""
     got = decoder.logits(_trial_batch(trial)).float()
     scale = float(reference.float().abs().max().clamp(min=1e-6))
     error = float((got - reference.float()).abs().max()) / scale

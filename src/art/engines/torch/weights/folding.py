@@ -1,8 +1,8 @@
-"""The adapter that samples alone: its update is added to a copy of the weights, and then costs nothing per token.
+"""Folding: an adapter that fills whole batches is added to a copy of the weights, and then costs nothing per token.
 
-Agents in training sample with one adapter most of the time. Its thin products take a fifth to a third of the time of a
-small layer (they read every input and every output once more), so the decoder keeps one folded copy of the weights: of
-the adapter that has lately had whole batches to itself. Batches of several adapters run on factors, as ever.
+Agents in training sample with one adapter most of the time. Its low-rank products take a fifth to a third of the time
+of a small layer, because they read every input and output once more. So the decoder keeps one folded copy of the
+weights, for the adapter of the last batches. Batches with several adapters use the low-rank factors.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from art.engines.torch.weights.linear import Linear, Run
 
 _AFTER_STEPS = 3
-"""Batches in a row that an adapter must have to itself, so that turns between adapters do not fold each time."""
+"""Consecutive batches that an adapter must fill alone before it is folded, so that alternating adapters are not."""
 _MAX_BYTES = 1 << 30
-"""Of the copy. Beyond it the gain is small: products with large weights leave little to thin ones."""
+"""Largest copy to keep, in bytes. Above it the adapter's share of the work is too small to matter."""
 
 
 class Folding:
-    """Which adapter is folded into `linears`."""
+    """Keeps track of which adapter is folded into `linears`."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         weights = [linear.weight for linear in linears]
-        # Only in float32: half precision would round the small update away.
+        # Only in float32: 16-bit weights would round the small update away.
         exact = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
         self._linears = linears if exact and sum(weight.nbytes for weight in weights) <= _MAX_BYTES else []
         self._folded_uid: int | None = None
@@ -32,7 +32,10 @@ class Folding:
         self._num_steps = 0
 
     def covers(self, runs: list[Run], num_rows: int) -> bool:
-        """Whether all `num_rows` rows of this step's batch are the folded adapter's; folds it when it is time."""
+        """Whether all `num_rows` rows of the batch use the folded adapter.
+
+        An adapter that has filled enough batches in a row is folded first.
+        """
         if not self._linears or len(runs) != 1 or runs[0].end - runs[0].start != num_rows:
             self._last_uid = None
             return False

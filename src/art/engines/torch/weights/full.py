@@ -1,4 +1,4 @@
-"""A full checkpoint: a model of its own, of which it is proven that it is the base model with other numbers."""
+"""Loading a full checkpoint, after checking that it is the base model with other weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def is_full(path: Path) -> bool:
 
 
 def load_full(name: str, path: Path, base_model: str, config: EngineConfig) -> tuple[TorchEngine, AdapterInfo]:
-    """An engine that serves the full checkpoint in folder `path`, trained from `base_model`, as `name`.
+    """Load the full checkpoint in folder `path`, trained from `base_model`, into an engine that serves it as `name`.
 
     Raises:
-        AdapterError: naming the checkpoint, its folder, and what is wrong.
+        AdapterError: the checkpoint is unreadable, does not fit the base model or does not fit into memory.
     """
 
     def refuse(problem: str) -> AdapterError:
@@ -51,7 +51,7 @@ def load_full(name: str, path: Path, base_model: str, config: EngineConfig) -> t
         raise refuse(error.message) from error
     except torch.OutOfMemoryError as error:
         raise refuse(
-            "it does not fit into memory beside the base model and other full checkpoints; set a lower "
+            "it does not fit into memory with the base model and other full checkpoints; set a lower "
             "`engine.kv_cache_tokens`, or train a LoRA"
         ) from error
     info = AdapterInfo(name=name, num_layers=len(base), rank=0, norm=norm)
@@ -60,9 +60,9 @@ def load_full(name: str, path: Path, base_model: str, config: EngineConfig) -> t
 
 
 def _base_weights(base_model: str, config: EngineConfig) -> dict[str, Tensor]:
-    """All weights of the base model as they are saved, tied ones once, in the engine's dtype and on the CPU.
+    """All weights of the base model as in its files (tied ones once), in the engine's dtype and on the CPU.
 
-    The engine's own are fused and packed by now. Reading them again takes a moment of each publish, no memory later.
+    They are read again, since the engine's own weights are fused and packed. The memory is freed after the check.
     """
     from transformers import AutoModelForCausalLM
 
@@ -73,7 +73,7 @@ def _base_weights(base_model: str, config: EngineConfig) -> dict[str, Tensor]:
 
 
 def _misfit(file: Path, base: dict[str, Tensor]) -> str | None:
-    """Why the tensors in `file` are not those of the base model, or `None`. transformers would make up missing ones."""
+    """Why the tensors in `file` do not fit the base model, or `None`. (transformers would initialise missing ones.)"""
     try:
         with safe_open(file, framework="pt") as tensors:
             shapes = {key: list(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
@@ -94,7 +94,7 @@ def _misfit(file: Path, base: dict[str, Tensor]) -> str | None:
 
 
 def _change_norm(model: Any, base: dict[str, Tensor]) -> float:
-    """Frobenius norm of what all weights of `model` together differ by from `base`, summed in float64 on the CPU."""
+    """Frobenius norm of the difference of all weights of `model` from `base`, summed in float64 on the CPU."""
     weights = model.state_dict()
     differences = (weights[name].cpu().float() - start.float() for name, start in base.items())
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in differences))

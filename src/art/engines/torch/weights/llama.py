@@ -1,7 +1,7 @@
-"""A decoder loop for the Llama family: what transformers computes, with far fewer Python calls and operators.
+"""A decoder loop for the Llama family: the arithmetic of transformers with far fewer Python calls and operators.
 
-Llama, Mistral, Qwen2 and Qwen3 differ only in biases and in Qwen3's normalised heads. Their weights are taken from the
-loaded transformers model, with the projections that read the same input fused into one. `model` compares the result
+Llama, Mistral, Qwen2 and Qwen3 differ only in biases and in Qwen3's normalised heads. The weights are taken from the
+loaded transformers model, and projections that read the same input are fused into one. `base_model` compares the result
 with transformers' own forward pass before it is used.
 """
 
@@ -36,10 +36,10 @@ class _Layer:
 
 
 class LlamaDecoder:
-    """Implements `model.Decoder`. Takes the weights out of `hf_model`, which is of no use afterwards."""
+    """A `base_model.Decoder`. It takes the weights out of `hf_model`, which cannot be used afterwards."""
 
     def __init__(self, hf_model: Any, *, windows: Sequence[int | None], max_context: int) -> None:
-        """`windows`: of each layer's attention."""
+        """`windows` are the sliding windows of the layers, `None` for layers without one."""
         config, core = hf_model.config, hf_model.model
         self.parts: dict[str, Part] = {}
         self._linears: list[Linear] = []
@@ -59,7 +59,7 @@ class LlamaDecoder:
         self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
-        """[rows to sample, vocabulary]"""
+        """Logits [rows to sample, vocabulary] of a batch."""
         plan, head_dim = batch.plan, self._head_dim
         folded = self._folding.covers(batch.runs, len(batch.token_ids))
         runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
@@ -71,7 +71,7 @@ class LlamaDecoder:
             qk = qkv[:, :num_qk]
             if layer.head_norm is not None:
                 qk = F.rms_norm(qk, (head_dim,), None, self._eps) * layer.head_norm
-            # Swapping the halves and the signs in `sin` are rotate_half of Hugging Face's RoPE.
+            # Swapped halves, and the signs in `sin`, are rotate_half of Hugging Face's RoPE.
             qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
             attended = attend(plan, i, qk[:, :num_q], qk[:, num_q:], qkv[:, num_qk:], layer.attention)
             x = layer.o(attended.reshape(x.shape[0], -1), runs).add_(x)
@@ -102,7 +102,7 @@ class LlamaDecoder:
         )
 
     def _fuse(self, modules: dict[str, nn.Linear]) -> Linear:
-        """One layer that computes all `modules` side by side; the modules give up their weights."""
+        """Fuse `modules` into one layer that computes them side by side. Their own weights are freed."""
         index, start = len(self._linears), 0
         members = list(modules.values())
         weights = [m.weight.detach() for m in members]
@@ -116,12 +116,12 @@ class LlamaDecoder:
         for name, module in modules.items():
             self.parts[name] = Part(linear, start, start + module.out_features)
             start += module.out_features
-            module.weight = None  # fused weights are copies: let the original go before the next layer is fused
+            module.weight = None  # fused weights are copies: free the original before the next layer is fused
         return linear
 
 
 def _rope_tables(rotary: Any, max_context: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines by position, from the model's own rotary module: [max_context, 1, head_dim] each."""
+    """Cosines and signed sines [max_context, 1, head_dim] by position, from the model's own rotary module."""
     with torch.inference_mode():
         cos, sin = rotary(like, torch.arange(max_context, device=like.device)[None])
     half = sin.shape[-1] // 2

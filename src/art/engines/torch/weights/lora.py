@@ -1,7 +1,7 @@
-"""Read and validate PEFT LoRA files (`adapter_config.json` and `adapter_model.safetensors`) without importing peft.
+"""Reading PEFT LoRA files (`adapter_config.json` and `adapter_model.safetensors`) without importing peft.
 
-Whatever could make an adapter act differently from how it was trained is refused: unreadable files, keys that match no
-layer, shapes that do not fit, settings that this engine does not compute.
+Everything that could make an adapter behave differently from how it was trained is refused: unreadable files, keys that
+match no layer, shapes that do not fit, and settings that this engine does not support.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
-# Settings that say how the adapter was made or trained, not what it computes.
+# Settings that describe how the adapter was trained, not what it computes.
 _DESCRIPTIVE = frozenset(
     {
         *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -38,7 +38,7 @@ _DESCRIPTIVE = frozenset(
     }
 )
 _COMPUTED = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "bias"})
-# Other initialisations (PiSSA, OLoRA, CorDA, LoftQ ...) change the base weights that the adapter belongs to.
+# Other initialisations (PiSSA, OLoRA, CorDA, LoftQ ...) also change the base weights.
 _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "lora_ga")
 
 
@@ -54,7 +54,7 @@ def read_adapter(
     """Load the adapter in folder `path` for the layers `parts` (by Hugging Face module name).
 
     Raises:
-        AdapterError: naming the adapter, the file, and the key at fault.
+        AdapterError: a file is unreadable, or does not fit the base model or this engine. Names the file and the key.
     """
     settings = _read_settings(name, path / CONFIG_FILE)
     weights = _read_weights(name, path / WEIGHTS_FILE)
@@ -107,16 +107,16 @@ def _read_weights(name: str, path: Path) -> dict[str, Tensor]:
 def _pair_up(
     name: str, path: Path, weights: Mapping[str, Tensor], parts: Mapping[str, Part]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Module name -> (A [r, in], B [out, r]), with every key accounted for."""
-    found: dict[str, dict[str, Tensor]] = {}
+    """Map module names to (A [r, in], B [out, r]). Every key must belong to a pair."""
+    factors: dict[str, dict[str, Tensor]] = {}
     unknown = []
     for key, tensor in weights.items():
         match = _KEY.fullmatch(key)
         if match is None or match["module"] not in parts:
             unknown.append(key)
         else:
-            found.setdefault(match["module"], {})[match["factor"]] = tensor
-    if not found:
+            factors.setdefault(match["module"], {})[match["factor"]] = tensor
+    if not factors:
         expected = f"base_model.model.{next(iter(parts), '<none>')}.lora_A.weight"
         raise AdapterError(
             f"adapter {name!r}: {path}: matches no layer of the base model (first key {next(iter(weights), None)!r}, "
@@ -126,16 +126,16 @@ def _pair_up(
         shown = ", ".join(repr(key) for key in sorted(unknown)[:3])
         raise AdapterError(
             f"adapter {name!r}: {path}: {len(unknown)} of {len(weights)} keys match no adaptable linear layer of the "
-            f"base model: {shown}; a part of the adapter would be ignored"
+            f"base model: {shown}; they would be ignored"
         )
-    for module, pair in found.items():
+    for module, pair in factors.items():
         if len(pair) != 2:
             missing = "AB".replace(next(iter(pair)), "")
             raise AdapterError(
-                f"adapter {name!r}: {path}: 'base_model.model.{module}.lora_{missing}.weight' is missing, though its "
-                "other half is there"
+                f"adapter {name!r}: {path}: 'base_model.model.{module}.lora_{missing}.weight' is missing, but the "
+                "other matrix of the pair is there"
             )
-    return {module: (pair["A"].float(), pair["B"].float()) for module, pair in found.items()}
+    return {module: (pair["A"].float(), pair["B"].float()) for module, pair in factors.items()}
 
 
 def _check_pair(name: str, path: Path, module: str, a: Tensor, b: Tensor, rank: int, part: Part) -> None:
@@ -154,7 +154,7 @@ def _check_pair(name: str, path: Path, module: str, a: Tensor, b: Tensor, rank: 
 
 
 def _fuse(items: list[tuple[Part, Tensor, Tensor]], settings: _Settings, dtype: torch.dtype, device: str) -> Factors:
-    """One pair for all parts of a linear layer: A side by side, B block-diagonal, so that the parts stay apart."""
+    """Join the factors of all parts of a fused linear layer: A side by side, B block-diagonal."""
     linear, rank = items[0][0].linear, settings.rank
     a = torch.cat([a for _, a, _ in items]).t()
     b = torch.zeros(rank * len(items), linear.num_out)
@@ -167,6 +167,6 @@ def _fuse(items: list[tuple[Part, Tensor, Tensor]], settings: _Settings, dtype: 
 
 
 def _norm(pairs: Mapping[str, tuple[Tensor, Tensor]], scale: float) -> float:
-    """Frobenius norm of all `scale * B A` together, by |BA|^2 = sum(B^T B * A A^T) without forming a product."""
+    """Frobenius norm of all `scale * B A` together. |BA|^2 = sum(B^T B * A A^T), so no product is formed."""
     squared = sum(float(((b.t() @ b) * (a @ a.t())).sum(dtype=torch.float64)) for a, b in pairs.values())
     return scale * math.sqrt(max(squared, 0.0))

@@ -1,0 +1,169 @@
+"""The checkpoint in the trainer's memory: loading, replacing and writing it.
+
+Base model, trained weights, optimiser moments and random generator together are exactly one checkpoint. Each call of
+the trainer names the checkpoint that it continues from. What is in memory is replaced, unless it *is* that checkpoint.
+So a trainer that died, or failed half-way through a step, needs no repair.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from art.config import LoraConfig, TrainerConfig
+from art.errors import ConflictError
+from art.storage import checkpoints
+from art.storage.checkpoints import CheckpointState
+from art.trainer.contract import StepResult
+from art.trainer.machine.distributed import Team
+from art.trainer.policy.base_model import BaseModel
+from art.trainer.policy.full import FullPolicy
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.policy.policy import Policy
+from art.trainer.step.optimizer import Optimizer
+from art.trainer.step.probe import measure_probe
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """One checkpoint in memory."""
+
+    policy: Policy
+    optimizer: Optimizer
+    step: int
+    identity: str | None
+    """Names the checkpoint on disk whose bytes these are; `None` while a step changes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How a checkpoint was made. It is stored in the checkpoint."""
+
+    probe_tokens: list[int]
+    """Token path whose log-probs are stored, for the engine to reproduce."""
+    job_id: str | None = None
+    config: Mapping[str, Any]
+    metrics: dict[str, float]
+
+
+class Resident:
+    """Holds at most one checkpoint in memory."""
+
+    def __init__(self, base: BaseModel, config: TrainerConfig, team: Team) -> None:
+        self._base = base
+        self._config = config
+        self._team = team
+        self._loaded: Loaded | None = None
+
+    def start_fresh(self, lora: LoraConfig | None) -> Loaded:
+        """Replace what is in memory by step 0: a new adapter, or the base weights if `lora` is `None`.
+
+        Raises:
+            ConfigError: `lora` does not fit the model, or `None` does not fit the trainer's settings.
+        """
+        if self._loaded is not None and self._loaded.policy.config == lora:
+            loaded = self._loaded
+            loaded.policy.reset()
+            loaded.optimizer.reset()
+            loaded.step, loaded.identity = 0, None
+            return loaded
+        if self._loaded is not None:
+            self._loaded.policy.remove()
+            self._loaded = None
+        policy = self._make_policy(lora)
+        self._loaded = Loaded(policy, Optimizer(policy), step=0, identity=None)
+        return self._loaded
+
+    def _make_policy(self, lora: LoraConfig | None) -> Policy:
+        if lora is None:
+            return FullPolicy(self._base, compiles=self._config.compile_layers)
+        may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
+        return LoraPolicy(self._base, lora, may_fold=may_fold)
+
+    def load(self, path: Path) -> Loaded:
+        """Bring the checkpoint `path` into memory. Files are read only if it is not there already.
+
+        Raises:
+            ConflictError: the checkpoint belongs to another base model.
+            AdapterError, StorageError, CorruptCheckpointError
+        """
+        is_loaded = self._loaded is not None and self._loaded.identity == checkpoints.identify(path)
+        if all(self._team.gather(is_loaded)) and self._loaded is not None:
+            return self._loaded
+        checkpoints.verify(path)
+        state = checkpoints.read_state(path)
+        if state.base_model != self._base.name:
+            raise ConflictError(f"checkpoint {path} is of base model {state.base_model!r}, not {self._base.name!r}")
+        loaded = self.start_fresh(None if state.lora is None else LoraConfig.model_validate(state.lora))
+        loaded.policy.load(checkpoints.read_file(path, loaded.policy.weights_file))
+        loaded.optimizer.load(checkpoints.read_file(path, checkpoints.OPTIMIZER), state.num_updates)
+        torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
+        loaded.step, loaded.identity = state.step, checkpoints.identify(path)
+        self._team.gather(None)  # nobody trains before all processes have read it
+        _log.info("continuing from step %d at %s", state.step, path)
+        return loaded
+
+    def write(self, path: Path, loaded: Loaded, origin: Origin) -> None:
+        """Write `loaded` to the folder `path`. The first process of the team writes, the others wait.
+
+        Raises:
+            DiskFullError, StorageError
+        """
+        lora = loaded.policy.config
+        state = CheckpointState(
+            step=loaded.step,
+            job_id=origin.job_id,
+            base_model=self._base.name,
+            lora=None if lora is None else lora.model_dump(mode="json"),
+            config=dict(origin.config),
+            num_updates=loaded.optimizer.num_updates,
+            rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+            metrics=origin.metrics,
+        )
+        probe = measure_probe(loaded.policy, origin.probe_tokens)
+
+        def write() -> str:
+            return checkpoints.write_checkpoint(
+                path,
+                {
+                    **loaded.policy.files(),
+                    checkpoints.OPTIMIZER: loaded.optimizer.dump(),
+                    checkpoints.STATE: state.model_dump_json().encode(),
+                    checkpoints.PROBE: probe.model_dump_json().encode(),
+                },
+            )
+
+        loaded.identity = self._team.from_first(write)
+
+
+def existing_step(path: Path) -> int | None:
+    """The step of the valid checkpoint `path`, or `None` if the folder does not exist."""
+    if not path.exists():
+        return None
+    checkpoints.verify(path)
+    return checkpoints.read_state(path).step
+
+
+def recorded_result(path: Path, job_id: str) -> StepResult | None:
+    """The result that the same job wrote to `path` in an earlier attempt, if there was one.
+
+    Raises:
+        ConflictError: another job wrote the checkpoint.
+    """
+    if not path.exists():
+        return None
+    checkpoints.verify(path)
+    state = checkpoints.read_state(path)
+    if state.job_id != job_id:
+        raise ConflictError(
+            f"checkpoint {path} exists already, made by job {state.job_id!r}; job {job_id!r} must write another step"
+        )
+    return StepResult(step=state.step, metrics=state.metrics)

@@ -1,0 +1,73 @@
+"""Which optimiser updates a step makes: from checked samples and a configuration, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from art.config import KlConfig, TrainConfig, TrainSFTConfig
+from art.errors import ConfigError, TrajectoryError
+from art.trainer.step.base_kl import with_sampled_base
+from art.trainer.step.measure import Measurer
+from art.trainer.step.prepare import prepare_paths
+from art.trainer.step.update import Update
+from art.trainer.tree.pack import split_batches, split_minibatches
+from art.trainer.tree.tree import SamplePath
+
+_SFT_AUTO_BATCH_SIZE = 2
+"""Trajectories per update for `batch_size="auto"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """The updates of a step, in order, and metrics that are known before they run."""
+
+    updates: list[Update]
+    metrics: dict[str, float] = field(default_factory=dict)
+    """These replace metrics of the same names that the updates report."""
+
+
+def plan_rl(
+    paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer, *, step: int
+) -> UpdatePlan:
+    """One update per mini-batch. Measures first what the losses compare the policy with.
+
+    Raises:
+        NothingTrainableError: the loss is dpo and no pair can be compared.
+        TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
+    """
+    paths, metrics = prepare_paths(paths, config, pairs, measurer)
+    paths = with_sampled_base(paths, measurer, step=step)
+    parts = split_minibatches(paths, config.num_minibatches)
+    # If the sampler is the anchor, later updates differ from it by design, so the gate cannot judge them.
+    later = config.mismatch if config.anchor == "step_start" else None
+    gates = [config.mismatch, *[later] * (len(parts) - 1)]
+    terms = tuple(term for term in config.terms if not (isinstance(term, KlConfig) and term.where == "reward"))
+    updates = [
+        Update(paths=part, learning_rate=config.learning_rate, terms=terms, anchor=config.anchor, mismatch=gate)
+        for part, gate in zip(parts, gates, strict=True)
+    ]
+    return UpdatePlan(updates, metrics)
+
+
+def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
+    """One update per batch of trajectories.
+
+    Raises:
+        ConfigError: the number of learning rates is not the number of batches.
+        TrajectoryError: a sample is not of component "sft".
+    """
+    if other := [path.sample.sample_id for path in paths if path.sample.component != "sft"]:
+        raise TrajectoryError(f"sample {other[0]!r} has component 'rl'; supervised fine-tuning takes 'sft' only")
+    size = _SFT_AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
+    batches = split_batches(paths, size)
+    rates = config.learning_rate
+    if not isinstance(rates, list):
+        rates = [rates] * len(batches)
+    elif len(rates) != len(batches):
+        raise ConfigError(
+            f"`learning_rate` lists {len(rates)} rates, but the trajectories make {len(batches)} batches of "
+            f"{size}; give one rate per batch, or a single number",
+            param="learning_rate",
+        )
+    return UpdatePlan([Update(paths=batch, learning_rate=rate) for batch, rate in zip(batches, rates, strict=True)])
