@@ -37,7 +37,9 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
     settings = ModelSettings(lora=LoraConfig(rank=8), engine=VllmConfig(device="cpu", sleep="always"))
-    await runtime.register(RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings))
+    await runtime.registration.register(
+        RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings)
+    )
     yield runtime
     await runtime.close()
 

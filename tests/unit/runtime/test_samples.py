@@ -95,7 +95,7 @@ def test_a_choice_made_elsewhere_has_no_token_rewards() -> None:
     [
         ([USER, choice("e1", "changed")], "the answer was changed after sampling"),
         ([{"role": "user", "content": "other"}, choice("e1", "a")], "differs from what the model was sent"),
-        ([USER, AGAIN, choice("e1", "a")], "2 messages stand before this answer, but the model was sent 1"),
+        ([USER, AGAIN, choice("e1", "a")], "2 messages come before this answer, but the model was sent 1"),
         ([USER, choice("gone", "a")], "is not recorded on this server"),
     ],
 )

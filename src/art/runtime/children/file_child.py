@@ -1,6 +1,6 @@
 """The process of one file job: reads what to do from standard input, tells progress and result by JSON lines.
 
-    in    {"call": "copy", "params": {...}}
+    in    {"call": "copy", ...}                  one of `FileCall`
     out   {"progress": [done, total]}            any number
           {"result": {...}} or {"error": {...}}  once, at the end
 
@@ -12,79 +12,66 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from art.errors import NotFoundError
 from art.exports.folder import OnBytes, copy_checkpoint
-from art.protocol.checkpoint_calls import HubTarget, S3Target
+from art.protocol.checkpoint_calls import HubTarget
+from art.protocol.file_calls import CopyCall, ExportCall, FileCall, MergeAdapterCall, PullCall, PushCall
 from art.protocol.rpc import error_body
 from art.runtime.children.child import die_with_parent, ignore_ctrl_c, log_to_stderr
 
-Params = dict[str, Any]
+Result = dict[str, Any]
 TELL_EVERY_S = 0.2
 
 
-def copy(params: Params, on_bytes: OnBytes) -> Params:
-    copy_checkpoint(Path(params["source"]), Path(params["target"]), on_bytes)
-    return {}
+def make(call: FileCall, on_bytes: OnBytes) -> Result:
+    match call:
+        case CopyCall():
+            copy_checkpoint(call.source, call.target, on_bytes)
+            return {}
+        case ExportCall():
+            from art.exports import formats
+
+            formats.export(call.source, call.base_model, call.format, call.target, call.llama_cpp, on_bytes)
+            return formats.describe(call.target)
+        case MergeAdapterCall():
+            from art.exports import formats
+
+            formats.merge_adapter(call.adapter, call.base_model, call.target, on_bytes)
+            return {}
+        case PushCall():
+            return {"url": _push(call, on_bytes)}
+        case PullCall():
+            return {"step": _pull(call, on_bytes)}
 
 
-def export(params: Params, on_bytes: OnBytes) -> Params:
-    from art.exports import formats
-
-    target = Path(params["target"])
-    formats.export(
-        Path(params["source"]), params["base_model"], params["format"], target, params["llama_cpp"], on_bytes
-    )
-    return formats.describe(target)
-
-
-def merge_adapter(params: Params, on_bytes: OnBytes) -> Params:
-    """A base model for which the user named the folder of an adapter."""
-    from art.exports import formats
-
-    formats.merge_adapter(Path(params["adapter"]), params["base_model"], Path(params["target"]), on_bytes)
-    return {}
-
-
-def push(params: Params, on_bytes: OnBytes) -> Params:
-    folder, target = Path(params["source"]), params["target"]
-    if target["kind"] == "hub":
+def _push(call: PushCall, on_bytes: OnBytes) -> str:
+    if isinstance(call.target, HubTarget):
         from art.exports.hub import push_to_hub
 
-        return {"url": push_to_hub(folder, HubTarget.model_validate(target), params["message"])}
+        return push_to_hub(call.source, call.target, call.message)
     from art.exports.s3 import S3Store
 
-    return {"url": S3Store(S3Target.model_validate(target)).push(folder, params["place"], on_bytes)}
+    return S3Store(call.target).push(call.source, call.place, on_bytes)
 
 
-def pull(params: Params, on_bytes: OnBytes) -> Params:
-    """Fetches nothing that is here already."""
+def _pull(call: PullCall, on_bytes: OnBytes) -> int:
     from art.exports.s3 import S3Store
 
-    store, place = S3Store(S3Target.model_validate(params["source"])), params["place"]
-    steps, limit = store.steps(place), params["not_after_step"]
-    wanted = params["step"]
-    if wanted is None:
-        wanted = max((step for step in steps if limit is None or step <= limit), default=None)
-    if wanted is None or wanted not in steps:
-        there = ", ".join(map(str, steps)) or "none"
-        raise NotFoundError(f"there is no such checkpoint at {place} in {params['source']['bucket']}; steps: {there}")
-    target = Path(params["checkpoints"]) / f"{wanted:04d}"
+    store = S3Store(call.source)
+    steps, limit, step = store.steps(call.place), call.not_after_step, call.step
+    if step is None:
+        step = max((step for step in steps if limit is None or step <= limit), default=None)
+    if step is None or step not in steps:
+        listed = ", ".join(map(str, steps)) or "none"
+        raise NotFoundError(f"there is no such checkpoint at {call.place} in {call.source.bucket}; steps: {listed}")
+    target = call.checkpoints / f"{step:04d}"
     if not target.is_dir():
-        store.pull(f"{place}/{wanted:04d}", target, on_bytes)
-    return {"step": wanted}
-
-
-CALLS: dict[str, Callable[[Params, OnBytes], Params]] = {
-    "copy": copy,
-    "export": export,
-    "merge_adapter": merge_adapter,
-    "push": push,
-    "pull": pull,
-}
+        store.pull(f"{call.place}/{step:04d}", target, on_bytes)
+    return step
 
 
 def main() -> None:
@@ -92,7 +79,7 @@ def main() -> None:
     ignore_ctrl_c()
     log_to_stderr()
     answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
-    request = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
     told = 0.0
 
     def tell(**answer: Any) -> None:
@@ -106,7 +93,7 @@ def main() -> None:
             tell(progress=[done, total])
 
     try:
-        tell(result=CALLS[request["call"]](request["params"], on_bytes))
+        tell(result=make(TypeAdapter[FileCall](FileCall).validate_json(line), on_bytes))
     except Exception as error:  # the boundary of the process
         tell(error=error_body(error))
 

@@ -24,6 +24,7 @@ from art.protocol.jobs import JobEvent
 from art.protocol.rpc import error_body
 from art.protocol.training import JobProgress, JobStatus, WireError
 from art.runtime.jobs.fair_queue import FairQueue
+from art.runtime.jobs.payloads import Payload
 from art.runtime.jobs.store import Entry, Job, JobStore
 from art.runtime.supervision.waits import waiting
 
@@ -130,7 +131,7 @@ class JobRunner:
     """Owns the running of jobs."""
 
     def __init__(self, store: JobStore, works: Mapping[JobKind, Work]) -> None:
-        self._store = store
+        self.store = store
         self._works = works
         self._lanes: dict[str, _Lane] = {}
         self._last_turns: dict[tuple[str, str], float] = {}
@@ -141,8 +142,8 @@ class JobRunner:
 
     async def recover(self) -> None:
         """Queue what a server before this one left unfinished."""
-        self._last_turns = await self._store.last_turns()
-        for entry in await self._store.recover():
+        self._last_turns = await self.store.last_turns()
+        for entry in await self.store.recover():
             logger.info("job %s (%s of %s/%s) goes on after a restart", *_words(entry))
             self._enqueue(entry, recovered=True)
 
@@ -152,7 +153,7 @@ class JobRunner:
         Raises:
             ConflictError: the id is taken by a job with other content.
         """
-        status = await self._store.known(job_id, fingerprint)
+        status = await self.store.known(job_id, fingerprint)
         return None if status is None else self._with_now(status)
 
     async def submit(
@@ -160,9 +161,8 @@ class JobRunner:
         job_id: str,
         kind: JobKind,
         model: tuple[str, str],
-        payload: dict[str, Any],
+        payload: Payload,
         fingerprint: int,
-        needs: Sequence[str] = (),
     ) -> JobStatus:
         """Store and queue a job of a model (project and name); a known id returns its status and does nothing else.
 
@@ -171,8 +171,8 @@ class JobRunner:
         """
         entry = Entry(job_id, kind, *model, lane="")
         lane = self._works[kind].lane(entry)
-        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload, needs=needs)
-        status = await self._store.add(job, fingerprint)
+        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload)
+        status = await self.store.add(job, fingerprint)
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(Entry(job_id, kind, *model, lane))
         return self._with_now(status)
@@ -186,7 +186,7 @@ class JobRunner:
         Raises:
             NotFoundError: there is no such job.
         """
-        return self._unrecorded.get(job_id) or self._with_now(await self._store.status(job_id))
+        return self._unrecorded.get(job_id) or self._with_now(await self.store.status(job_id))
 
     async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
         """Status of the job once it has ended, or after `timeout_s`.
@@ -203,7 +203,7 @@ class JobRunner:
 
     async def find(self, **which: Any) -> list[JobStatus]:
         """Jobs as `JobStore.find` gives them, newest first."""
-        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self._store.find(**which)]
+        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self.store.find(**which)]
 
     async def cancel(self, job_id: str) -> JobStatus:
         """Stop a job: one that is queued at once, one that runs as soon as its work can. What has ended stays as it is.
@@ -214,13 +214,13 @@ class JobRunner:
         live = self._live.get(job_id)
         if live is not None:
             if (lane := self._lanes.get(live.entry.lane)) is not None and lane.queue.remove(job_id):
-                await self._store.move(job_id, "cancelled")
+                await self.store.move(job_id, "cancelled")
                 self._end(job_id)
             elif not live.begun:
                 live.control.stop.set()
             else:
                 with contextlib.suppress(ConflictError):  # it has ended meanwhile, or is being cancelled
-                    await self._store.move(job_id, "cancelling")
+                    await self.store.move(job_id, "cancelling")
                     live.control.stop.set()
                     live.notify()
         return await self.status(job_id)
@@ -236,7 +236,7 @@ class JobRunner:
         while True:
             live = self._live.get(job_id)
             changed = live.changed if live is not None else None
-            for event in await self._store.events(job_id, after):
+            for event in await self.store.events(job_id, after):
                 after = event.number or after
                 if event.state in ENDED:
                     yield event.model_copy(update={"status": await self.status(job_id)})
@@ -278,7 +278,7 @@ class JobRunner:
         """Delete the progress of jobs of a certain age, now and every `FORGET_EVERY_S`, until cancelled."""
         while True:
             try:
-                await self._store.forget_progress(time.time() - age_s)
+                await self.store.forget_progress(time.time() - age_s)
             except ArtError as error:
                 logger.warning("the progress of old jobs could not be deleted, next try in an hour: %s", error)
             await asyncio.sleep(FORGET_EVERY_S)
@@ -319,7 +319,7 @@ class JobRunner:
         is_due = now - live.reported >= PROGRESS_EVERY_S or progress.done == progress.total
         if is_due or before is None or before.phase != progress.phase:
             live.reported = now
-            await self._store.add_progress(live.entry.job_id, progress)
+            await self.store.add_progress(live.entry.job_id, progress)
             live.notify()
 
     async def _work(self, lane: _Lane) -> None:
@@ -346,15 +346,15 @@ class JobRunner:
                 self._end(job_id)
 
     async def _run(self, live: _Live) -> None:
-        job = await self._store.load(live.entry.job_id)
+        job = await self.store.load(live.entry.job_id)
         work = self._works[job.kind]
         from_step = work.from_step(job)
         live.control.check()
         live.begun = True
-        await self._store.move(job.job_id, "running", from_step=from_step)
+        await self.store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
-        await self._store.finish(
+        await self.store.finish(
             job.job_id, changes=done.changes, published_step=done.published_step, learnt_from=done.learnt_from
         )
         await work.recorded(job, done)
@@ -374,7 +374,7 @@ class JobRunner:
 
     async def _record(self, status: JobStatus) -> None:
         try:
-            await self._store.move(status.job_id, status.state, changes={"error": status.error})
+            await self.store.move(status.job_id, status.state, changes={"error": status.error})
         except ConflictError:  # recorded as succeeded, and what came behind that failed
             logger.exception("job %s has ended already", status.job_id)
         except ArtError:
@@ -387,7 +387,7 @@ class JobRunner:
         while status.job_id in self._unrecorded:
             await asyncio.sleep(RECORD_AGAIN_S)
             with contextlib.suppress(ArtError):  # logged when it first happened
-                await self._store.move(status.job_id, status.state, changes={"error": status.error})
+                await self.store.move(status.job_id, status.state, changes={"error": status.error})
                 del self._unrecorded[status.job_id]
 
 

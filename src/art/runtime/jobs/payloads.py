@@ -1,0 +1,92 @@
+"""What a queued job stores: everything that is needed to run it, and to run it again after a crash.
+
+A training job names the recorded exchanges that it learns from. It does not hold their tokens a second time, so the
+store reports those exchanges as needed, and the recorder keeps them until the job has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from art.config import TrainConfig, TrainSFTConfig
+from art.credit.plan import StepPlan
+from art.protocol.file_calls import CopyCall, ExportCall, PullCall, PushCall
+from art.protocol.job_states import JobKind
+from art.trainer.contract import TrainingSample
+
+
+class Payload(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        """Paths of checkpoints that must not be deleted before the job has ended."""
+        return ()
+
+    def needed_exchanges(self) -> Sequence[str]:
+        """Ids of exchanges that must not be deleted before the job has ended."""
+        return ()
+
+
+class TrainPayload(Payload):
+    """A reinforcement-learning step. Its samples are built from the recorded exchanges when it runs."""
+
+    config: TrainConfig
+    plan: StepPlan
+    references: dict[str, str] = {}
+    """Paths of checkpoints that the loss compares with, by step."""
+    repeated: str | None = None
+    """A finding, if an earlier step learnt from the same answers."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return list(self.references.values())
+
+    def needed_exchanges(self) -> Sequence[str]:
+        return self.plan.exchange_ids
+
+
+class SftPayload(Payload):
+    """A supervised step. Its texts were never recorded, so it holds their tokens itself."""
+
+    config: TrainSFTConfig
+    samples: list[TrainingSample]
+    plan: StepPlan
+    """Metrics and findings."""
+    repeated: None = None
+
+
+class FilePayload(Payload):
+    """An export or a push."""
+
+    call: ExportCall | PushCall = Field(discriminator="call")
+    step: int
+    result: dict[str, str]
+    """Added to the job's `result` when it has succeeded."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return [str(self.call.source)]
+
+
+class AdoptPayload(Payload):
+    """A fork or a pull: a checkpoint from elsewhere becomes the newest of the model."""
+
+    call: CopyCall | PullCall = Field(discriminator="call")
+    step: int | None
+    """`None` for the newest in a store, which only the store knows."""
+    origin: str
+    """Describes the place that the checkpoint comes from, and no other."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return [str(self.call.source)] if isinstance(self.call.source, Path) else []
+
+
+PAYLOADS: dict[JobKind, type[Payload]] = {
+    "train": TrainPayload,
+    "train_sft": SftPayload,
+    "fork": AdoptPayload,
+    "pull": AdoptPayload,
+    "export": FilePayload,
+    "push": FilePayload,
+}
