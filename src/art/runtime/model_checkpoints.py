@@ -87,7 +87,7 @@ class ModelCheckpoints:
         for info in infos:
             if info.step in keep or info.newest or info.best or info.in_use:
                 continue
-            await host.forget_adapter(model.adapter_id(info.step))
+            await host.adapters.forget(model.adapter_id(info.step))
             await asyncio.to_thread(checkpoints.delete, self._data_dir.model(project, name).checkpoint(info.step))
             gone.append(info.step)
         return gone

@@ -235,8 +235,8 @@ class Runtime:
         host.retry()
         if not (first := self._checkpoint(model, 0)).exists() and model.step == 0:
             host.start()
-            await host.init_checkpoint(first, model.settings.lora)
-        await host.ensure(model.adapter_id(model.step), self._checkpoint(model, model.step))
+            await host.trainer.init_checkpoint(first, model.settings.lora)
+        await host.adapters.ensure_loaded(model.adapter_id(model.step), self._checkpoint(model, model.step))
         await self._registry.save_model(model)
 
     def _replace(self, model: RegisteredModel) -> None:

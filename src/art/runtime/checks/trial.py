@@ -43,7 +43,7 @@ async def check_trial(
     longest = max((len(sample.token_ids) for sample in samples), default=0)
     what = f"a step of {len(samples)} sequence{'s' if len(samples) != 1 else ''} of up to {longest:,} tokens"
     try:
-        took = await host.trial(samples, model.settings.lora)
+        took = await host.trainer.trial(samples, model.settings.lora)
     except ArtError as error:
         found = f"{what} failed: {error.message}"
         return CheckResult(name=name, status="failure", found=found, remedy=_TOO_LARGE)

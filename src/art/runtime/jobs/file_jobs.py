@@ -156,7 +156,7 @@ class AdoptWork:
         try:
             _check_same(model, target)
             if step > 0:
-                await host.load(model.adapter_id(step), target)
+                await host.adapters.load(model.adapter_id(step), target)
         except BaseException:
             if step > 0:
                 await asyncio.to_thread(checkpoints.delete, target)

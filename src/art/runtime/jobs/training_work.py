@@ -14,11 +14,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from art.credit.plan import close_ledger, close_unused_ledger
 from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingError
 from art.metrics.findings import find_findings
 from art.metrics.trends import WINDOW, measure_trends
+from art.protocol.calls import TRAINER_CALLS, Train, TrainSft, decode_call
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.runner import Done, JobControl
 from art.runtime.jobs.store import Entry, Job
@@ -71,10 +73,11 @@ class TrainingWork:
             return _untrained(job, from_step, source)
         await asyncio.to_thread(_make_way, target, job.job_id)
         try:
-            result = await host.train(
-                job.kind, **call, from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
-                stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total),
-            )  # fmt: skip
+            result = await host.trainer.train(
+                _training_call(job.kind, call, source, target, job.job_id),
+                stop=control.stop,
+                on_progress=lambda done, total: control.progress("train", done, total),
+            )
         except NothingTrainableError as error:
             if job.kind != "train":
                 raise
@@ -88,9 +91,9 @@ class TrainingWork:
         control.check()
         await control.progress("publish", 0, 1)
         ledger = job.payload["ledger"]
-        accounts = close_ledger(ledger, result["metrics"]) if ledger is not None else {}
-        published = await host.load(model.adapter_id(step), target)
-        metrics = result["metrics"] | job.payload["metrics"] | accounts | published
+        accounts = close_ledger(ledger, result.metrics) if ledger is not None else {}
+        published = await host.adapters.load(model.adapter_id(step), target)
+        metrics = result.metrics | job.payload["metrics"] | accounts | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
@@ -128,6 +131,18 @@ def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = N
         "checkpoint_path": str(checkpoint),
     }  # fmt: skip
     return Done(changes)
+
+
+def _training_call(kind: str, call: dict[str, Any], source: Path, target: Path, job_id: str) -> Train | TrainSft:
+    """Build the trainer's call from the stored part of a job.
+
+    Raises:
+        ConfigError, InvalidRequestError: the stored part is not valid.
+    """
+    places = {"from_checkpoint": source, "to_checkpoint": target, "job_id": job_id}
+    training = decode_call(TRAINER_CALLS, kind, call | places)
+    assert isinstance(training, Train | TrainSft)
+    return training
 
 
 def training_lane(base_model: str) -> str:
