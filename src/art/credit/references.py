@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from art.config import DistillConfig, TrainConfig
 from art.engine import Engine
 from art.errors import ConfigError, TrajectoryError
 from art.gateway.policies import PolicyRef
+from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
 from art.storage.layout import ModelPaths
-from art.trainer.contract import TrainingSample
 
 
-def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[str, str]:
+def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, Path]:
     """Paths of the checkpoints that the loss names, by step.
 
     Raises:
@@ -29,7 +30,7 @@ def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[str, s
             raise ConfigError(
                 f"the loss compares with checkpoint {step}, which does not exist; there are {steps}", param="loss"
             )
-        references[str(step)] = str(path)
+        references[step] = path
     return references
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from art.gateway.record.recorder import Exchange, Recorder
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from collections import Counter
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
 from art.protocol.chat import normalize_messages
+from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
-from art.trainer.contract import TrainingSample
 
 
 def sft_samples(

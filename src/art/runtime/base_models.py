@@ -22,7 +22,7 @@ from art.config.base_models import (
     resolve_base_model,
 )
 from art.errors import ConfigError
-from art.protocol.file_calls import MergeAdapterCall
+from art.protocol.calls import MergeAdapter
 from art.protocol.training import JobProgress
 from art.runtime.jobs.file_jobs import run_file_call
 from art.runtime.jobs.runner import JobControl
@@ -52,7 +52,7 @@ async def prepare_base_model(name: str, data_dir: DataDir) -> str:
     target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(_identify, folder, adapted_from)}")
     if not target.is_dir():
         logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)
-        call = MergeAdapterCall(adapter=folder, base_model=adapted_from, target=target)
+        call = MergeAdapter(adapter=folder, base_model=adapted_from, target=target)
         await run_file_call(call, data_dir.logs / "files.log", JobControl(_ignore))
     return str(target.absolute())
 

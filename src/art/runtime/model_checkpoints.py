@@ -95,7 +95,7 @@ class ModelCheckpoints:
         for info in infos:
             if info.step in keep or info.newest or info.best or info.in_use:
                 continue
-            await host.forget_adapter(model.adapter_id(info.step))
+            await host.adapters.forget(model.adapter_id(info.step))
             await asyncio.to_thread(checkpoints.delete, self._data_dir.model(project, name).checkpoint(info.step))
             deleted.append(info.step)
         return deleted

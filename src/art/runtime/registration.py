@@ -113,8 +113,8 @@ class Registration:
         host.retry()
         if not (first := self._models.checkpoint(model, 0)).exists() and model.step == 0:
             host.start()
-            await host.init_checkpoint(first, model.settings.lora)
-        await host.ensure(model.adapter_id(model.step), self._models.checkpoint(model, model.step))
+            await host.trainer.init_checkpoint(first, model.settings.lora)
+        await host.adapters.ensure_loaded(model.adapter_id(model.step), self._models.checkpoint(model, model.step))
         await self._registry.save_model(model)
 
 

@@ -48,7 +48,7 @@ class PolicyResolver:
         if policy.adapter is None:
             return True
         _, host = self._find(policy.project, policy.name)
-        return host.is_loaded(policy.adapter)
+        return host.adapters.is_loaded(policy.adapter)
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
         """The policy that a model name means, if it is cached and can be sampled from right now."""
@@ -86,7 +86,7 @@ class PolicyResolver:
             step = await self._only_step(registered, host, asked.step)
         adapter_id = registered.adapter_id(step)
         if not host.one_policy:
-            await host.load(adapter_id, checkpoint)
+            await host.adapters.load(adapter_id, checkpoint)
         policy = PolicyRef(
             engine=host.engine,
             renderer=await host.renderer(),
@@ -147,7 +147,7 @@ class PolicyResolver:
         """The step that the engine holds. A job may have published it without having recorded it yet; answers that are
         sampled now come from that step."""
         newest = self._data_dir.model(model.project, model.name).checkpoint(model.step)
-        step = int((await host.ensure(model.adapter_id(model.step), newest)).rpartition("@")[2])
+        step = int((await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)).rpartition("@")[2])
         if asked not in (None, step):
             raise NotFoundError(
                 f'{model.key}@{asked} is not served: with `weights="merged"` vLLM holds one step at a time, now step '

@@ -7,9 +7,9 @@ import random
 from art.credit.resolve import ResolvedGroup, TokenPath
 from art.errors import ArtError
 from art.protocol.preflight import CheckResult
+from art.protocol.samples import TrainingSample
 from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
-from art.trainer.contract import TrainingSample
 
 LITTLE_HEADROOM = 0.1
 """Share of the peak memory. With less memory left than that, a batch of another shape may not fit."""
@@ -43,7 +43,7 @@ async def check_trial(
     longest = max((len(sample.token_ids) for sample in samples), default=0)
     what = f"a step of {len(samples)} sequence{'s' if len(samples) != 1 else ''} of up to {longest:,} tokens"
     try:
-        took = await host.trial(samples, model.settings.lora)
+        took = await host.trainer.trial(samples, model.settings.lora)
     except ArtError as error:
         failed = f"{what} failed: {error.message}"
         return CheckResult(name=name, status="failure", found=failed, remedy=_TOO_LARGE)

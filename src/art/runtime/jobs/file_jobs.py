@@ -15,9 +15,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from art.errors import ConfigError, ConflictError, JobCancelledError, ProcessError, error_from_code
+from art.protocol.calls import Call
 from art.protocol.exits import describe_exit
-from art.protocol.file_calls import FileCall
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.payloads import AdoptPayload, FilePayload
 from art.runtime.jobs.runner import Done, JobControl
@@ -35,7 +37,7 @@ FindModel = Callable[[str, str], tuple[RegisteredModel, BaseModelHost] | None]
 """Returns the model of a project and name with its host, or `None` if it is not registered."""
 
 
-async def run_file_call(call: FileCall, log: Path, control: JobControl) -> dict[str, Any]:
+async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobControl) -> dict[str, Any]:
     """Run one call of `file_child` to its end; the process is killed when the job is cancelled.
 
     Raises:
@@ -49,16 +51,16 @@ async def run_file_call(call: FileCall, log: Path, control: JobControl) -> dict[
             sys.executable, "-m", "art.runtime.children.file_child", stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=stderr, limit=LINE_BYTES,
         )  # fmt: skip
-    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call.call}")
+    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call.method}")
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(call.model_dump_json().encode() + b"\n")
+        process.stdin.write(to_json({"call": call.method, "params": call.params}) + b"\n")
         answer: dict[str, Any] = {}
         async for line in process.stdout:
             answer = json.loads(line)
             if (progress := answer.get("progress")) is not None:
-                await control.progress(call.call, *progress)
+                await control.progress(call.method, *progress)
         status = await process.wait()
     finally:
         killing.cancel()
@@ -71,8 +73,8 @@ async def run_file_call(call: FileCall, log: Path, control: JobControl) -> dict[
     if (error := answer.get("error")) is not None:
         raise error_from_code(error["code"], error["message"], param=error.get("param"))
     if control.stop.is_set():
-        raise JobCancelledError(f"`{call.call}` was cancelled")
-    raise ProcessError(f"the process of `{call.call}` died ({describe_exit(status)}){log_tail(log)}")
+        raise JobCancelledError(f"`{call.method}` was cancelled")
+    raise ProcessError(f"the process of `{call.method}` died ({describe_exit(status)}){log_tail(log)}")
 
 
 async def _kill_when(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
@@ -163,7 +165,7 @@ class AdoptWork:
         try:
             _check_same(model, target)
             if step > 0:
-                await host.load(model.adapter_id(step), target)
+                await host.adapters.load(model.adapter_id(step), target)
         except BaseException:
             if step > 0:
                 await asyncio.to_thread(checkpoints.delete, target)

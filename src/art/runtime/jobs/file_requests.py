@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art.errors import ConflictError, NotFoundError
+from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, PullRequest, PushRequest, S3Target
-from art.protocol.file_calls import CopyCall, ExportCall, PullCall, PushCall
 from art.runtime.jobs.payloads import AdoptPayload, FilePayload
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
@@ -39,7 +39,7 @@ def plan_fork(
     if step is None or step not in steps:
         listed = ", ".join(map(str, steps)) or "none"
         raise NotFoundError(f"{from_project}/{from_name} has no such checkpoint; its steps: {listed}", param="step")
-    call = CopyCall(source=paths.checkpoint(step), target=data_dir.model(project, name).checkpoint(step))
+    call = Copy(source=paths.checkpoint(step), target=data_dir.model(project, name).checkpoint(step))
     return AdoptPayload(call=call, step=step, origin=f"{from_project}/{from_name}")
 
 
@@ -47,7 +47,7 @@ def plan_pull(data_dir: DataDir, project: str, name: str, request: PullRequest) 
     from_project = validate_name(request.from_project or project, param="from_project")
     from_name = validate_name(request.from_name or name, param="from_name")
     place = f"{from_project}/models/{from_name}/checkpoints"
-    call = PullCall(
+    call = Pull(
         source=request.source,
         place=place,
         step=request.step,
@@ -66,7 +66,7 @@ def plan_export(
     llama_cpp: str | None,
 ) -> FilePayload:
     step = model.step if request.step is None else request.step
-    call = ExportCall(
+    call = Export(
         source=path_of(step),
         target=data_dir.model(model.project, model.name).export(step, request.format),
         base_model=model.base_model,
@@ -80,7 +80,7 @@ def plan_push(model: RegisteredModel, request: PushRequest, path_of: Callable[[i
     step = model.step if request.step is None else request.step
     form = None if request.format == "checkpoint" else request.format
     folder = f"checkpoints/{step:04d}" if form is None else f"exports/{step:04d}-{form}"
-    call = PushCall(
+    call = Push(
         source=path_of(step, form),
         target=request.target,
         place=f"{model.project}/models/{model.name}/{folder}",

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
-from art.protocol.file_calls import CopyCall, ExportCall, PullCall, PushCall
+from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.job_states import JobKind
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 
 class Payload(BaseModel):
@@ -35,13 +35,13 @@ class TrainPayload(Payload):
 
     config: TrainConfig
     plan: StepPlan
-    references: dict[str, str] = {}
+    references: dict[int, Path] = {}
     """Paths of checkpoints that the loss compares with, by step."""
     repeated: str | None = None
     """A finding, if an earlier step learnt from the same answers."""
 
     def needed_checkpoints(self) -> Sequence[str]:
-        return list(self.references.values())
+        return [str(path) for path in self.references.values()]
 
     def needed_exchanges(self) -> Sequence[str]:
         return self.plan.exchange_ids
@@ -60,7 +60,7 @@ class SftPayload(Payload):
 class FilePayload(Payload):
     """An export or a push."""
 
-    call: ExportCall | PushCall = Field(discriminator="call")
+    call: Export | Push
     step: int
     result: dict[str, str]
     """Added to the job's `result` when it has succeeded."""
@@ -72,14 +72,14 @@ class FilePayload(Payload):
 class AdoptPayload(Payload):
     """A fork or a pull: a checkpoint from elsewhere becomes the newest of the model."""
 
-    call: CopyCall | PullCall = Field(discriminator="call")
+    call: Copy | Pull
     step: int | None
     """`None` for the newest in a store, which only the store knows."""
     origin: str
     """Describes the place that the checkpoint comes from, and no other."""
 
     def needed_checkpoints(self) -> Sequence[str]:
-        return [str(self.call.source)] if isinstance(self.call.source, Path) else []
+        return [str(self.call.source)] if isinstance(self.call, Copy) else []
 
 
 PAYLOADS: dict[JobKind, type[Payload]] = {

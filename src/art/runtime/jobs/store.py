@@ -44,8 +44,8 @@ _LATER_COLUMNS = {
     "needs": "TEXT NOT NULL DEFAULT '[]'",
     "exchanges": "TEXT NOT NULL DEFAULT '[]'",
 }
-"""Columns of `jobs` that databases of older versions do not have. `needs` lists checkpoints by path, and `exchanges` lists
-exchanges by id, that the job needs until it has ended."""
+"""Columns of `jobs` that databases of older versions do not have. `needs` has paths of checkpoints and `exchanges` has
+ids of exchanges, that the job needs until it has ended."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
 

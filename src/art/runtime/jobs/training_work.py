@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.ledger import close_ledger, close_unused_ledger
@@ -24,6 +23,7 @@ from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingEr
 from art.gateway.record.recorder import Recorder
 from art.metrics.findings import find_findings
 from art.metrics.trends import WINDOW, measure_trends
+from art.protocol.calls import Train, TrainSft
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.payloads import SftPayload, TrainPayload
 from art.runtime.jobs.runner import Done, JobControl
@@ -85,12 +85,11 @@ class TrainingWork:
         if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
-        arguments = await asyncio.to_thread(self._arguments, payload)
+        call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
         try:
-            result = await host.train(
-                job.kind, **arguments, from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
-                stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total),
-            )  # fmt: skip
+            result = await host.trainer.train(
+                call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
+            )
         except NothingTrainableError as error:
             if job.kind != "train":
                 raise
@@ -103,9 +102,9 @@ class TrainingWork:
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
         await control.progress("publish", 0, 1)
-        ledger = close_ledger(plan.ledger, result["metrics"]) if plan.ledger else {}
-        published = await host.load(model.adapter_id(step), target)
-        metrics = result["metrics"] | plan.metrics | ledger | published
+        ledger = close_ledger(plan.ledger, result.metrics) if plan.ledger else {}
+        published = await host.adapters.load(model.adapter_id(step), target)
+        metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
         before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
@@ -119,14 +118,26 @@ class TrainingWork:
         }  # fmt: skip
         return Done(changes, published_step=step, learnt_from=plan.exchange_ids)
 
-    def _arguments(self, payload: TrainPayload | SftPayload) -> dict[str, Any]:
-        """The arguments of the trainer's call, samples among them."""
-        config = payload.config.model_dump()
+    def _build_call(
+        self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str
+    ) -> Train | TrainSft:
         if isinstance(payload, SftPayload):
-            return {"samples": payload.samples, "config": config}
-        plan = payload.plan
-        samples = build_samples(plan.samples, self._recorder)
-        return {"samples": samples, "config": config, "pairs": plan.pairs, "references": payload.references}
+            return TrainSft(
+                samples=payload.samples,
+                config=payload.config,
+                from_checkpoint=source,
+                to_checkpoint=target,
+                job_id=job_id,
+            )
+        return Train(
+            samples=build_samples(payload.plan.samples, self._recorder),
+            config=payload.config,
+            from_checkpoint=source,
+            to_checkpoint=target,
+            job_id=job_id,
+            pairs=payload.plan.pairs,
+            references=payload.references,
+        )
 
     async def recorded(self, job: Job, done: Done) -> None:
         if done.published_step is not None:
