@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from art.errors import ArtError
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.runtime.host import BaseModelHost
 
 ENGINE_TIMEOUT_S = 1.0

@@ -20,7 +20,7 @@ from art.gateway.chat import Gateway
 from art.gateway.record.recorder import Recorder
 from art.gateway.record.retention import forget_regularly
 from art.gateway.record.rollout_store import RolloutStore
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.runtime.base_models import prepare_base_model
 from art.runtime.checks.preflight import Preflight
 from art.runtime.checks.readiness import find_obstacles

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from art.config import ServerConfig
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.server.limits import Limiter
 from art.server.prometheus import Metrics
 

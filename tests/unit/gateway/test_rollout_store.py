@@ -197,7 +197,9 @@ async def test_old_records_are_forgotten_but_not_what_is_continued(bench: Bench)
     assert bench.exchange(second).parent_id == bench.exchange(first).id
     record = await bench.gateway.rollouts.get("kept", None)
     assert record.num_exchanges == 2
-    assert await forget(bench, -3600, second) == (0, 0), "a job needs the second, which continues the first"
+    assert await forget(bench, -3600, bench.exchange(second).id) == (0, 0), (
+        "a job needs the second, which continues the first"
+    )
     assert bench.exchange(second).parent_id == bench.exchange(first).id
     bench.forget()  # everything else is gone an hour later
-    assert await forget(bench, -3600, old) == (2, 1)
+    assert await forget(bench, -3600, "ex_of_a_job_before") == (2, 1)
