@@ -25,9 +25,10 @@ from art.config import (
 )
 from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
 from art.metrics import catalogue
+from art.protocol.calls import Train
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.runtime.host import BaseModelHost
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
@@ -106,14 +107,14 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
 ) -> None:
     """Preference pairs whose samples the gate masks: only the trainer knows."""
 
-    async def refuse(*args: Any, **call: Any) -> None:
-        assert call["pairs"]
+    async def refuse(trainer: TrainerHandle, call: Train, **_: Any) -> None:
+        assert call.pairs
         raise NothingTrainableError("none of the 9 pairs of rollouts can be compared")
 
     await runtime.register(request_for(tiny_model, "pairs"))
     request = await train_request(runtime, "pairs", "job-pairs")
     request.config = TrainConfig(loss=DpoConfig())
-    monkeypatch.setattr(BaseModelHost, "train", refuse)
+    monkeypatch.setattr(TrainerHandle, "train", refuse)
     done = await ended(runtime, await runtime.submit_train("p", "pairs", request))
     assert (done.state, done.trained, done.step) == ("succeeded", False, 0), done.error
     assert "pairs of rollouts can be compared" in done.findings[0]
