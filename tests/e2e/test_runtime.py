@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from art.config import (
     TrainSFTConfig,
 )
 from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
+from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
+from art.protocol.calls import Train
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.runtime.host import BaseModelHost
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
+from art.runtime.jobs.runner import Done
+from art.runtime.jobs.training_work import TrainingWork
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
@@ -106,14 +111,14 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
 ) -> None:
     """Preference pairs whose samples the gate masks: only the trainer knows."""
 
-    async def refuse(*args: Any, **call: Any) -> None:
-        assert call["pairs"]
+    async def refuse(trainer: TrainerHandle, call: Train, **_: Any) -> None:
+        assert call.pairs
         raise NothingTrainableError("none of the 9 pairs of rollouts can be compared")
 
     await runtime.registration.register(request_for(tiny_model, "pairs"))
     request = await train_request(runtime, "pairs", "job-pairs")
     request.config = TrainConfig(loss=DpoConfig())
-    monkeypatch.setattr(BaseModelHost, "train", refuse)
+    monkeypatch.setattr(TrainerHandle, "train", refuse)
     done = await ended(runtime, await runtime.training.train("p", "pairs", request))
     assert (done.state, done.trained, done.step) == ("succeeded", False, 0), done.error
     assert "pairs of rollouts can be compared" in done.findings[0]
@@ -346,6 +351,47 @@ async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_mo
     shutil.copytree(tmp_path / "a" / "p", tmp_path / "c" / "p")
     with pytest.raises(ConfigError, match=r"LoRA settings(.|\n)*Use another model name"):
         await register_in(tmp_path / "c", request_for(tiny_model, "agent", lora=LoraConfig(rank=2)))
+
+
+async def test_a_queued_step_outlives_the_retention_and_the_server(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
+    run, leave = TrainingWork.run, asyncio.Event()
+
+    async def run_later(*args: Any) -> Done:
+        await leave.wait()
+        return await run(*args)
+
+    monkeypatch.setattr(TrainingWork, "run", run_later)
+    first, second = Runtime(tmp_path / "a", ServerConfig()), Runtime(tmp_path / "b", ServerConfig())
+    await first.start()
+    try:
+        await first.registration.register(request_for(tiny_model, "agent"))
+        request = await train_request(first, "agent", "job-queued")
+        await train_request(first, "agent", "job-never-sent")
+        await first.training.train("p", "agent", request)
+        ((payload,),) = first._database.read("SELECT payload FROM jobs")
+        assert b"ex_" in zlib.decompress(payload)
+        assert b"token_ids" not in zlib.decompress(payload)
+        gateway, needed = first.gateway, first.jobs.store.needed_exchanges
+        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12
+        shutil.copytree(tmp_path / "a", tmp_path / "b")  # all that a kill -9 leaves at this moment
+        leave.set()
+        undisturbed = await ended(first, await first.jobs.status("job-queued"))
+        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12, "it has ended"
+    finally:
+        await first.close()
+    await second.start()
+    try:
+        after_kill = await ended(second, await second.jobs.status("job-queued"))
+    finally:
+        await second.close()
+    assert (undisturbed.state, after_kill.state) == ("succeeded", "succeeded"), after_kill.error
+    weights = [
+        runtime.data_dir.model("p", "agent").checkpoint(1) / "adapter_model.safetensors" for runtime in (first, second)
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,8 +89,8 @@ async def test_requests_that_come_during_a_publish_wait_for_its_end(runtime: Run
     while not host.engine.in_use["p/agent@2"]:
         await asyncio.sleep(0.01)
     paths = runtime.data_dir.model("p", "agent")
-    publishing = asyncio.create_task(host.load("p/agent@1", paths.checkpoint(1)))
-    while host._gate.is_open:
+    publishing = asyncio.create_task(host.adapters.load("p/agent@1", paths.checkpoint(1)))
+    while host._engine.gate.is_open:
         await asyncio.sleep(0.01)
     held = [asyncio.create_task(complete(runtime, "p/agent")) for _ in range(3)]
     old = await running
@@ -104,7 +104,7 @@ async def test_requests_that_come_during_a_publish_wait_for_its_end(runtime: Run
     scored = await host.engine.score(recorded.prompt_token_ids + recorded.completion_token_ids, "p/agent@1")
     assert recorded.sampling_logprobs == pytest.approx(scored[len(recorded.prompt_token_ids) - 1 :], abs=1e-4)
     assert recorded.policy_version == 1
-    await host.load("p/agent@2", paths.checkpoint(2))
+    await host.adapters.load("p/agent@2", paths.checkpoint(2))
     scored = await host.engine.score([1, 2, 3, *old.token_ids], "p/agent@2")
     assert old.logprobs == pytest.approx(scored[2:], abs=1e-4)  # all of it is of the policy that it began with
 
@@ -115,7 +115,7 @@ async def test_the_policy_before_comes_back_if_the_handshake_fails(runtime: Runt
     files = {entry: (paths.checkpoint(1) / entry).read_bytes() for entry in checkpoints.list_files(paths.checkpoint(1))}
     checkpoints.write_checkpoint(wrong, files | {checkpoints.PROBE: (paths.checkpoint(2) / "probe.json").read_bytes()})
     with pytest.raises(HandshakeError, match="at most"):
-        await host.load("p/agent@9", wrong)
+        await host.adapters.load("p/agent@9", wrong)
     checkpoints.delete(wrong)
     assert (await complete(runtime, "p/agent"))["policy_version"] == 2
     assert host.engine_process.num_restarts == 0

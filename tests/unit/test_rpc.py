@@ -29,7 +29,7 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
         theirs.close()
         waiting = []
         for _ in range(4):
-            waiting.append(asyncio.ensure_future(client.call("generate")))
+            waiting.append(asyncio.ensure_future(client.call(Stats())))
             await asyncio.sleep(0.05)
         assert client.closed, "nobody new is sent there"
         cancelled = waiting.pop()

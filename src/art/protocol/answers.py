@@ -1,5 +1,5 @@
-"""Wire types of answers that belong to no other module, and the numbers behind `/metrics`. The OpenAPI document shows the
-types, and tests check real answers against them."""
+"""Wire types of answers that belong to no other module, and the numbers that `/metrics` shows. The OpenAPI document
+shows the types, and tests check real answers against them."""
 
 from __future__ import annotations
 
