@@ -364,7 +364,7 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
         return await run(*args)
 
     monkeypatch.setattr(TrainingWork, "run", run_later)
-    first, second = Runtime(tmp_path / "a", ServerConfig()), Runtime(tmp_path / "b", ServerConfig())
+    first = Runtime(tmp_path / "a", ServerConfig())
     await first.start()
     try:
         await first.registration.register(request_for(tiny_model, "agent"))
@@ -382,6 +382,7 @@ async def test_a_queued_step_outlives_the_retention_and_the_server(
         assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12, "it has ended"
     finally:
         await first.close()
+    second = Runtime(tmp_path / "b", ServerConfig())
     await second.start()
     try:
         after_kill = await ended(second, await second.jobs.status("job-queued"))

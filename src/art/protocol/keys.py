@@ -7,8 +7,8 @@ from typing import Literal
 from art.errors import ConfigError
 
 KeyScope = Literal["infer", "train", "admin"]
-"""`infer`: sample from models and read records. `train`: register models, train them, manage their checkpoints. `admin`:
-everything, with settings that touch the machine: devices, paths, addresses and flags of engines."""
+"""`infer`: sample from models and read records. `train`: register models, train them, manage their checkpoints.
+`admin`: everything, with settings that touch the machine: devices, paths, addresses and flags of engines."""
 
 
 def check_api_key(key: str) -> str:

@@ -31,8 +31,8 @@ class PreflightRequest(Wire):
     trial_tokens: int | None = Field(default=None, ge=2)
     """Length of that sequence; `None` means the longest that the engine takes."""
     groups: list[WireGroup] = []
-    """Rollouts that this server sampled. They are checked for whether the answers depend on what the model was shown, and a
-    trial step runs on them."""
+    """Rollouts that this server sampled. A trial step runs on them, and a check measures whether their answers depend
+    on what the model was shown."""
 
 
 class PreflightReport(Wire):

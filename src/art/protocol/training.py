@@ -15,7 +15,7 @@ class Wire(BaseModel):
 
 
 JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Id that the caller chooses, in the body or as the header `Idempotency-Key`. A job with the same id never runs twice."""
+"""Id that the caller chooses, in the body or as the header `Idempotency-Key`. The same id never runs twice."""
 
 
 class RegisterRequest(Wire):
@@ -65,8 +65,8 @@ class WireTrajectory(Wire):
 
 
 class WireGroup(Wire):
-    """The trajectories of one scenario. A group may be empty because every rollout failed; it is sent all the same, so that
-    the other groups keep their index in messages."""
+    """The trajectories of one scenario. A group is empty if every rollout failed. It is sent anyway, so that messages
+    name the other groups by their right index."""
 
     trajectories: list[WireTrajectory]
 

@@ -142,4 +142,4 @@ def test_what_the_template_refuses_is_said(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     renderer = renderer_of(tmp_path, template)
     assert "no system" in (examine(renderer, plain_conversations()[1]).refused or "")
-    assert "it takes no system message" in check_template(renderer).found
+    assert "it does not support a system message" in check_template(renderer).found

@@ -156,7 +156,7 @@ class AdoptWork:
             finding = "step 0 of every model is its base model: there is nothing to copy"
             return Done({"step": 0, "findings": [finding], "result": {"origin": origin}})
         result = await run_file_call(payload.call, self._log, control)
-        step = int(result.get("step", payload.step))
+        step = int(result["step"]) if payload.step is None else payload.step
         target = self._data_dir.model(job.project, job.name).checkpoint(step)
         changes = {"step": step, "result": {"origin": origin}, "checkpoint_path": str(target)}
         if registered is None:
