@@ -32,8 +32,8 @@ from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
-from art.runtime.jobs.runner import Done
 from art.runtime.jobs.training_work import TrainingWork
+from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints

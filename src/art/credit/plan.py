@@ -56,34 +56,45 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
-    metrics: dict[str, float] = {
-        "data/step_num_groups_submitted": len(groups),
-        "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
-        "data/step_num_trajectories": len(trajectories),
-    }
-    if samples:
-        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
-    if config.overlong is not None:
-        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
-        metrics["data/step_num_trajectories_overlong"] = len(punished)
-    metrics |= describe_rollouts(trajectories)
-    if selection.pairs:
-        metrics["data/step_num_pairs"] = len(selection.pairs)
-    elif samples and config.learns_from_rewards:
-        metrics |= describe_advantages(samples)
     findings = describe_left_out(selection.left_out, trajectories, only_distilled=_distills(config))
     if not samples:
         findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
     return StepPlan(
         samples=samples,
         ledger=open_ledger(trajectories, samples, selection.dropped),
-        metrics=metrics,
+        metrics={
+            "data/step_num_groups_submitted": len(groups),
+            "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
+            **_describe(trajectories, samples, selection.pairs, config, step),
+        },
         findings=findings,
         pairs=selection.pairs,
         exchange_ids=sorted(
             {answer.exchange.id for group in selection.trained for t, _ in group for answer in t.answers()}
         ),
     )
+
+
+def _describe(
+    trajectories: list[ResolvedTrajectory],
+    samples: list[PlannedSample],
+    pairs: list[tuple[str, str]],
+    config: TrainConfig,
+    step: int,
+) -> dict[str, float]:
+    """Metrics of the submitted trajectories and the planned samples."""
+    metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
+    if samples:
+        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
+    if config.overlong is not None:
+        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
+        metrics["data/step_num_trajectories_overlong"] = len(punished)
+    metrics |= describe_rollouts(trajectories)
+    if pairs:
+        metrics["data/step_num_pairs"] = len(pairs)
+    elif samples and config.learns_from_rewards:
+        metrics |= describe_advantages(samples)
+    return metrics
 
 
 # -- selection --

@@ -27,7 +27,7 @@ from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.file_requests import plan_export, plan_fork, plan_pull, plan_push
-from art.runtime.jobs.payloads import Payload
+from art.runtime.jobs.job import Payload
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.metric_store import MetricStore
 from art.runtime.registry import RegisteredModel

@@ -87,15 +87,7 @@ class PolicyResolver:
         adapter_id = registered.adapter_id(step)
         if not host.one_policy:
             await host.adapters.load(adapter_id, checkpoint)
-        policy = PolicyRef(
-            engine=host.engine,
-            renderer=await host.renderer(),
-            adapter=adapter_id,
-            project=registered.project,
-            name=registered.name,
-            policy_version=step,
-            max_context=(await host.engine_info()).max_context,
-        )
+        policy = await _make_policy(host, adapter_id, key, step)
         if self._models.get(registered.key) is registered:  # else a step was published meanwhile
             self._policies[model] = policy
         return policy
@@ -131,15 +123,7 @@ class PolicyResolver:
                 'time. Its untrained base model beside it needs `weights="lora"` or the embedded engine',
                 param="model",
             )
-        policy = PolicyRef(
-            engine=host.engine,
-            renderer=await host.renderer(),
-            adapter=None,
-            project=model.project,
-            name=model.base_model,
-            policy_version=0,
-            max_context=(await host.engine_info()).max_context,
-        )
+        policy = await _make_policy(host, None, (model.project, model.base_model), 0)
         self._policies[asked] = policy
         return policy
 
@@ -155,3 +139,16 @@ class PolicyResolver:
                 param="model",
             )
         return step
+
+
+async def _make_policy(host: BaseModelHost, adapter: str | None, name: tuple[str, str], step: int) -> PolicyRef:
+    """`name` is the project and the name under which answers are recorded."""
+    return PolicyRef(
+        engine=host.engine,
+        renderer=await host.renderer(),
+        adapter=adapter,
+        project=name[0],
+        name=name[1],
+        policy_version=step,
+        max_context=(await host.engine_info()).max_context,
+    )

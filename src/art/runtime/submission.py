@@ -23,7 +23,7 @@ from art.runtime.checks.observation_check import check_observations
 from art.runtime.checks.preflight import Preflight, quick_checks
 from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.payloads import SftPayload, TrainPayload
+from art.runtime.jobs.job import SftPayload, TrainPayload
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel

@@ -88,7 +88,7 @@ def _pairs(policy: PolicyRef, exchanges: Sequence[Exchange]) -> list[_Pair]:
 
 
 async def _read(policy: PolicyRef, pair: _Pair) -> float:
-    """By how many nats the whole answer is less likely after the other observation."""
+    """The difference in nats between the log-probs of the whole answer: own minus other observation."""
     scores = [await policy.engine.score(tokens, policy.adapter) for tokens in (pair.original, pair.swapped)]
     original, swapped = (math.fsum(logprobs[-pair.num_answer_tokens :]) for logprobs in scores)
     return original - swapped

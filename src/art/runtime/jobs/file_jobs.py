@@ -21,10 +21,9 @@ from art.errors import ConfigError, ConflictError, JobCancelledError, ProcessErr
 from art.protocol.calls import Call
 from art.protocol.exits import describe_exit
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.payloads import AdoptPayload, FilePayload
-from art.runtime.jobs.runner import Done, JobControl
-from art.runtime.jobs.store import Entry, Job
+from art.runtime.jobs.job import AdoptPayload, Entry, FilePayload, Job
 from art.runtime.jobs.training_work import training_lane
+from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir

@@ -9,7 +9,7 @@ from pathlib import Path
 from art.errors import ConflictError, NotFoundError
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, PullRequest, PushRequest, S3Target
-from art.runtime.jobs.payloads import AdoptPayload, FilePayload
+from art.runtime.jobs.job import AdoptPayload, FilePayload
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir, validate_name

@@ -11,7 +11,6 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -22,7 +21,7 @@ from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, Job
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
 from art.runtime.jobs import trained_exchanges
-from art.runtime.jobs.payloads import PAYLOADS, Payload
+from art.runtime.jobs.job import PAYLOADS, Entry, Job, Payload
 from art.runtime.registry import set_step
 from art.storage.database import Database
 
@@ -47,30 +46,6 @@ _LATER_COLUMNS = {
 """Columns of `jobs` that databases of older versions do not have. `needs` has paths of checkpoints and `exchanges` has
 ids of exchanges, that the job needs until it has ended."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    job_id: str
-    kind: JobKind
-    project: str
-    name: str
-    lane: str
-    """Jobs of one lane run one at a time, see `JobRunner`."""
-    payload: Payload
-    from_step: int | None = None
-    """The model's newest step when the job first began to run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A job without its payload, which may be large."""
-
-    job_id: str
-    kind: JobKind
-    project: str
-    name: str
-    lane: str
 
 
 class JobStore:

@@ -21,13 +21,12 @@ from art.credit.ledger import close_ledger, close_unused_ledger
 from art.credit.samples import build_samples
 from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingError
 from art.gateway.record.recorder import Recorder
-from art.metrics.findings import find_findings
+from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.payloads import SftPayload, TrainPayload
-from art.runtime.jobs.runner import Done, JobControl
-from art.runtime.jobs.store import Entry, Job
+from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
+from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -79,9 +78,8 @@ class TrainingWork:
         model, host = self._find(job.project, job.name)
         paths, step = self._data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
-        payload = job.payload
-        assert isinstance(payload, TrainPayload | SftPayload)
-        plan = payload.plan
+        assert isinstance(job.payload, TrainPayload | SftPayload)
+        payload, plan = job.payload, job.payload.plan
         if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
@@ -106,17 +104,14 @@ class TrainingWork:
         published = await host.adapters.load(model.adapter_id(step), target)
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
-        before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
-        measured = find_findings(metrics, before, highs=_own_bounds(payload.config))
+        measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
         metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in measured}
         findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
-        changes = {
-            "step": step, "trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target),
-        }  # fmt: skip
-        return Done(changes, published_step=step, learnt_from=plan.exchange_ids)
+        changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
+        return Done(changes | {"step": step}, published_step=step, learnt_from=plan.exchange_ids)
 
     def _build_call(
         self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str
@@ -170,11 +165,11 @@ def training_lane(base_model: str) -> str:
     return f"training of {base_model}"
 
 
-def _own_bounds(config: TrainConfig | TrainSFTConfig) -> dict[str, float]:
-    """Upper bounds of metrics that the job's own settings replace."""
-    if isinstance(config, TrainSFTConfig) or config.mismatch is None:
-        return {}
-    return {"offpolicy/mismatch_masked_share": config.mismatch.alarm}
+def _find_findings(metrics: dict[str, float], source: Path, config: TrainConfig | TrainSFTConfig) -> list[Finding]:
+    """Compare a step with the rules of `find_findings`. The job's own settings replace the bound of one of them."""
+    gate = None if isinstance(config, TrainSFTConfig) else config.mismatch
+    highs = {} if gate is None else {"offpolicy/mismatch_masked_share": gate.alarm}
+    return find_findings(metrics, checkpoints.read_state(source).metrics, highs=highs)
 
 
 def _remove_unpublished(target: Path, job_id: str) -> None:

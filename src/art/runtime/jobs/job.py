@@ -1,4 +1,4 @@
-"""What a queued job stores: everything that is needed to run it, and to run it again after a crash.
+"""A job as it is stored. Its payload has everything that is needed to run it, and to run it again after a crash.
 
 A training job names the recorded exchanges that it learns from. It does not hold their tokens a second time, so the
 store reports those exchanges as needed, and the recorder keeps them until the job has ended.
@@ -7,6 +7,7 @@ store reports those exchanges as needed, and the recorder keeps them until the j
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -90,3 +91,27 @@ PAYLOADS: dict[JobKind, type[Payload]] = {
     "export": FilePayload,
     "push": FilePayload,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str
+    """Jobs of one lane run one at a time, see `JobRunner`."""
+    payload: Payload
+    from_step: int | None = None
+    """The model's newest step when the job first began to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job without its payload, which may be large."""
+
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str
