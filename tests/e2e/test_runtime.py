@@ -233,7 +233,7 @@ async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weight
         raise DiskFullError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._job_store, "finish", full)
+        patched.setattr(runtime.jobs.store, "finish", full)
         lost = await runtime.training.train("p", "full", await train_request(runtime, "full", "job-lost"))
         lost = await ended(runtime, lost)
     assert lost.error is not None
@@ -258,12 +258,12 @@ async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_la
 
     monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._job_store, "move", full)
+        patched.setattr(runtime.jobs.store, "move", full)
         job = await ended(runtime, await runtime.training.train("p", "unrecorded", request))
         assert job.state == "failed"
-        assert (await runtime._job_store.status("job-unrecorded")).state == "queued"
+        assert (await runtime.jobs.store.status("job-unrecorded")).state == "queued"
     async with asyncio.timeout(10):
-        while (await runtime._job_store.status("job-unrecorded")).state != "failed":
+        while (await runtime.jobs.store.status("job-unrecorded")).state != "failed":
             await asyncio.sleep(0.02)
 
 

@@ -122,7 +122,7 @@ def test_a_template_that_opens_reasoning_for_the_answer_only(tmp_path: Path) -> 
     assert opening != CHATML
     check = check_template(renderer_of(tmp_path, opening))
     assert check.status == "warning"
-    assert "does not follow the prompt" in check.found
+    assert "does not continue their prompt" in check.found
 
 
 def test_a_template_that_refuses_everything_fails(tmp_path: Path) -> None:
