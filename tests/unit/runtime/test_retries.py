@@ -12,7 +12,7 @@ from art.config import ModelSettings, RestartConfig, ServerConfig, TrainConfig
 from art.engine import EngineInfo
 from art.errors import ProcessError
 from art.protocol import calls
-from art.protocol.retry import retry_on_process_death
+from art.protocol.rpc import retry_on_process_death
 from art.runtime.host import BaseModelHost
 from art.runtime.supervision.process import ChildProcess
 from art.storage.layout import DataDir
