@@ -126,7 +126,7 @@ class Engine(Protocol):
         ...
 
     async def stats(self) -> dict[str, float]:
-        """Return counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, `cached_tokens`, ..."""
+        """Counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, `cached_tokens`, ..."""
         ...
 
 

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from art.errors import ProcessError
+from art.protocol.calls import Stats
 from art.protocol.rpc import RpcClient
 
 

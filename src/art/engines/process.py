@@ -16,7 +16,7 @@ from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ProcessError
 from art.protocol import calls
 from art.protocol.calls import Call, Result
-from art.protocol.retry import Connect, note_death, retry_on_process_death
+from art.protocol.rpc import Connect, note_death, retry_on_process_death
 
 
 class ProcessEngine:

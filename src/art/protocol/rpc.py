@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import socket
 import struct
 import threading
@@ -24,7 +25,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -32,9 +33,12 @@ from pydantic import BaseModel
 from art.errors import ArtError, InvalidRequestError, ProcessError, error_from_code
 from art.protocol.calls import Call, Result
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 2**31
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 HEARTBEAT_ID = 0
 
 
@@ -50,7 +54,9 @@ def encode_frame(message: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Convert what orjson does not encode by itself."""
+    """Convert what orjson does not encode, or for dataclasses with slots encodes slowly."""
+    if (names := getattr(value, "__dataclass_fields__", None)) is not None:
+        return {name: getattr(value, name) for name in names}
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Path):
@@ -186,6 +192,44 @@ class RpcClient:
             self._is_lost = True
             explain = self._explain_loss
             self.fail(await explain() if explain else ProcessError("the process closed its connection"))
+
+
+Connect = Callable[[], Awaitable[RpcClient]]
+"""Waits until the process runs, and returns the connection to it. Raises `ProcessError` if it cannot be started."""
+
+
+async def retry_on_process_death(
+    connect: Connect, call: Callable[[RpcClient], Awaitable[T]], what: str, attempts: int
+) -> T:
+    """Return the result of `call`, which is made again on a new connection when its process dies.
+
+    This is the only place that repeats calls, with `ProcessEngine.generate`, which continues instead. An error of
+    `connect` is final. `RestartConfig` has the number of attempts.
+
+    Args:
+        call: must do no harm when it is repeated.
+        what: names the call in the log.
+        attempts: calls in all.
+
+    Raises:
+        ProcessError: the process died during every attempt, or `connect` failed.
+    """
+    attempt = 1
+    while True:
+        client = await connect()
+        try:
+            return await call(client)
+        except ProcessError as error:
+            note_death(what, attempt, attempts, error)
+            attempt += 1
+
+
+def note_death(what: str, attempt: int, attempts: int, error: ProcessError) -> None:
+    """Log that attempt number `attempt` failed, or raise `error` if it was the last one."""
+    if attempt >= attempts:
+        raise error
+    first_line = error.message.splitlines()[0]
+    logger.warning("%s starts over (attempt %d of %d): %s", what, attempt + 1, attempts, first_line)
 
 
 class RpcServerSocket:

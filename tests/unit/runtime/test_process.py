@@ -286,7 +286,7 @@ async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCa
     watching = asyncio.create_task(Watchdog(list, report, after_s=0.2).run())
     lock = asyncio.Lock()
     async with lock:
-        with pytest.raises(ProcessError, match=r"waited 0\.5 s for its turn, in vain"):
+        with pytest.raises(ProcessError, match=r"timed out after 0\.5 s waiting for its turn"):
             async with acquired(lock, "its turn", 0.5):
                 pass
     assert "waits for its turn, for 0 of 0.5 s" in caplog.text

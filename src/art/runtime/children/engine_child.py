@@ -12,18 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from art.errors import ArtError, ProcessError
-from art.protocol.calls import (
-    ENGINE_CALLS,
-    Call,
-    Generate,
-    Info,
-    LoadAdapter,
-    Score,
-    StartEngine,
-    Stats,
-    UnloadAdapter,
-    decode_call,
-)
+from art.protocol import calls
+from art.protocol.calls import ENGINE_CALLS, Call, decode_call
 from art.runtime.children.child import Child, child_from_argv
 
 if TYPE_CHECKING:
@@ -46,13 +36,13 @@ class EngineChild:
         self._failures: list[tuple[int, BaseException]] = []
         self._failed_steps = 0
         self.handlers: Mapping[type[Call[Any]], Callable[[int, Any], None]] = {
-            StartEngine: self._start,
-            Info: lambda call_id, call: self._reply(call_id, self._started.info()),
-            Generate: self._generate,
-            Score: lambda call_id, call: self._started.submit_score(str(call_id), call.token_ids, call.adapter),
-            LoadAdapter: self._load_adapter,
-            UnloadAdapter: self._unload_adapter,
-            Stats: lambda call_id, call: self._reply(call_id, self._started.stats()),
+            calls.StartEngine: self._start,
+            calls.Info: lambda call_id, call: self._reply(call_id, self._started.info()),
+            calls.Generate: self._generate,
+            calls.Score: lambda call_id, call: self._started.submit_score(str(call_id), call.token_ids, call.adapter),
+            calls.LoadAdapter: self._load_adapter,
+            calls.UnloadAdapter: self._unload_adapter,
+            calls.Stats: lambda call_id, call: self._reply(call_id, self._started.stats()),
         }
 
     def run(self) -> None:
@@ -93,7 +83,7 @@ class EngineChild:
                 logger.exception("%s failed", method)
             self._failures.append((call_id, error))
 
-    def _start(self, call_id: int, call: StartEngine) -> None:
+    def _start(self, call_id: int, call: calls.StartEngine) -> None:
         # Loading torch takes seconds: not before the connection exists and heartbeats flow.
         from art.engines.torch.pool import EnginePool
 
@@ -101,14 +91,14 @@ class EngineChild:
         self._pool = EnginePool.load(call.model, call.config)
         self._reply(call_id, self._pool.info())
 
-    def _generate(self, call_id: int, call: Generate) -> None:
+    def _generate(self, call_id: int, call: calls.Generate) -> None:
         self._started.submit(replace(call.request, request_id=str(call_id)), stream=call.stream)
 
-    def _load_adapter(self, call_id: int, call: LoadAdapter) -> None:
+    def _load_adapter(self, call_id: int, call: calls.LoadAdapter) -> None:
         self._child.tick("loading weights")
         self._reply(call_id, self._started.load_adapter(call.name, call.path))
 
-    def _unload_adapter(self, call_id: int, call: UnloadAdapter) -> None:
+    def _unload_adapter(self, call_id: int, call: calls.UnloadAdapter) -> None:
         self._started.unload_adapter(call.name, lambda: self._reply(call_id, None))
 
     def _reply(self, call_id: int, result: Any, *, last: bool = True) -> None:

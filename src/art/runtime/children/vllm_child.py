@@ -22,21 +22,8 @@ from art.engines.vllm.server import VllmServer
 from art.engines.vllm.start import start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, InvalidRequestError, ProcessError
-from art.protocol.calls import (
-    VLLM_CALLS,
-    Call,
-    Generate,
-    Info,
-    LoadAdapter,
-    PrepareWeights,
-    Score,
-    Sleep,
-    StartVllm,
-    Stats,
-    UnloadAdapter,
-    Wake,
-    decode_call,
-)
+from art.protocol import calls
+from art.protocol.calls import VLLM_CALLS, Call, decode_call
 from art.runtime.children.child import Child, child_from_argv, rss_bytes
 from art.runtime.children.merged_weights import MergedWeights
 
@@ -59,16 +46,16 @@ class VllmChild:
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.handlers: Mapping[type[Call[Any]], Callable[[int, Any], Awaitable[None]]] = {
-            StartVllm: self._start,
-            Info: lambda call_id, call: self._reply(call_id, self._started.info()),
-            Generate: self._generate,
-            Score: lambda call_id, call: self._reply(call_id, self._started.score(call.token_ids, call.adapter)),
-            LoadAdapter: self._load_adapter,
-            PrepareWeights: self._prepare_weights,
-            UnloadAdapter: lambda call_id, call: self._reply(call_id, self._started.unload_adapter(call.name)),
-            Stats: lambda call_id, call: self._reply(call_id, self._started.stats()),
-            Sleep: lambda call_id, call: self._reply(call_id, self._started.sleep()),
-            Wake: lambda call_id, call: self._reply(call_id, self._started.wake()),
+            calls.StartVllm: self._start,
+            calls.Info: lambda call_id, call: self._reply(call_id, self._started.info()),
+            calls.Generate: self._generate,
+            calls.Score: lambda call_id, call: self._reply(call_id, self._started.score(call.token_ids, call.adapter)),
+            calls.LoadAdapter: self._load_adapter,
+            calls.PrepareWeights: self._prepare_weights,
+            calls.UnloadAdapter: lambda call_id, call: self._reply(call_id, self._started.unload_adapter(call.name)),
+            calls.Stats: lambda call_id, call: self._reply(call_id, self._started.stats()),
+            calls.Sleep: lambda call_id, call: self._reply(call_id, self._started.sleep()),
+            calls.Wake: lambda call_id, call: self._reply(call_id, self._started.wake()),
         }
 
     async def run(self) -> None:
@@ -113,7 +100,7 @@ class VllmChild:
             raise ProcessError("the engine has no model yet: call `start_vllm` first")
         return self._engine
 
-    async def _start(self, call_id: int, call: StartVllm) -> None:
+    async def _start(self, call_id: int, call: calls.StartVllm) -> None:
         self._engine, self._server = await start_engine(
             call.model, call.config, lora_rank=call.lora_rank, python=call.python, sleeps=call.sleeps
         )
@@ -131,13 +118,13 @@ class VllmChild:
         sys.stderr.flush()
         os._exit(1)  # calls that wait must not be answered: the parent lets them wait for the next server
 
-    async def _generate(self, call_id: int, call: Generate) -> None:
+    async def _generate(self, call_id: int, call: calls.Generate) -> None:
         request = replace(call.request, request_id=str(call_id))
         async with contextlib.aclosing(self._started.generate(request, stream=call.stream)) as chunks:
             async for chunk in chunks:
                 self._child.socket.reply(call_id, chunk, last=chunk.finish_reason is not None)
 
-    async def _load_adapter(self, call_id: int, call: LoadAdapter) -> None:
+    async def _load_adapter(self, call_id: int, call: calls.LoadAdapter) -> None:
         engine = self._started
         if self._merged is None or not isinstance(engine, MergedVllmEngine):
             self._child.socket.reply(call_id, await engine.load_adapter(call.name, call.path))
@@ -147,7 +134,7 @@ class VllmChild:
         await asyncio.to_thread(self._merged.clear)
         self._child.socket.reply(call_id, weights.info)
 
-    async def _prepare_weights(self, call_id: int, call: PrepareWeights) -> None:
+    async def _prepare_weights(self, call_id: int, call: calls.PrepareWeights) -> None:
         if self._merged is None:
             raise InvalidRequestError("`prepare_weights` is for an engine that was started with `work_dir`")
         await asyncio.to_thread(self._merged.prepare, call.name, call.path)

@@ -13,8 +13,7 @@ from art.config import ServerConfig
 from art.engines.process import ProcessEngine
 from art.errors import ArtError, ProcessError
 from art.protocol.calls import UnloadAdapter
-from art.protocol.retry import retry_on_process_death
-from art.protocol.rpc import RpcClient
+from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.runtime.hosting.engine_handle import EngineHandle
 from art.runtime.publish.publish import publish
 from art.runtime.supervision.waits import acquired

@@ -11,8 +11,7 @@ from typing import TypeVar
 from art.config import LoraConfig, ServerConfig
 from art.errors import JobCancelledError, TrainingError
 from art.protocol.calls import Call, InitCheckpoint, Progress, Train, TrainSft, Trial
-from art.protocol.retry import retry_on_process_death
-from art.protocol.rpc import RpcClient
+from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.waits import acquired

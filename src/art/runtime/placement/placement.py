@@ -119,8 +119,8 @@ def check_placement(
     num_gpus = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
     if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
         raise ConfigError(
-            f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the engine "
-            f"has {placement.engine}, of {_gpus(devices)}; make the two agree",
+            f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the "
+            f"engine has {placement.engine}, of {_gpus(devices)}; make the two agree",
             param="flags",
         )
     if isinstance(settings.engine, VllmConfig) and settings.engine.sleep == "always" and not placement.shared:

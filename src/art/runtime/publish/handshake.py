@@ -4,9 +4,9 @@
     policy, base, policy, base in one batch   the policy must agree as well as that, and must not change the base
 
 The first measurement makes the proof sharp. A step at a learning rate of 1e-6 moves log-probs by about 1e-4 nats, which
-no bound for all machines could tell from noise. Float32 kernels agree to about 2e-6, so the proof detects weights of the
-previous step, a missing layer, or weights without effect. In bfloat16 the noise hides such small steps, and only the
-norm and the manifest's hashes protect them.
+no bound for all machines could tell from noise. Float32 kernels agree to about 2e-6, so the proof detects weights of
+the previous step, a missing layer, or weights without effect. In bfloat16 the noise hides such small steps, and only
+the norm and the manifest's hashes protect them.
 
 An engine that holds one policy has no base model beside it, so its noise is unknown. Its policy must agree to
 `FLOOR_NATS`, and there are no neighbours that it could change.
@@ -83,10 +83,9 @@ def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float |
     bound = tolerance if tolerance is not None else max(_of(FLOOR_NATS, dtype), NOISE_FACTOR * noise)
     rms = _worst([rms_gap(served, probe.logprobs) for served in scores.policy])
     if not rms <= bound:
-        has_base = scores.base_alone is not None
-        measure = (
-            f"while those of the base model agree to {noise:.4g}" if has_base else f"at most {bound:.4g} is allowed"
-        )
+        measure = f"at most {bound:.4g} is allowed"
+        if scores.base_alone is not None:
+            measure = f"while those of the base model agree to {noise:.4g}"
         return (
             f"the engine's log-probs of the probe differ from the trainer's by {rms:.4g} nats (root mean square), "
             f"{measure} (training has moved them by up to {effect:.4g})"

@@ -2,7 +2,6 @@
 
     async with waiting("the trainer of ...", 60.0): ...
 
-
 A wait for the answer of a child process is a `PendingCall` of its connection and does not appear here.
 """
 
