@@ -20,6 +20,7 @@ class GatewayOnly:
 
     def __init__(self, bench: Bench) -> None:
         self.gateway = bench.gateway
+        self.resolver = self
 
     def name_in(self, project: str, model: str) -> str | None:
         return model if model.startswith(f"{project}/") else None

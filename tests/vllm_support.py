@@ -38,8 +38,8 @@ async def train(runtime: Runtime, name: str, job_id: str, learning_rate: float =
     ]  # fmt: skip
     config = TrainConfig(learning_rate=learning_rate)
     body = {"job_id": job_id, "groups": [{"trajectories": trajectories}], "config": config}
-    status = await runtime.submit_train("p", name, TrainRequest.model_validate(body))
+    status = await runtime.training.train("p", name, TrainRequest.model_validate(body))
     async with asyncio.timeout(120):
         while status.state in ("queued", "running"):
-            status = await runtime.job_status(status.job_id, 5.0)
+            status = await runtime.jobs.wait(status.job_id, 5.0)
     return status

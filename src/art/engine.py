@@ -1,15 +1,15 @@
 """The engine contract: tokens in, tokens out.
 
-An engine knows nothing of messages, templates or tools. It holds one base model and any number of adapters, and samples
-from the policy that a request names. A *full checkpoint*, all weights of the model trained, is loaded, named and
-unloaded like an adapter. `engines/` has the kinds; `tests/contract/` has the suite that each must pass.
+An engine knows nothing about messages, templates or tools. It holds one base model and any number of adapters, and
+samples from the policy that a request names. A *full checkpoint*, in which all weights were trained, is loaded, named
+and unloaded like an adapter. `engines/` has the implementations, and `tests/contract/` the suite that each must pass.
 
 Two promises matter for training:
-- `logprobs[i]` is the log-probability under the distribution that token i was *really* drawn from, i.e. after
+- `logprobs[i]` is the log-probability under the distribution from which token i was *really* drawn, i.e. after
   temperature and top_p. Nothing is recomputed later.
-- The random number that draws token i depends on `(seed, i)` only, never on what else is in the batch. A request that
-  is resumed after `first_index` tokens (an engine died) therefore draws what it would have drawn. An engine that cannot
-  do this says so in `EngineInfo.draws_by_index`; what it draws then is from the right distribution, but another sample.
+- The random number that draws token i depends only on `(seed, i)`, never on the rest of the batch. A request that is
+  resumed after `first_index` tokens, because an engine died, therefore draws the same tokens. An engine that cannot do
+  this says so in `EngineInfo.draws_by_index`. It then draws another sample from the right distribution.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ FinishReason = Literal["stop", "length"]
 class GenerateRequest:
     """One completion to sample.
 
-    Example: a prompt of 5 tokens of which at most 16 more are wanted, ending at token 2:
+    Example: continue a prompt of 5 tokens by at most 16 tokens, and end at token 2:
         GenerateRequest(request_id="r1", adapter="games/agent@3", prompt_token_ids=[1, 8, 9, 4, 7], max_tokens=16,
                         stop_token_ids=(2,), seed=7)
     """
 
     request_id: str
     adapter: str | None
-    """Loaded adapter to sample with, `None` for the base model."""
+    """Name of the loaded adapter to sample with; `None` for the base model."""
     prompt_token_ids: list[int]
     max_tokens: int
     stop_token_ids: tuple[int, ...]
-    """Sampling one of these ends the completion; the token is part of the result."""
+    """Each of these tokens ends the completion and is part of the result."""
     seed: int
-    """Unsigned 64-bit."""
+    """Unsigned 64-bit number."""
     temperature: float = 1.0
-    """0 means greedy; log-probs are then those of the unscaled distribution."""
+    """0 means greedy sampling, with log-probs of the unscaled distribution."""
     top_p: float = 1.0
     num_top_logprobs: int = 0
-    """How many alternatives to report per token."""
+    """Number of alternatives to report for each token."""
     first_index: int = 0
-    """Completion tokens that were already drawn and now stand at the end of `prompt_token_ids`."""
+    """Number of completion tokens that were already drawn and are now the end of `prompt_token_ids`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class TokenChunk:
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # [N][num_top_logprobs] best first
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV was reused, on the last chunk."""
+    """Number of prompt tokens whose keys and values were reused; set on the last chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,33 +69,32 @@ class EngineInfo:
     dtype: str
     device: str
     draws_by_index: bool = True
-    """Whether a resumed request draws the same tokens; without, the same seed gives the same tokens only from the
-    beginning of a completion."""
+    """Whether a resumed request draws the same tokens. If not, a seed repeats only whole completions."""
     one_policy: bool = False
-    """Whether it holds one policy at a time, in place of the base model: `load_adapter` waits until no request runs,
-    and what was loaded before is gone."""
+    """Whether the engine holds one policy at a time, which replaces the base model. `load_adapter` then waits until no
+    request runs, and unloads the previous policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """What loading an adapter found; `num_layers` modules got weights (of a full checkpoint: tensors)."""
+    """What the engine loaded. `num_layers` counts modules with weights; for a full checkpoint, tensors."""
 
     name: str
     num_layers: int
     rank: int
     """0 for a full checkpoint."""
     norm: float
-    """Frobenius norm of what it adds to the base weights: of all B @ A products times their scale, or of the
-    differences in the engine's dtype; 0 for a fresh one."""
+    """Frobenius norm of the change of the base weights: of all B @ A products times their scale, or of the differences
+    in the engine's dtype. 0 for a fresh adapter."""
 
 
 class Engine(Protocol):
-    """What the gateway and the publisher need of an engine. Every method may raise `ProcessError`."""
+    """The methods that the gateway and the publisher need. Every method may raise `ProcessError`."""
 
     async def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
-        """Chunks of one completion: as tokens come with `stream`, else a single one at the end.
+        """Yield the chunks of one completion: as tokens come with `stream`, else a single chunk at the end.
 
         Closing the iterator early cancels the request and frees its slot.
 
@@ -110,8 +109,8 @@ class Engine(Protocol):
         """Load PEFT LoRA files, or a full checkpoint, under `name` while requests run.
 
         Raises:
-            AdapterError: unreadable files, unknown keys, shapes that do not fit, or no layer matched; or this engine
-                serves no full checkpoints.
+            AdapterError: the files are unreadable, have unknown keys or wrong shapes, or match no layer; or this
+                engine serves no full checkpoints.
         """
         ...
 
@@ -120,7 +119,10 @@ class Engine(Protocol):
         ...
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        """Log-probs of `token_ids[1:]` given their prefixes, at temperature 1: length `len(token_ids) - 1`."""
+        """Return the log-probs of `token_ids[1:]` given their prefixes, at temperature 1.
+
+        The list has `len(token_ids) - 1` entries.
+        """
         ...
 
     async def stats(self) -> dict[str, float]:
@@ -129,17 +131,19 @@ class Engine(Protocol):
 
 
 class SleepingEngine(Engine, Protocol):
-    """An engine that can give its device's memory away for a while, to a trainer that shares the device."""
+    """An engine that can free its device's memory for a while, for a trainer that shares the device."""
 
     async def sleep(self) -> None:
-        """Free what can be freed, and compute nothing until `wake`.
+        """Free as much memory as possible, and compute nothing until `wake`.
 
-        Nobody is refused: requests that run stop where they are, those that come wait, and all of them go on when the
-        engine is awake. So do loads and unloads. A second call does nothing.
+        No request is refused: running requests pause, new ones wait, and all continue when the engine is awake. Loads
+        and unloads wait too. A second call does nothing.
         """
         ...
 
     async def wake(self) -> None:
-        """Take the memory back and go on; nothing if it is awake, as it is after a new start. One that cannot has to be
-        started anew."""
+        """Take the memory back and continue. Does nothing if the engine is awake, as after a new start.
+
+        An engine that fails to wake up must be restarted.
+        """
         ...

@@ -33,6 +33,7 @@ from art.errors import (
     NotFoundError,
     OverloadedError,
 )
+from art.protocol.calls import StartEngine, StartVllm
 from art.protocol.rpc import RpcClient
 from art.testing.fake_engine import FakeEngine
 
@@ -63,12 +64,15 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         )
         return
     settings = {"device": "cpu", "num_threads": 1, "max_running": RUNNING, "max_waiting": WAITING}
-    module, start = "engine_child", {"config": EngineConfig.model_validate(settings).model_dump()}
+    model = str(request.getfixturevalue("base_model"))
+    module: str = "engine_child"
+    start: StartEngine | StartVllm = StartEngine(model=model, config=EngineConfig.model_validate(settings))
     if request.param == "vllm":
         if (python := installed_vllm_python()) is None:
             pytest.skip("vLLM is not installed: `make test-vllm`, or ART_VLLM_PYTHON=<interpreter that has it>")
         config = VllmConfig.model_validate(settings)
-        module, start = "vllm_child", {"config": config.model_dump(), "lora_rank": 4, "python": python, "sleeps": True}
+        module = "vllm_child"
+        start = StartVllm(model=model, config=config, lora_rank=4, python=python, sleeps=True)
     ours, theirs = socket.socketpair()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     process = await asyncio.create_subprocess_exec(
@@ -79,12 +83,12 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     theirs.close()
     reader, writer = await asyncio.open_connection(sock=ours)
     client = RpcClient(reader, writer, lambda status: None)
-    await client.call("start", model=str(request.getfixturevalue("base_model")), **start)
+    await client.call(start)
 
     async def connect() -> RpcClient:
         return client
 
-    yield ProcessEngine(connect)
+    yield ProcessEngine(connect, attempts=4)
     await client.close()
     await asyncio.wait_for(process.wait(), 10)  # it leaves when its connection ends
 

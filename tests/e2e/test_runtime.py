@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,15 @@ from art.config import (
     TrainSFTConfig,
 )
 from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
+from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
+from art.protocol.calls import Train
 from art.protocol.chat import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.runtime.host import BaseModelHost
+from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs
+from art.runtime.jobs.training_work import TrainingWork
+from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
@@ -65,40 +70,40 @@ async def train_request(runtime: Runtime, name: str, job_id: str) -> TrainReques
 async def ended(runtime: Runtime, job: JobStatus) -> JobStatus:
     async with asyncio.timeout(60):
         while job.state in ("queued", "running"):
-            job = await runtime.job_status(job.job_id, 5.0)
+            job = await runtime.jobs.wait(job.job_id, 5.0)
     return job
 
 
 @in_module_loop
 async def test_a_request_that_is_sent_again_after_its_step_is_the_same_job(runtime: Runtime, tiny_model: Path) -> None:
     """As when the answer to the first one is lost and the server is quick."""
-    await runtime.register(request_for(tiny_model, "again"))
+    await runtime.registration.register(request_for(tiny_model, "again"))
     request = await train_request(runtime, "again", "job-again")
-    done = await ended(runtime, await runtime.submit_train("p", "again", request))
+    done = await ended(runtime, await runtime.training.train("p", "again", request))
     assert (done.state, done.step) == ("succeeded", 1)
-    assert await runtime.submit_train("p", "again", request) == done
-    assert (await runtime.model_status("p", "again")).step == 1
+    assert await runtime.training.train("p", "again", request) == done
+    assert (await runtime.models.status("p", "again")).step == 1
 
 
 @in_module_loop
 async def test_a_step_with_nothing_to_learn_is_a_job_that_ends_well(runtime: Runtime, tiny_model: Path) -> None:
-    await runtime.register(request_for(tiny_model, "flat"))
+    await runtime.registration.register(request_for(tiny_model, "flat"))
     request = await train_request(runtime, "flat", "job-flat")
     for trajectory in request.groups[0].trajectories:
         trajectory.reward = 0.5
-    done = await ended(runtime, await runtime.submit_train("p", "flat", request))
+    done = await ended(runtime, await runtime.training.train("p", "flat", request))
     assert (done.state, done.trained, done.step) == ("succeeded", False, 0)
     assert done.checkpoint_path == str(runtime.data_dir.model("p", "flat").checkpoint(0))
     assert done.metrics["data/step_num_groups_trainable"] == 0
     assert done.metrics["ledger/sampled_tokens"] == done.metrics["ledger/dropped_tokens/no_reward_spread"] > 0
     assert done.metrics["ledger/trained_tokens"] == 0
     assert done.findings[0].startswith("every group (1) has equal rewards")
-    assert await runtime.submit_train("p", "flat", request) == done, "a retry gets the same answer"
+    assert await runtime.training.train("p", "flat", request) == done, "a retry gets the same answer"
     following = await ended(
-        runtime, await runtime.submit_train("p", "flat", await train_request(runtime, "flat", "job-next"))
+        runtime, await runtime.training.train("p", "flat", await train_request(runtime, "flat", "job-next"))
     )
     assert (following.trained, following.step) == (True, 1)
-    assert await runtime.submit_train("p", "flat", request) == done, "after another step too"
+    assert await runtime.training.train("p", "flat", request) == done, "after another step too"
 
 
 @in_module_loop
@@ -107,15 +112,15 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
 ) -> None:
     """Preference pairs whose samples the gate masks: only the trainer knows."""
 
-    async def refuse(*args: Any, **call: Any) -> None:
-        assert call["pairs"]
+    async def refuse(trainer: TrainerHandle, call: Train, **_: Any) -> None:
+        assert call.pairs
         raise NothingTrainableError("none of the 9 pairs of rollouts can be compared")
 
-    await runtime.register(request_for(tiny_model, "pairs"))
+    await runtime.registration.register(request_for(tiny_model, "pairs"))
     request = await train_request(runtime, "pairs", "job-pairs")
     request.config = TrainConfig(loss=DpoConfig())
-    monkeypatch.setattr(BaseModelHost, "train", refuse)
-    done = await ended(runtime, await runtime.submit_train("p", "pairs", request))
+    monkeypatch.setattr(TrainerHandle, "train", refuse)
+    done = await ended(runtime, await runtime.training.train("p", "pairs", request))
     assert (done.state, done.trained, done.step) == ("succeeded", False, 0), done.error
     assert "pairs of rollouts can be compared" in done.findings[0]
     assert done.metrics["data/step_num_groups_trainable"] == done.metrics["ledger/trained_tokens"] == 0
@@ -127,9 +132,9 @@ async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
 async def test_groups_that_were_trained_already_are_trained_and_told_of(runtime: Runtime, tiny_model: Path) -> None:
     async def train(request: TrainRequest, job_id: str, learning_rate: float) -> JobStatus:
         request = request.model_copy(update={"job_id": job_id, "config": TrainConfig(learning_rate=learning_rate)})
-        return await ended(runtime, await runtime.submit_train("p", "twice", request))
+        return await ended(runtime, await runtime.training.train("p", "twice", request))
 
-    await runtime.register(request_for(tiny_model, "twice"))
+    await runtime.registration.register(request_for(tiny_model, "twice"))
     request, fresh = [await train_request(runtime, "twice", f"job-{i:04d}") for i in range(2)]
     first = await train(request, "job-first", 1e-6)
     assert (first.step, [text for text in first.findings if "already" in text]) == (1, [])
@@ -150,13 +155,13 @@ async def test_groups_that_were_trained_already_are_trained_and_told_of(runtime:
 async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_range(
     runtime: Runtime, tiny_model: Path
 ) -> None:
-    await runtime.register(request_for(tiny_model, "reporting"))
+    await runtime.registration.register(request_for(tiny_model, "reporting"))
     request = await train_request(runtime, "reporting", "job-reporting")
     solved = request.groups[0].model_copy(
         update={"trajectories": [t.model_copy(update={"reward": 1.0}) for t in request.groups[0].trajectories]}
     )
     request = request.model_copy(update={"groups": [*request.groups, *[solved] * 4]})
-    status = await ended(runtime, await runtime.submit_train("p", "reporting", request))
+    status = await ended(runtime, await runtime.training.train("p", "reporting", request))
     known = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.TREND_METRICS | catalogue.JOB_METRICS
     assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
@@ -170,7 +175,7 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
     supervised = TrainSFTRequest.model_validate(
         {"job_id": "job-supervised", "trajectories": [{"histories": [{"items": messages}]}]}
     )
-    status = await ended(runtime, await runtime.submit_train_sft("p", "reporting", supervised))
+    status = await ended(runtime, await runtime.training.train_sft("p", "reporting", supervised))
     known = catalogue.TRAINER_METRICS | catalogue.SFT_METRICS | catalogue.JOB_METRICS
     assert [name for name in status.metrics if find_metric(name, known) is None] == []
     always = {name for name, metric in known.items() if metric.when == catalogue.ALWAYS and "*" not in name}
@@ -182,26 +187,26 @@ async def test_a_step_reports_what_the_catalogue_lists_and_says_what_is_out_of_r
 async def test_a_step_published_during_a_registration_stays(
     runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await runtime.register(request_for(tiny_model, "race"))
+    await runtime.registration.register(request_for(tiny_model, "race"))
     request = await train_request(runtime, "race", "job-race")
     save_model = runtime._registry.save_model
 
     async def train_and_save(model: RegisteredModel) -> None:
-        await ended(runtime, await runtime.submit_train("p", "race", request))
+        await ended(runtime, await runtime.training.train("p", "race", request))
         await save_model(model)
 
     monkeypatch.setattr(runtime._registry, "save_model", train_and_save)
-    assert (await runtime.register(request_for(tiny_model, "race"))).step == 1
-    assert (await runtime.model_status("p", "race")).step == 1
+    assert (await runtime.registration.register(request_for(tiny_model, "race"))).step == 1
+    assert (await runtime.models.status("p", "race")).step == 1
 
 
 @in_module_loop
 async def test_a_wrong_base_model_can_be_corrected(runtime: Runtime, tiny_model: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "model"
     with pytest.raises(ArtError):
-        await runtime.register(request_for(elsewhere, "typo"))
+        await runtime.registration.register(request_for(elsewhere, "typo"))
     assert str(elsewhere) not in [host["base_model"] for host in (await runtime.health())["base_models"]]
-    assert (await runtime.register(request_for(tiny_model, "typo"))).base_model == str(tiny_model)
+    assert (await runtime.registration.register(request_for(tiny_model, "typo"))).base_model == str(tiny_model)
 
 
 @in_module_loop
@@ -209,10 +214,10 @@ async def test_new_settings_count_and_replace_the_old_processes(runtime: Runtime
     def contexts(status: dict[str, Any]) -> list[int]:
         return sorted(host["engine_info"]["max_context"] for host in status["base_models"] if host["engine_info"])
 
-    await runtime.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=48)))
+    await runtime.registration.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=48)))
     await train_request(runtime, "settings", "unused-1")
     assert 48 in contexts(await runtime.health())
-    await runtime.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=64)))
+    await runtime.registration.register(request_for(tiny_model, "settings", engine=EngineConfig(max_context=64)))
     await train_request(runtime, "settings", "unused-2")
     now = contexts(await runtime.health())
     assert 64 in now
@@ -223,20 +228,20 @@ async def test_new_settings_count_and_replace_the_old_processes(runtime: Runtime
 async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weights(
     runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await runtime.register(request_for(tiny_model, "full"))
+    await runtime.registration.register(request_for(tiny_model, "full"))
 
     async def full(*_: Any, **__: Any) -> None:
         raise DiskFullError("no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._job_store, "finish", full)
-        lost = await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-lost"))
+        patched.setattr(runtime.jobs.store, "finish", full)
+        lost = await runtime.training.train("p", "full", await train_request(runtime, "full", "job-lost"))
         lost = await ended(runtime, lost)
     assert lost.error is not None
     assert lost.error.code == "disk_full"
-    assert (await runtime.model_status("p", "full")).step == 0
+    assert (await runtime.models.status("p", "full")).step == 0
     kept = await ended(
-        runtime, await runtime.submit_train("p", "full", await train_request(runtime, "full", "job-kept"))
+        runtime, await runtime.training.train("p", "full", await train_request(runtime, "full", "job-kept"))
     )
     assert (kept.state, kept.step) == ("succeeded", 1)
     assert "publish/probe_gap" in kept.metrics  # loaded and proved anew, though an adapter of that name was there
@@ -246,7 +251,7 @@ async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weight
 async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_later(
     runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await runtime.register(request_for(tiny_model, "unrecorded"))
+    await runtime.registration.register(request_for(tiny_model, "unrecorded"))
     request = await train_request(runtime, "unrecorded", "job-unrecorded")
 
     async def full(*_: Any, **__: Any) -> None:
@@ -254,19 +259,19 @@ async def test_a_failure_that_cannot_be_recorded_is_told_at_once_and_recorded_la
 
     monkeypatch.setattr(jobs, "RECORD_AGAIN_S", 0.05)
     with monkeypatch.context() as patched:
-        patched.setattr(runtime._job_store, "move", full)
-        job = await ended(runtime, await runtime.submit_train("p", "unrecorded", request))
+        patched.setattr(runtime.jobs.store, "move", full)
+        job = await ended(runtime, await runtime.training.train("p", "unrecorded", request))
         assert job.state == "failed"
-        assert (await runtime._job_store.status("job-unrecorded")).state == "queued"
+        assert (await runtime.jobs.store.status("job-unrecorded")).state == "queued"
     async with asyncio.timeout(10):
-        while (await runtime._job_store.status("job-unrecorded")).state != "failed":
+        while (await runtime.jobs.store.status("job-unrecorded")).state != "failed":
             await asyncio.sleep(0.02)
 
 
 @in_module_loop
 async def test_a_deleted_adapter_does_not_keep_the_engine_from_coming_back(runtime: Runtime, tiny_model: Path) -> None:
     for name in ("gone", "stays"):
-        await runtime.register(request_for(tiny_model, name))
+        await runtime.registration.register(request_for(tiny_model, name))
     shutil.rmtree(runtime.data_dir.model("p", "gone").checkpoint(0))
     pids = [host["engine"]["pid"] for host in (await runtime.health())["base_models"]]
     for pid in pids:
@@ -285,20 +290,20 @@ async def test_other_lora_settings_after_a_failed_first_registration(
     with monkeypatch.context() as patched:
         patched.setattr(runtime._registry, "save_model", full)
         with pytest.raises(DiskFullError):
-            await runtime.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=4)))
-    await runtime.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=8)))
+            await runtime.registration.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=4)))
+    await runtime.registration.register(request_for(tiny_model, "rank", lora=LoraConfig(rank=8)))
     assert checkpoints.read_state(runtime.data_dir.model("p", "rank").checkpoint(0)).lora["rank"] == 8
 
 
 @in_module_loop
 async def test_a_fully_trained_model_trains_and_serves(runtime: Runtime, tiny_model: Path) -> None:
     """Beside a LoRA of the same base model. A copy of its folder goes on under another name."""
-    await runtime.register(request_for(tiny_model, "lora"))
-    await runtime.register(request_for(tiny_model, "whole", lora=None))
+    await runtime.registration.register(request_for(tiny_model, "lora"))
+    await runtime.registration.register(request_for(tiny_model, "whole", lora=None))
     metrics = []
     for step in (1, 2):
         request = await train_request(runtime, "whole", f"job-whole-{step}")
-        status = await ended(runtime, await runtime.submit_train("p", "whole", request))
+        status = await ended(runtime, await runtime.training.train("p", "whole", request))
         assert (status.state, status.step) == ("succeeded", step), status.error
         assert status.metrics["publish/probe_gap"] < 1e-4
         assert status.metrics["publish/adapter_norm"] == pytest.approx(status.metrics["loss/adapter_norm"], rel=1e-6)
@@ -306,23 +311,23 @@ async def test_a_fully_trained_model_trains_and_serves(runtime: Runtime, tiny_mo
         metrics.append(status.metrics)
     assert metrics[1]["publish/probe_effect"] > 1e-3
     lora = await train_request(runtime, "lora", "job-lora-beside")
-    assert (await ended(runtime, await runtime.submit_train("p", "lora", lora))).state == "succeeded"
+    assert (await ended(runtime, await runtime.training.train("p", "lora", lora))).state == "succeeded"
     path = runtime.data_dir.model("p", "whole").checkpoint(2)
     assert checkpoints.is_full(path)
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {entry.name for entry in path.iterdir()}
     with pytest.raises(ConfigError, match=r"was trained with LoRA settings None; got .* \(None is full fine-tuning\)"):
-        await runtime.register(request_for(tiny_model, "whole"))
+        await runtime.registration.register(request_for(tiny_model, "whole"))
 
     copy = runtime.data_dir.model("p", "copy").checkpoints
     shutil.copytree(runtime.data_dir.model("p", "whole").checkpoints, copy)
-    assert (await runtime.register(request_for(tiny_model, "copy", lora=None))).step == 2
+    assert (await runtime.registration.register(request_for(tiny_model, "copy", lora=None))).step == 2
 
 
 async def register_in(data_dir: Path, request: RegisterRequest) -> ModelStatus:
     runtime = Runtime(data_dir, ServerConfig())
     await runtime.start()
     try:
-        return await runtime.register(request)
+        return await runtime.registration.register(request)
     finally:
         await runtime.close()
 
@@ -331,8 +336,8 @@ async def interrupted_step(data_dir: Path, tiny_model: Path) -> None:
     """A server that ends with a job queued."""
     runtime = Runtime(data_dir, ServerConfig())
     await runtime.start()
-    await runtime.register(request_for(tiny_model, "agent"))
-    await runtime.submit_train("p", "agent", await train_request(runtime, "agent", "job-interrupted"))
+    await runtime.registration.register(request_for(tiny_model, "agent"))
+    await runtime.training.train("p", "agent", await train_request(runtime, "agent", "job-interrupted"))
     await runtime.close()
 
 
@@ -349,6 +354,48 @@ async def test_the_next_run_begins_after_the_step_that_the_last_one_left(tiny_mo
         await register_in(tmp_path / "c", request_for(tiny_model, "agent", lora=LoraConfig(rank=2)))
 
 
+async def test_a_queued_step_outlives_the_retention_and_the_server(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds no tokens: the record keeps them for it, and a server that comes after a kill -9 trains the same."""
+    run, leave = TrainingWork.run, asyncio.Event()
+
+    async def run_later(*args: Any) -> Done:
+        await leave.wait()
+        return await run(*args)
+
+    monkeypatch.setattr(TrainingWork, "run", run_later)
+    first = Runtime(tmp_path / "a", ServerConfig())
+    await first.start()
+    try:
+        await first.registration.register(request_for(tiny_model, "agent"))
+        request = await train_request(first, "agent", "job-queued")
+        await train_request(first, "agent", "job-never-sent")
+        await first.training.train("p", "agent", request)
+        ((payload,),) = first._database.read("SELECT payload FROM jobs")
+        assert b"ex_" in zlib.decompress(payload)
+        assert b"token_ids" not in zlib.decompress(payload)
+        gateway, needed = first.gateway, first.jobs.store.needed_exchanges
+        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12
+        shutil.copytree(tmp_path / "a", tmp_path / "b")  # all that a kill -9 leaves at this moment
+        leave.set()
+        undisturbed = await ended(first, await first.jobs.status("job-queued"))
+        assert (await forget_older(gateway.recorder, gateway.conversations, -3600, needed))[0] == 12, "it has ended"
+    finally:
+        await first.close()
+    second = Runtime(tmp_path / "b", ServerConfig())
+    await second.start()
+    try:
+        after_kill = await ended(second, await second.jobs.status("job-queued"))
+    finally:
+        await second.close()
+    assert (undisturbed.state, after_kill.state) == ("succeeded", "succeeded"), after_kill.error
+    weights = [
+        runtime.data_dir.model("p", "agent").checkpoint(1) / "adapter_model.safetensors" for runtime in (first, second)
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(art.runtime.runtime, "LOCK_WAIT_S", 0.2)
     first, second = Runtime(tmp_path, ServerConfig()), Runtime(tmp_path, ServerConfig())
@@ -362,17 +409,17 @@ async def test_a_data_directory_has_one_server(tmp_path: Path, monkeypatch: pyte
 
 @in_module_loop
 async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime: Runtime, tiny_model: Path) -> None:
-    await runtime.register(request_for(tiny_model, "cancelled"))
+    await runtime.registration.register(request_for(tiny_model, "cancelled"))
     items = [PROMPT, {"role": "assistant", "content": "yes"}]
     endless = {"trajectories": [{"histories": [{"items": items}]}] * 2000, "config": TrainSFTConfig(batch_size=1)}
     request = TrainSFTRequest.model_validate({"job_id": "job-endless", **endless})
     before = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
-    await runtime.submit_train_sft("p", "cancelled", request)
+    await runtime.training.train_sft("p", "cancelled", request)
     last = None
-    async for event in runtime.job_events("job-endless", 0):
+    async for event in runtime.jobs.events("job-endless", 0):
         if event is not None and event.progress is not None and event.state is None:
             assert event.progress.total == 2000
-            await runtime.cancel_job("job-endless")
+            await runtime.jobs.cancel("job-endless")
         last = event or last
     assert last is not None
     assert last.status is not None
@@ -382,5 +429,5 @@ async def test_a_training_that_is_cancelled_stops_behind_its_micro_batch(runtime
     after = [host["trainer"]["pid"] for host in (await runtime.health())["base_models"]]
     assert before == after, "the trainer did not have to be killed"
     request = await train_request(runtime, "cancelled", "job-after-cancelled")
-    done = await ended(runtime, await runtime.submit_train("p", "cancelled", request))
+    done = await ended(runtime, await runtime.training.train("p", "cancelled", request))
     assert (done.state, done.step) == ("succeeded", 1)

@@ -37,7 +37,9 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
     runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
     settings = ModelSettings(lora=LoraConfig(rank=8), engine=VllmConfig(device="cpu", sleep="always"))
-    await runtime.register(RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings))
+    await runtime.registration.register(
+        RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings)
+    )
     yield runtime
     await runtime.close()
 
@@ -86,7 +88,7 @@ async def test_a_request_survives_the_death_of_any_process_of_the_server(runtime
 async def test_an_engine_that_dies_asleep_comes_back_awake(runtime: Runtime) -> None:
     (host,) = runtime._hosts._hosts.values()
     before = host.engine_process.num_restarts
-    async with host._engine_aside(sleeps=True):
+    async with host._engine.asleep():
         held = asyncio.create_task(complete(runtime, "p/agent"))
         assert host.engine_process.pid is not None
         os.kill(descendants(host.engine_process.pid)[-1], signal.SIGKILL)

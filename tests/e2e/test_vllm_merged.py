@@ -37,7 +37,9 @@ async def runtime(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Async
     runtime = Runtime(tmp_path_factory.mktemp("data"), ServerConfig())
     await runtime.start()
     settings = ModelSettings(lora=LoraConfig(rank=8), engine=MERGED)
-    await runtime.register(RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings))
+    await runtime.registration.register(
+        RegisterRequest(project="p", name="agent", base_model=str(base), settings=settings)
+    )
     yield runtime
     await runtime.close()
 
@@ -87,8 +89,8 @@ async def test_requests_that_come_during_a_publish_wait_for_its_end(runtime: Run
     while not host.engine.in_use["p/agent@2"]:
         await asyncio.sleep(0.01)
     paths = runtime.data_dir.model("p", "agent")
-    publishing = asyncio.create_task(host.load("p/agent@1", paths.checkpoint(1)))
-    while host._gate.is_open:
+    publishing = asyncio.create_task(host.adapters.load("p/agent@1", paths.checkpoint(1)))
+    while host._engine.gate.is_open:
         await asyncio.sleep(0.01)
     held = [asyncio.create_task(complete(runtime, "p/agent")) for _ in range(3)]
     old = await running
@@ -102,7 +104,7 @@ async def test_requests_that_come_during_a_publish_wait_for_its_end(runtime: Run
     scored = await host.engine.score(recorded.prompt_token_ids + recorded.completion_token_ids, "p/agent@1")
     assert recorded.sampling_logprobs == pytest.approx(scored[len(recorded.prompt_token_ids) - 1 :], abs=1e-4)
     assert recorded.policy_version == 1
-    await host.load("p/agent@2", paths.checkpoint(2))
+    await host.adapters.load("p/agent@2", paths.checkpoint(2))
     scored = await host.engine.score([1, 2, 3, *old.token_ids], "p/agent@2")
     assert old.logprobs == pytest.approx(scored[2:], abs=1e-4)  # all of it is of the policy that it began with
 
@@ -113,7 +115,7 @@ async def test_the_policy_before_comes_back_if_the_handshake_fails(runtime: Runt
     files = {entry: (paths.checkpoint(1) / entry).read_bytes() for entry in checkpoints.list_files(paths.checkpoint(1))}
     checkpoints.write_checkpoint(wrong, files | {checkpoints.PROBE: (paths.checkpoint(2) / "probe.json").read_bytes()})
     with pytest.raises(HandshakeError, match="at most"):
-        await host.load("p/agent@9", wrong)
+        await host.adapters.load("p/agent@9", wrong)
     checkpoints.delete(wrong)
     assert (await complete(runtime, "p/agent"))["policy_version"] == 2
     assert host.engine_process.num_restarts == 0
@@ -121,7 +123,7 @@ async def test_the_policy_before_comes_back_if_the_handshake_fails(runtime: Runt
 
 async def test_the_published_step_is_there_after_a_death(runtime: Runtime) -> None:
     host = host_of(runtime, "agent")
-    adapter = f"p/agent@{(await runtime.model_status('p', 'agent')).step}"
+    adapter = f"p/agent@{(await runtime.models.status('p', 'agent')).step}"
     before = await host.engine.score([1, 2, 3], adapter)
     chunks, killed = [], False
     async for chunk in host.engine.generate(ask(adapter, [1, 2, 3], 4, max_tokens=400), stream=True):
@@ -141,18 +143,20 @@ async def test_the_published_step_is_there_after_a_death(runtime: Runtime) -> No
 async def test_full_fine_tuning(runtime: Runtime, base: Path) -> None:
     """Beside the other model of this base, in a server of its own."""
     settings = ModelSettings(lora=None, engine=MERGED, trainer=TrainerConfig(device="cpu"))
-    await runtime.register(RegisterRequest(project="p", name="full", base_model=str(base), settings=settings))
+    await runtime.registration.register(
+        RegisterRequest(project="p", name="full", base_model=str(base), settings=settings)
+    )
     status = await train(runtime, "full", "merged-full-1", learning_rate=1e-4)
     assert (status.state, status.step) == ("succeeded", 1), status.error
     assert status.metrics["publish/probe_gap"] < 1e-4
     assert status.metrics["publish/adapter_norm"] == pytest.approx(status.metrics["loss/adapter_norm"], rel=1e-4)
     assert (await complete(runtime, "p/full"))["policy_version"] == 1
-    others_step = (await runtime.model_status("p", "agent")).step
+    others_step = (await runtime.models.status("p", "agent")).step
     assert (await complete(runtime, "p/agent"))["policy_version"] == others_step
 
 
 def host_of(runtime: Runtime, name: str) -> BaseModelHost:
-    return runtime._find("p", name)[1]
+    return runtime.models.find("p", name)[1]
 
 
 def ask(adapter: str, prompt: list[int], seed: int, max_tokens: int = 8) -> GenerateRequest:

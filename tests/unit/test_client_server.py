@@ -70,6 +70,8 @@ class Runtime:
     gateway = Gateway()
 
     def __init__(self) -> None:
+        self.models = self.registration = self.training = self.checkpoints = self
+        self.jobs = Jobs(self)
         self.asked: list[Any] = []
         self.errors: list[Exception] = []
         self.result: Any = "succeeded"
@@ -87,13 +89,9 @@ class Runtime:
         self.note(request)
         return STATUS
 
-    async def model_status(self, project: str, name: str) -> ModelStatus:
+    async def status(self, project: str, name: str) -> ModelStatus:
         self.note(project, name)
         return STATUS
-
-    @property
-    def checkpoints(self) -> Any:
-        return self
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         return [
@@ -110,39 +108,43 @@ class Runtime:
         step = 4 if state == "succeeded" else None
         return JobStatus(job_id=job_id, kind=kind, project="p", name="m", state=state, step=step, error=error)
 
-    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
         self.note(request)
         return self.job("train", request.job_id, "queued")
 
-    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
         self.note(request)
         return self.job("train_sft", request.job_id, "queued")
 
-    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
-        self.note(job_id, wait_s)
-        return self.job("train", job_id, self.result)
 
-    async def job_events(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
-        self.note(job_id, after)
+class Jobs:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
+        self.runtime.note(job_id, timeout_s)
+        return self.runtime.job("train", job_id, self.runtime.result)
+
+    async def events(self, job_id: str, after: int) -> AsyncIterator[JobEvent | None]:
+        self.runtime.note(job_id, after)
+        result = self.runtime.result
         events: list[JobEvent | None] = [
             JobEvent(kind="state", at=1.0, state="queued"),
             JobEvent(kind="progress", at=2.0, progress=JobProgress(phase="train", done=1, total=2)),
-            JobEvent(kind="state", at=3.0, state=self.result, status=self.job("train", job_id, self.result)),
+            JobEvent(kind="state", at=3.0, state=result, status=self.runtime.job("train", job_id, result)),
         ]
         for number, event in enumerate(events, 1):
             if number > after and event is not None:
                 yield None
                 yield event.model_copy(update={"number": number})
 
-    async def list_jobs(
-        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
-    ) -> list[JobStatus]:
-        self.note(project, name, unfinished, limit)
-        return [self.job("train", "job-0001", "running")]
+    async def find(self, *, project: str | None, name: str | None, unfinished: bool, limit: int) -> list[JobStatus]:
+        self.runtime.note(project, name, unfinished, limit)
+        return [self.runtime.job("train", "job-0001", "running")]
 
-    async def cancel_job(self, job_id: str) -> JobStatus:
-        self.note("cancel", job_id)
-        return self.job("train", job_id, "cancelling")
+    async def cancel(self, job_id: str) -> JobStatus:
+        self.runtime.note("cancel", job_id)
+        return self.runtime.job("train", job_id, "cancelling")
 
 
 @pytest.fixture

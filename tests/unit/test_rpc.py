@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from art.errors import ProcessError
+from art.protocol.calls import Stats
 from art.protocol.rpc import RpcClient
 
 
@@ -29,7 +30,7 @@ def test_calls_between_a_death_and_its_explanation_get_the_explanation(loop: str
         theirs.close()
         waiting = []
         for _ in range(4):
-            waiting.append(asyncio.ensure_future(client.call("generate")))
+            waiting.append(asyncio.ensure_future(client.call(Stats())))
             await asyncio.sleep(0.05)
         assert client.closed, "nobody new is sent there"
         cancelled = waiting.pop()

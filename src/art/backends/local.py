@@ -32,14 +32,11 @@ from art.storage.logs import log_tail, open_log, rotate_log
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-MAX_STARTS = 3
-"""In a row; a server that ends by itself, and not by a signal, has a reason and is not started again."""
 PINGS_PER_TIMEOUT = 4
 """A server is silent when so many questions in a row got no answer. A single one may be the fault of this process: code
 that blocks the event loop hides answers."""
 LOG_CHECK_S = 60.0
 STOP_TIMEOUT_S = 10.0
-MAX_RESTARTS_PER_MINUTE = 6
 
 
 class LocalBackend(Backend):
@@ -198,7 +195,8 @@ class LocalBackend(Backend):
                     raise ProcessError("the backend was closed while its server started")
                 if (status := self._process.poll()) is not None:
                     how = describe_exit(status)
-                    if status >= 0 or num_starts == MAX_STARTS:
+                    # A server that exits by itself has a reason. One that a signal killed is started again.
+                    if status >= 0 or num_starts >= self._config.restarts.failed_starts:
                         raise ProcessError(f"art-server ended at its start ({how}){log_tail(self.log_path)}")
                     num_starts += 1
                     logger.warning("art-server died at its start (%s): starting it again", how)
@@ -257,7 +255,7 @@ class LocalBackend(Backend):
             how = describe_exit(self._process.returncode) + (f"; {cause}" if cause else "")
             now = time.monotonic()
             self._restarts = [at for at in self._restarts if now - at < 60] + [now]
-            if len(self._restarts) > MAX_RESTARTS_PER_MINUTE:
+            if len(self._restarts) > self._config.restarts.server_restarts_per_minute:
                 await self._give_up(how)
                 return
             logger.warning("art-server died (%s): restarting it; nothing is lost", how)

@@ -22,7 +22,7 @@ from art.config.losses import (
     ReinforceConfig,
     SftConfig,
 )
-from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, ServerConfig
+from art.config.server import LimitsConfig, MemoryConfig, ModelSettings, RenderConfig, RestartConfig, ServerConfig
 from art.config.trainer import LoraConfig, TrainerConfig
 from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
 
@@ -55,6 +55,7 @@ __all__ = [
     "Quantization",
     "ReinforceConfig",
     "RenderConfig",
+    "RestartConfig",
     "ServerConfig",
     "SftConfig",
     "TrainConfig",

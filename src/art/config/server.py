@@ -71,15 +71,38 @@ class ModelSettings(Config):
 
 
 class MemoryConfig(Config):
-    """When a process that holds too much memory is started anew, at a moment when that costs nothing: a trainer between
-    two steps, an engine without requests or, if it never is, in the middle of them (they go on at their next token)."""
+    """Restart a process that holds too much memory, at a moment when that costs nothing.
+
+    A trainer restarts between two steps and an engine while it has no requests. An engine that always has some restarts
+    in the middle of them, and they continue at their next token.
+    """
 
     limit_bytes: int | None = Field(default=None, gt=0)
-    """Resident memory of an engine or trainer process above which it is; `None`: no limit."""
+    """Resident memory above which an engine or trainer process restarts; `None`: no limit."""
     leak_growth_bytes: int | None = Field(default=2**30, gt=0)
-    """Growth that counts as a leak, if every one of the last `leak_windows` windows added to it; `None`: never."""
+    """Growth over the last `leak_windows` windows that counts as a leak if each of them added to it; `None`: never."""
     leak_window_s: float = Field(default=300.0, gt=0)
+    """Length of one window in seconds."""
     leak_windows: int = Field(default=12, ge=4)
+    """Number of windows that must all grow before the growth counts as a leak."""
+
+
+class RestartConfig(Config):
+    """How often a process that dies is started again, and how often a call that died with it is repeated.
+
+    A call is repeated in one place only, so no setting multiplies another.
+    """
+
+    call_attempts: int = Field(default=4, ge=1)
+    """Attempts of one request, publish or training step. Each further attempt follows the death of its process."""
+    failed_starts: int = Field(default=3, ge=1)
+    """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error."""
+    crashes: int = Field(default=20, ge=2)
+    """Crashes of an engine or trainer within `crash_window_s` after which it is not started again."""
+    crash_window_s: float = Field(default=120.0, gt=0)
+    """Seconds over which `crashes` are counted."""
+    server_restarts_per_minute: int = Field(default=6, ge=0)
+    """Restarts of `art-server` by `LocalBackend` within a minute. A further death within it fails the backend."""
 
 
 class LimitsConfig(Config):
@@ -129,16 +152,18 @@ class ServerConfig(Config):
     """Of one request; a training call has the rewards and texts of all its trajectories."""
     limits: LimitsConfig = LimitsConfig()
     child_start_timeout_s: float = Field(default=600.0, gt=0)
-    """How long an engine or trainer may take to load its model, the first time with its download."""
+    """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
-    """A child whose heartbeat stops for so long is killed and restarted; `LocalBackend` does the same with a server
-    that gives no answer."""
+    """Kill and restart a child that sends no heartbeat for this many seconds. `LocalBackend` does the same with a
+    server that gives no answer."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
-    """So is one whose heartbeat goes on, but which works on one micro-batch or engine step for so long."""
+    """Kill and restart a child that still sends heartbeats but has spent this many seconds in one micro-batch or engine
+    step."""
     report_after_s: float = Field(default=60.0, gt=0)
-    """Without progress for so long, the server's log tells who waits for whom, with stacks."""
+    """After this many seconds without progress, the server's log tells who waits for whom, with stacks."""
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
-    """How long one training step may take in all."""
+    """Seconds that one training step may take."""
+    restarts: RestartConfig = RestartConfig()
     memory: MemoryConfig = MemoryConfig()
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
     """Recorded exchanges and rollouts older than this are deleted, unless a younger exchange continues them; what was

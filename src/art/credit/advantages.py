@@ -1,19 +1,20 @@
-"""From the rewards of a step to advantages. Pure Python: the server process imports it without torch.
+"""Turn the rewards of a step into advantages. Pure Python: the server process imports it without torch.
 
     shaped rewards   R  =  reward - overlong punishment - length penalty
     advantage of a trajectory   (R - baseline) / scale
-    advantage of a token        that of its trajectory
-                                + the sum of (turn reward - mean) / scale over its own turn and those behind it
-                                + the sum of (token reward - mean) / scale over itself and the tokens behind it
+    advantage of a token        advantage of its trajectory
+                                + the sum of (turn reward - mean) / scale over its own turn and all later ones
+                                + the sum of (token reward - mean) / scale over itself and all later tokens
 
-The baseline is the mean of the group, or that of its other members (leave one out, "Back to basics", arXiv 2402.14740).
+The baseline is the mean of the group, or the mean of its other members (leave one out, "Back to basics", arXiv
+2402.14740).
 The scale is 1 by default (Dr.GRPO, arXiv 2503.20783: a standard deviation would make nearly even groups as loud as
 decided ones); the standard deviation of the group (DeepSeekMath, arXiv 2402.03300) or of all rewards of the step
 ("Tricks or traps?", arXiv 2508.08221); or the group's mean, which for rewards of 0 and 1 follows the gradient of the
 log of the success rate (maximum likelihood, arXiv 2602.02710). Turn and token rewards are centred on the mean over all
 turns or tokens of the group, as in process supervision (DeepSeekMath, section 4.1.3).
 
-A group in which all rewards of each kind are the same says nothing about what was better: it has no spread.
+A group has no spread if all its rewards of each kind are equal: nothing shows which rollout was better.
 """
 
 from __future__ import annotations
@@ -35,52 +36,60 @@ class RolloutRewards:
     """The rewards of one rollout, and the counts that may shape them."""
 
     name: str
-    """For errors."""
+    """The rollout's name in errors."""
     reward: float
     turn_rewards: Sequence[float] = ()
-    """One per choice, or empty."""
+    """One per choice; empty for none."""
     token_rewards: Sequence[Sequence[float]] = ()
-    """For each choice, one per sampled token; or empty."""
+    """For each choice, one per sampled token; empty for none."""
     choices: int = 0
-    """Of the conversation that turn and token rewards are about."""
+    """Number of choices in the conversation that turn and token rewards refer to."""
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     """Tokens that the model read and did not sample."""
     turns: int = 0
-    """Answers that the model sampled."""
+    """Number of answers that the model sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutAdvantages:
-    """Example: advantage 0.5, two choices with turn rewards 1 and 0 (mean 0.5), no token rewards
+    """The advantages of one rollout in parts, which add up at each token.
 
-    trajectory  0.5
-    turns       0.5 + (-0.5), -0.5        so the first choice's tokens have 0.5 and the second's 0.0
+    Example: advantage 0.5, two choices with turn rewards 1 and 0 (mean 0.5), no token rewards
+        trajectory  0.5
+        turns       0.5 + (-0.5), -0.5        so the first choice's tokens have 0.5 and the second's 0.0
     """
 
     trajectory: float = 0.0
     turns: Sequence[float] = ()  # [C] added to every token of a choice
     tokens: Sequence[Sequence[float]] = ()  # [C][tokens of the choice] added to that token
 
-    def of_tokens(self, choice: int | None, num_tokens: int) -> list[float]:
-        """Advantages of the tokens of a choice; `None`: of one that has no turn or token rewards."""
+    def of_choice(self, choice: int | None) -> list[float]:
+        """One advantage per token of a choice, or a single one for all of them.
+
+        Args:
+            choice: index of the choice that turn and token rewards refer to; `None` for an answer without such rewards.
+        """
         whole = self.trajectory + (self.turns[choice] if choice is not None and self.turns else 0.0)
         if choice is None or not self.tokens:
-            return [whole] * num_tokens
+            return [whole]
         return [whole + value for value in self.tokens[choice]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """Example: rewards 1, 0, 0, 1 give trajectories 0.5, -0.5, -0.5, 0.5; rewards 1, 1, 1 give zeros and no spread."""
+    """The advantages of a group's rollouts, in their order.
 
-    rollouts: list[RolloutAdvantages]  # as many as the group has
+    Example: rewards 1, 0, 0, 1 give trajectories 0.5, -0.5, -0.5, 0.5; rewards 1, 1, 1 give zeros and no spread.
+    """
+
+    rollouts: list[RolloutAdvantages]
     has_spread: bool
-    """False: the group carries no signal."""
+    """False if the group carries no signal."""
 
 
 def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: TrainConfig) -> list[GroupAdvantages]:
-    """Advantages of each group of a step.
+    """Compute the advantages of each group of a step.
 
     Raises:
         TrajectoryError: a reward is not a finite number, only some rollouts of a group have turn or token rewards, or
@@ -96,32 +105,32 @@ def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: Train
     turns = _standardise([[rollout.turn_rewards for rollout in group] for group in groups], config)
     flat = [[list(itertools.chain(*rollout.token_rewards)) for rollout in group] for group in groups]
     tokens = _standardise(flat, config)
-    found = []
+    by_group = []
     for group, *parts in zip(groups, outcomes, turns, tokens, strict=True):
         rollouts = [
             RolloutAdvantages(
                 trajectory=outcome[0],
-                turns=_sums_from_there(of_turns),
-                tokens=_cut_like(_sums_from_there(of_tokens), rollout.token_rewards),
+                turns=_suffix_sums(turn_values),
+                tokens=_cut_like(_suffix_sums(token_values), rollout.token_rewards),
             )
-            for rollout, outcome, of_turns, of_tokens in zip(group, *(part.values for part in parts), strict=True)
+            for rollout, outcome, turn_values, token_values in zip(group, *(part.values for part in parts), strict=True)
         ]
-        found.append(GroupAdvantages(rollouts=rollouts, has_spread=any(part.has_spread for part in parts)))
-    return found
+        by_group.append(GroupAdvantages(rollouts=rollouts, has_spread=any(part.has_spread for part in parts)))
+    return by_group
 
 
 def preference_pairs(
     group: Sequence[RolloutRewards], config: TrainConfig, *, kind: Literal["best_worst", "all"]
 ) -> list[tuple[int, int]]:
-    """(chosen, rejected) indices whose shaped rewards differ by more than `spread_tolerance`, best first.
+    """Find (chosen, rejected) indices whose shaped rewards differ by more than `spread_tolerance`, best first.
 
-    `all` gives all such pairs, `best_worst` at most one. Of equal rewards the first counts.
+    `all` gives all such pairs, `best_worst` at most one. Among equal rewards the first rollout counts.
 
     Raises:
         TrajectoryError: a reward is not a finite number, or there are turn or token rewards.
     """
     _check_finite(group)
-    _refuse_parts(group, "a preference compares")
+    _refuse_parts(group, "a preference pair compares")
     rewards = _shape_rewards(group, config)
     order = sorted(range(len(rewards)), key=lambda i: -rewards[i])
     if kind == "best_worst" and rewards:
@@ -147,7 +156,7 @@ def _shape_rewards(group: Sequence[RolloutRewards], config: TrainConfig) -> list
 
 
 def overlong_punishment(sampled_tokens: int, config: OverlongConfig) -> float:
-    """From 0 to 1: 0 up to `max_tokens - buffer` sampled tokens, 1 from `max_tokens` on, linear between.
+    """A punishment from 0 to 1: 0 up to `max_tokens - buffer` sampled tokens, 1 from `max_tokens` on, linear between.
 
     Source: DAPO (arXiv 2503.14476), equation 13.
     """
@@ -156,9 +165,9 @@ def overlong_punishment(sampled_tokens: int, config: OverlongConfig) -> float:
 
 
 def _length_penalties(group: Sequence[RolloutRewards], config: LengthPenaltyConfig) -> list[float]:
-    """What is taken off each reward: the group's mean reward times the weighted relative lengths.
+    """Compute the penalty of each rollout: the group's mean reward times the weighted relative lengths.
 
-    A group in which nothing passes (mean reward 0 or below) is not asked to be brief.
+    A group whose mean reward is 0 or below is not penalised: it should first learn to succeed.
     """
     rate = max(_mean([rollout.reward for rollout in group]), 0.0)
     kinds = (
@@ -179,7 +188,7 @@ class _Standardised:
 
 
 def _standardise(groups: Sequence[Sequence[Sequence[float]]], config: TrainConfig) -> list[_Standardised]:
-    """One kind of reward, by group and rollout: less its baseline, over its scale."""
+    """Subtract the baseline from one kind of reward and divide by the scale, for each group and rollout."""
     batch = [value for group in groups for values in group for value in values]
     batch_std = _std(batch) if config.scale_rewards == "batch" else 1.0
     return [_standardise_group(group, config, batch_std) for group in groups]
@@ -192,7 +201,7 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
     largest = max((abs(value) for values in centred for value in values), default=0.0)
     leave_out = config.baseline == "leave_one_out"
     alone = leave_out and any(len(values) == len(everything) for values in group)
-    # Equal rewards are equal, whatever rounding makes of their mean.
+    # `min == max` catches equal rewards whose mean is rounded.
     if alone or not everything or min(everything) == max(everything) or largest <= config.spread_tolerance:
         return _Standardised([[0.0] * len(values) for values in group], has_spread=False)
     if leave_out:
@@ -210,7 +219,7 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
 
 
 def _leave_out(centred: list[float], num_others: int) -> list[float]:
-    """`centred` sums to 0 over the group, so what the others sum to is minus the sum of these."""
+    """Subtract the mean of the others. `centred` sums to 0 over the group, so the others sum to minus these."""
     baseline = -math.fsum(centred) / num_others
     return [value - baseline for value in centred]
 
@@ -223,25 +232,25 @@ def _check_finite(group: Sequence[RolloutRewards]) -> None:
         for value in itertools.chain([rollout.reward], rollout.turn_rewards, *rollout.token_rewards):
             if not math.isfinite(value):
                 raise TrajectoryError(
-                    f"{rollout.name} has reward {value}, which is not a finite number; give it a real reward, or leave "
-                    "the trajectory out"
+                    f"{rollout.name} has reward {value}, which is not a finite number; give it a finite reward, or "
+                    "leave the trajectory out"
                 )
 
 
 def _check_complete(group: Sequence[RolloutRewards]) -> None:
-    """Turn and token rewards are compared within the group, so all of its rollouts have them or none."""
+    """Refuse a group in which only some rollouts have turn or token rewards: they are compared within the group."""
     for kind in ("turn_rewards", "token_rewards"):
         with_them = [rollout for rollout in group if getattr(rollout, kind)]
         without = [rollout for rollout in group if rollout.choices > 0 and not getattr(rollout, kind)]
         if with_them and without:
             raise TrajectoryError(
-                f"{without[0].name} has no {kind}, and {with_them[0].name} of its group has; give them to all "
+                f"{without[0].name} has no {kind}, but {with_them[0].name} of the same group has; give them to all "
                 "trajectories of a group or to none"
             )
 
 
 def _check_binary(group: Sequence[RolloutRewards]) -> None:
-    """Maximum likelihood is defined for rollouts that fail or succeed as a whole."""
+    """Refuse rewards other than 0 and 1: maximum likelihood is defined for rollouts that fail or succeed."""
     for rollout in group:
         if rollout.reward not in (0.0, 1.0):
             raise TrajectoryError(
@@ -251,11 +260,11 @@ def _check_binary(group: Sequence[RolloutRewards]) -> None:
     _refuse_parts(group, "scale_rewards='mean' (maximum likelihood) judges")
 
 
-def _refuse_parts(group: Sequence[RolloutRewards], who: str) -> None:
+def _refuse_parts(group: Sequence[RolloutRewards], user: str) -> None:
     for rollout in group:
         if rollout.turn_rewards or rollout.token_rewards:
             raise TrajectoryError(
-                f"{rollout.name} has turn or token rewards, but {who} whole rollouts. Leave them out, or choose "
+                f"{rollout.name} has turn or token rewards, but {user} whole rollouts. Leave them out, or choose "
                 "another objective or scale"
             )
 
@@ -268,17 +277,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Population standard deviation; 0 of nothing."""
+    """Population standard deviation; 0 for no values."""
     mean = _mean(values)
     return math.hypot(*(value - mean for value in values)) / math.sqrt(max(len(values), 1))
 
 
-def _sums_from_there(values: Sequence[float]) -> list[float]:
-    """[a, b, c] to [a + b + c, b + c, c]."""
+def _suffix_sums(values: Sequence[float]) -> list[float]:
+    """[a, b, c] becomes [a + b + c, b + c, c]."""
     return list(itertools.accumulate(reversed(values)))[::-1]
 
 
 def _cut_like(values: Sequence[float], pattern: Sequence[Sequence[float]]) -> list[list[float]]:
-    """`values` in parts as long as those of `pattern`."""
+    """Cut `values` into parts that are as long as the parts of `pattern`."""
     rest = iter(values)
     return [list(itertools.islice(rest, len(part))) for part in pattern]

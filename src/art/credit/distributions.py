@@ -1,27 +1,24 @@
-"""How rewards and advantages of a step are spread, and how many answers were cut off: metrics of its request."""
+"""Metrics of a training request: the spread of its rewards and advantages, and how many answers were cut off."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 from art.credit.resolve import ResolvedTrajectory
+from art.credit.samples import PlannedSample
 from art.gateway.parsing.tool_calls import has_unread_call
 from art.metrics.catalogue import describe
-from art.trainer.contract import TrainingSample
 
 
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
-    """`data/reward_...` of all submitted rollouts (at least one), how long they are, and how many are no good."""
-    exchanges = [
-        [answer.exchange for path in trajectory.paths for answer in path.answers] for trajectory in trajectories
-    ]
-    truncated = sum(any(exchange.finish_reason == "length" for exchange in of_one) for of_one in exchanges)
+    """Describe all submitted rollouts (at least one): rewards, lengths, shares that were cut off or malformed."""
+    exchanges = [[answer.exchange for answer in trajectory.answers()] for trajectory in trajectories]
+    truncated = sum(any(exchange.finish_reason == "length" for exchange in rollout) for rollout in exchanges)
     malformed = sum(
-        trajectory.policy_fault or any(exchange.tools and has_unread_call(exchange.message) for exchange in of_one)
-        for trajectory, of_one in zip(trajectories, exchanges, strict=True)
+        trajectory.policy_fault or any(exchange.tools and has_unread_call(exchange.message) for exchange in rollout)
+        for trajectory, rollout in zip(trajectories, exchanges, strict=True)
     )
     return {
         "data/step_truncated_share": truncated / len(trajectories),
@@ -32,9 +29,10 @@ def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, f
     }
 
 
-def describe_advantages(samples: Sequence[TrainingSample]) -> dict[str, float]:
-    """`data/advantage_...` of the trained rollouts (at least one), where a rollout's is the mean of its tokens."""
+def describe_advantages(samples: Sequence[PlannedSample]) -> dict[str, float]:
+    """Describe the advantages of the trained rollouts (at least one); each counts with the mean of its tokens."""
     by_rollout: dict[str, list[float]] = defaultdict(list)
     for sample in samples:
-        by_rollout[sample.rollout_id] += itertools.compress(sample.advantages, sample.loss_mask)
+        for answer in sample.answers:
+            by_rollout[sample.rollout_id] += answer.token_advantages()
     return describe("data/advantage", [math.fsum(values) / len(values) for values in by_rollout.values()])

@@ -1,13 +1,6 @@
-"""What a reinforcement-learning step trains, and the account of what it does not.
+"""Decide what a reinforcement-learning step trains, and account for what it does not.
 
-    ResolvedGroup[] --select (advantages, or preference pairs)--> --weigh--> StepPlan (samples, pairs, ledger)
-
-The ledger closes over the tokens that the model sampled for the submitted trajectories:
-
-    sampled = trained + context + dropped(by reason)
-
-where *context* are tokens of the same trajectories that another model sampled: the policy saw them and does not learn
-them.
+ResolvedGroup[] --select (advantages, or preference pairs)--> --weigh--> StepPlan (samples, pairs, ledger)
 """
 
 from __future__ import annotations
@@ -25,33 +18,35 @@ from art.credit.advantages import (
     preference_pairs,
 )
 from art.credit.distributions import describe_advantages, describe_rollouts
+from art.credit.ledger import open_ledger
 from art.credit.plan_findings import LeftOut, describe_left_out, describe_nothing, describe_untracked
-from art.credit.resolve import Path, ResolvedGroup, ResolvedTrajectory
-from art.errors import NothingTrainableError, TrainingError
-from art.trainer.contract import TrainingSample
+from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
+from art.credit.samples import PlannedAnswer, PlannedSample
+from art.errors import NothingTrainableError
 
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """What goes to the trainer, and the account of what does not."""
+    """What a step trains, and the account of what it does not."""
 
-    samples: list[TrainingSample]
+    samples: list[PlannedSample] = field(default_factory=list)
     """Empty if there is nothing to learn; then the first of `findings` says why."""
-    ledger: dict[str, float]
-    metrics: dict[str, float]
+    ledger: dict[str, float] = field(default_factory=dict)
+    """See `ledger.py`; empty for supervised fine-tuning."""
+    metrics: dict[str, float] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     """What a person should know, in plain words, e.g. which groups were left out."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """(chosen, rejected) rollout ids, for the loss dpo."""
     exchange_ids: list[str] = field(default_factory=list)
-    """The answers in `samples`."""
+    """The exchanges of all trained rollouts, each once."""
 
 
 def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) -> StepPlan:
-    """Advantages, weights and samples of one reinforcement-learning step that starts from checkpoint `step`.
+    """Choose advantages, weights and samples of a reinforcement-learning step that starts from checkpoint `step`.
 
     Raises:
-        TrajectoryError: rewards that are not finite, or that `config` cannot use.
+        TrajectoryError: rewards are not finite, or `config` cannot use them.
         NothingTrainableError: there are answers, and none of them is a recorded one of this model.
     """
     dpo = next((term for term in config.terms if isinstance(term, DpoConfig)), None)
@@ -61,90 +56,45 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
-    metrics: dict[str, float] = {
-        "data/step_num_groups_submitted": len(groups),
-        "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
-        "data/step_num_trajectories": len(trajectories),
-    }
+    findings = describe_left_out(selection.left_out, trajectories, only_distilled=_distills(config))
+    if not samples:
+        findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
+    return StepPlan(
+        samples=samples,
+        ledger=open_ledger(trajectories, samples, selection.dropped),
+        metrics={
+            "data/step_num_groups_submitted": len(groups),
+            "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
+            **_describe(trajectories, samples, selection.pairs, config, step),
+        },
+        findings=findings,
+        pairs=selection.pairs,
+        exchange_ids=sorted(
+            {answer.exchange.id for group in selection.trained for t, _ in group for answer in t.answers()}
+        ),
+    )
+
+
+def _describe(
+    trajectories: list[ResolvedTrajectory],
+    samples: list[PlannedSample],
+    pairs: list[tuple[str, str]],
+    config: TrainConfig,
+    step: int,
+) -> dict[str, float]:
+    """Metrics of the submitted trajectories and the planned samples."""
+    metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
     if samples:
         metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
     if config.overlong is not None:
         punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
         metrics["data/step_num_trajectories_overlong"] = len(punished)
     metrics |= describe_rollouts(trajectories)
-    if selection.pairs:
-        metrics["data/step_num_pairs"] = len(selection.pairs)
+    if pairs:
+        metrics["data/step_num_pairs"] = len(pairs)
     elif samples and config.learns_from_rewards:
         metrics |= describe_advantages(samples)
-    findings = describe_left_out(selection.left_out, trajectories, only_distilled=_distills(config))
-    if not samples:
-        findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
-    return StepPlan(
-        samples=samples,
-        ledger=_open_ledger(trajectories, samples, selection.dropped),
-        metrics=metrics,
-        findings=findings,
-        pairs=selection.pairs,
-        exchange_ids=_exchange_ids(selection.trained),
-    )
-
-
-def _exchange_ids(trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]]) -> list[str]:
-    return sorted(
-        {
-            answer.exchange.id
-            for group in trained
-            for trajectory, _ in group
-            for path in trajectory.paths
-            for answer in path.answers
-        }
-    )
-
-
-def _open_ledger(
-    trajectories: list[ResolvedTrajectory], samples: list[TrainingSample], dropped: Counter[str]
-) -> dict[str, float]:
-    trained = sum(sum(sample.loss_mask) for sample in samples)
-    own = sum(trajectory.sampled_tokens for trajectory in trajectories)
-    context = sum(trajectory.context_tokens for trajectory in trajectories)
-    ledger: dict[str, float] = {
-        "ledger/sampled_tokens": own + context,
-        "ledger/trained_tokens": trained,
-        "ledger/context_tokens": context,
-        "ledger/untracked_choices": sum(trajectory.untracked_choices for trajectory in trajectories),
-        **{f"ledger/dropped_tokens/{reason}": count for reason, count in dropped.items()},
-    }
-    assert own == trained + dropped.total(), f"the ledger does not close: {ledger}"
-    return ledger
-
-
-def close_unused_ledger(ledger: dict[str, float], reason: str) -> dict[str, float]:
-    """The ledger of a step whose planned tokens the trainer refused as a whole."""
-    dropped = f"ledger/dropped_tokens/{reason}"
-    refused = ledger["ledger/trained_tokens"] + ledger.get(dropped, 0.0)
-    return ledger | {"ledger/trained_tokens": 0.0, dropped: refused}
-
-
-def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[str, float]:
-    """The ledger of a step with what the trainer itself left out, checked against the trainer's own count.
-
-    Args:
-        ledger: of the step's plan.
-        trained: metrics of the step.
-
-    Raises:
-        TrainingError: plan and trainer count different numbers of tokens.
-    """
-    planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
-    if planned != counted:
-        raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
-    left_out = trained.get("offpolicy/mismatch_masked_tokens", 0.0)
-    if left_out == 0:
-        return ledger
-    return ledger | {
-        "ledger/trained_tokens": planned - left_out,
-        "ledger/dropped_tokens/sampler_mismatch": left_out,
-    }
+    return metrics
 
 
 # -- selection --
@@ -153,11 +103,11 @@ def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[st
 @dataclass(slots=True)
 class _Selection:
     trained: list[list[tuple[ResolvedTrajectory, RolloutAdvantages]]] = field(default_factory=list)
-    """By group."""
+    """Each group's rollouts that the step learns from."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     left_out: LeftOut = field(default_factory=LeftOut)
     dropped: Counter[str] = field(default_factory=Counter)
-    """Tokens by reason."""
+    """Number of dropped tokens for each reason."""
 
     def drop(self, trajectories: Sequence[ResolvedTrajectory], reason: str) -> None:
         tokens = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -166,26 +116,26 @@ class _Selection:
 
 
 def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
-    """Groups whose rewards differ. Distillation learns from all trajectories, and alone it does not look at rewards."""
+    """Choose groups whose rewards differ. Distillation learns from all rollouts; alone it ignores rewards."""
     selection = _Selection()
     if not config.learns_from_rewards:
         selection.trained = [
             [(trajectory, RolloutAdvantages()) for trajectory in group.trajectories] for group in groups
         ]
         return selection
-    advantages = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
-    for group, found in zip(groups, advantages, strict=True):
-        if not found.has_spread:
+    by_group = compute_advantages([[t.rewards() for t in group.trajectories] for group in groups], config)
+    for group, advantages in zip(groups, by_group, strict=True):
+        if not advantages.has_spread:
             selection.left_out.note(group.label, group.trajectories)
-        if found.has_spread or _distills(config):
-            selection.trained.append(list(zip(group.trajectories, found.rollouts, strict=True)))
+        if advantages.has_spread or _distills(config):
+            selection.trained.append(list(zip(group.trajectories, advantages.rollouts, strict=True)))
         else:
             selection.drop(group.trajectories, "no_reward_spread")
     return selection
 
 
 def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConfig) -> _Selection:
-    """Rollouts that are better or worse than another of their group."""
+    """Choose rollouts that are better or worse than another of their group."""
     selection = _Selection()
     for group in groups:
         able = [trajectory for trajectory in group.trajectories if trajectory.sampled_tokens > 0]
@@ -211,7 +161,7 @@ def _distills(config: TrainConfig) -> bool:
 
 def _group_samples(
     group: list[tuple[ResolvedTrajectory, RolloutAdvantages]], config: TrainConfig
-) -> list[TrainingSample]:
+) -> list[PlannedSample]:
     group_tokens = sum(trajectory.sampled_tokens for trajectory, _ in group)
     samples = []
     for trajectory, advantages in group:
@@ -219,12 +169,28 @@ def _group_samples(
             if path.sampled_tokens == 0:
                 continue  # the model answered with nothing at all
             weight, share = _weigh(path, trajectory, group_tokens, config)
-            samples.append(_sample(path, trajectory.label, p, advantages, weight, share))
+            samples.append(
+                PlannedSample(
+                    sample_id=f"{trajectory.label}.paths[{p}]",
+                    rollout_id=trajectory.label,
+                    answers=[
+                        PlannedAnswer(
+                            exchange_id=answer.exchange.id,
+                            num_tokens=answer.num_tokens,
+                            advantages=advantages.of_choice(answer.choice),
+                        )
+                        for answer in path.answers
+                    ],
+                    weight=weight,
+                    share=share,
+                    policy_version=min(answer.exchange.policy_version for answer in path.answers),
+                )
+            )
     return samples
 
 
 def _weigh(
-    path: Path, trajectory: ResolvedTrajectory, group_tokens: int, config: TrainConfig
+    path: TokenPath, trajectory: ResolvedTrajectory, group_tokens: int, config: TrainConfig
 ) -> tuple[float, float | None]:
     """(weight of each token of the path, what the path adds to the normaliser).
 
@@ -239,29 +205,5 @@ def _weigh(
         case "group":
             return 1 / group_tokens, None
         case "constant":
-            assert config.constant_tokens is not None  # the config sees to that
+            assert config.constant_tokens is not None  # the config's validator demands it
             return 1.0, config.constant_tokens * path.sampled_tokens / trajectory.sampled_tokens
-
-
-def _sample(
-    path: Path, rollout_id: str, number: int, advantages: RolloutAdvantages, weight: float, share: float | None
-) -> TrainingSample:
-    size = len(path.token_ids)
-    loss_mask, logprobs, credits = [False] * size, [0.0] * size, [0.0] * size
-    for answer in path.answers:
-        num_tokens = answer.end - answer.start
-        loss_mask[answer.start : answer.end] = [True] * num_tokens
-        logprobs[answer.start : answer.end] = answer.exchange.sampling_logprobs
-        credits[answer.start : answer.end] = advantages.of_tokens(answer.choice, num_tokens)
-    return TrainingSample(
-        sample_id=f"{rollout_id}.paths[{number}]",
-        rollout_id=rollout_id,
-        token_ids=path.token_ids,
-        loss_mask=loss_mask,
-        sampling_logprobs=logprobs,
-        advantages=credits,
-        weight=weight,
-        share=share,
-        temperature=path.answers[0].exchange.temperature,
-        policy_version=min(answer.exchange.policy_version for answer in path.answers),
-    )

@@ -1,7 +1,6 @@
-"""What a person should know of a step's plan, in plain words: which groups are left out, and why nothing is trained.
+"""Findings about the plan of a step, in plain words: which groups are left out, and why nothing is trained.
 
-A finding is "what was seen: what it means". Clients log it once for each meaning, so numbers belong into the first
-part.
+A finding is "what was seen: what it means". Clients log each meaning once, so numbers belong in the first part.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _NO_STEP = "so no step was trained and the model is where it was"
 
 @dataclass(slots=True)
 class LeftOut:
-    """Labels of groups that cannot be learnt from, by reason."""
+    """Labels of groups that teach nothing, by reason."""
 
     equal: list[str] = field(default_factory=list)
-    """Their rewards are the same."""
+    """Groups whose rewards are all the same."""
     unrewarded: list[str] = field(default_factory=list)
-    """None of their trajectories was ever given a reward."""
+    """Groups in which no trajectory was given a reward."""
     single: list[str] = field(default_factory=list)
-    """They hold one trajectory."""
+    """Groups of one trajectory."""
 
     def note(self, label: str, compared: Sequence[ResolvedTrajectory]) -> None:
         """Add a group whose trajectories `compared` have no spread of rewards."""
@@ -41,20 +40,20 @@ class LeftOut:
 def describe_left_out(
     left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], *, only_distilled: bool
 ) -> list[str]:
-    """One finding for each reason, with the names of the groups or trajectories."""
+    """Make one finding for each reason, with the names of the groups or trajectories."""
     consequence = "only distillation learns from it" if only_distilled else "nothing to learn"
     silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
-    found = (
+    reasons = (
         (left_out.equal, f"all rewards are equal, {consequence}"),
         (left_out.unrewarded, f"no trajectory was ever given a reward, {consequence}"),
         (left_out.single, f"a single trajectory has no other to be compared with, {consequence}"),
         (silent, "no tokens that this model sampled, so there is nothing of it to train"),
     )
-    return [f"{_names(labels)}: {text}" for labels, text in found if labels]
+    return [f"{_names(labels)}: {text}" for labels, text in reasons if labels]
 
 
 def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], num_groups: int) -> str:
-    """Why a step trains nothing, without anything being wrong with its trajectories."""
+    """Explain why a step trains nothing although its trajectories are valid."""
     if not any(trajectory.sampled_tokens for trajectory in trajectories):
         return (
             f"none of the {len(trajectories)} trajectories holds an answer of this model: the rollouts ended before "
@@ -85,23 +84,23 @@ def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajector
 
 
 def describe_untracked(trajectories: Sequence[ResolvedTrajectory]) -> str | None:
-    """What is wrong with trajectories that hold answers, but not one that this model is known to have sampled."""
-    found = {
+    """Explain what is wrong with trajectories that hold answers, none of which this model is known to have sampled."""
+    counts = {
         "choices without an exchange id": sum(trajectory.untracked_choices for trajectory in trajectories),
         "messages of the assistant that are no choices": sum(trajectory.copied_answers for trajectory in trajectories),
         "tokens that another model sampled": sum(trajectory.context_tokens for trajectory in trajectories),
     }
-    if not any(found.values()) or any(trajectory.sampled_tokens for trajectory in trajectories):
+    if not any(counts.values()) or any(trajectory.sampled_tokens for trajectory in trajectories):
         return None
     return (
         f"none of the {len(trajectories)} trajectories holds tokens that this model sampled, but "
-        f"{', '.join(f'{count} {what}' for what, count in found.items() if count)}. Append the `Choice` objects of "
+        f"{', '.join(f'{count} {what}' for what, count in counts.items() if count)}. Append the `Choice` objects of "
         "`model.openai_client()` to `messages_and_choices`, not copies of their text"
     )
 
 
 def describe_repeated(num_answers: int, step: int) -> str:
-    """What to say of a step all of whose answers were trained before."""
+    """Say that every answer of a step was trained before."""
     return (
         f"all {num_answers} answers of this step were trained already, in step {step}: the policy that gave them is "
         "no longer the one that is trained. Gather new groups for each step"

@@ -1,49 +1,52 @@
-"""What a step's loss compares the policy with, beside the sampler: checkpoints of the same model, and a teacher."""
+"""Policies that a loss compares the trained one with: checkpoints of the same model, and a teacher."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from pathlib import Path
 
 from art.config import DistillConfig, TrainConfig
 from art.engine import Engine
 from art.errors import ConfigError, TrajectoryError
 from art.gateway.policies import PolicyRef
+from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
 from art.storage.layout import ModelPaths
-from art.trainer.contract import TrainingSample
 
 
-def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[str, str]:
-    """The checkpoints that the loss names, by step.
+def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, Path]:
+    """Paths of the checkpoints that the loss names, by step.
 
     Raises:
-        ConfigError: one does not exist.
+        ConfigError: a checkpoint does not exist.
     """
-    found = {}
+    references = {}
     for step in {getattr(term, "reference", None) for term in config.terms}:
         if not isinstance(step, int):
             continue
         path = paths.checkpoint(step)
         if not path.exists():
-            there = ", ".join(map(str, checkpoints.list_steps(paths.checkpoints)))
+            steps = ", ".join(map(str, checkpoints.list_steps(paths.checkpoints)))
             raise ConfigError(
-                f"the loss compares with checkpoint {step}, which does not exist; there are {there}", param="loss"
+                f"the loss compares with checkpoint {step}, which does not exist; there are {steps}", param="loss"
             )
-        found[str(step)] = str(path)
-    return found
+        references[step] = path
+    return references
 
 
 def teacher_name(config: TrainConfig) -> str | None:
     return next((term.teacher for term in config.terms if isinstance(term, DistillConfig)), None)
 
 
-async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[TrainingSample]:
-    """The samples with the teacher's log-probs of their tokens; `own` is the engine that sampled them.
+async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[list[float]]:
+    """Ask the teacher for the log-prob of every token of each sample.
+
+    Args:
+        own: the engine that sampled the samples.
 
     Raises:
-        ConfigError: the teacher's vocabulary is another one.
-        TrajectoryError: a sample was not sampled at temperature 1, at which teachers are asked.
+        ConfigError: teacher and policy have vocabularies of different sizes.
+        TrajectoryError: a sample was not sampled at temperature 1, which teachers are asked at.
     """
     name = f"{teacher.project}/{teacher.name}@{teacher.policy_version}"
     own_size, teacher_size = (await own.info()).vocab_size, (await teacher.engine.info()).vocab_size
@@ -59,8 +62,7 @@ async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSam
             "teacher at temperature 1"
         )
 
-    async def ask(sample: TrainingSample) -> TrainingSample:
-        logprobs = await teacher.engine.score(sample.token_ids, teacher.adapter)
-        return replace(sample, teacher_logprobs=[0.0, *logprobs])
+    async def ask(sample: TrainingSample) -> list[float]:
+        return [0.0, *await teacher.engine.score(sample.token_ids, teacher.adapter)]
 
     return list(await asyncio.gather(*map(ask, samples)))

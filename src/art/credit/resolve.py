@@ -1,11 +1,11 @@
-"""From submitted trajectories to exact tokens: choices are resolved to recorded exchanges, never re-tokenised.
+"""Find the exact tokens of submitted trajectories: each choice names a recorded exchange. No text is tokenised again.
 
 WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPlan
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,27 +20,30 @@ from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 class Answer:
     """Sampled tokens on a path."""
 
-    start: int
-    """Index of the first of them."""
     exchange: Exchange
     choice: int | None
-    """Which choice of the trajectory's first history this is; `None` in a further one."""
+    """Index of the choice in the trajectory's first history; `None` in a further history."""
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.exchange.completion_token_ids)
+    def start(self) -> int:
+        """Index of the first sampled token on the path: the prompt of an exchange holds everything before it."""
+        return len(self.exchange.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.exchange.completion_token_ids)
 
 
 @dataclass(slots=True)
-class Path:
-    """A token path under construction: the exchanges of one history that extend one another."""
+class TokenPath:
+    """The exchanges of one history that extend one another, token by token."""
 
     token_ids: list[int]
     answers: list[Answer]  # in order
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(answer.end - answer.start for answer in self.answers)
+        return sum(answer.num_tokens for answer in self.answers)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,29 +51,33 @@ class ResolvedTrajectory:
     """One rollout as exact tokens."""
 
     label: str
-    """Where it stands in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
+    """Its place in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
     reward: float
     has_reward: bool = True
-    """Whether anybody set `reward`, or a turn or token reward."""
+    """Whether `reward`, a turn reward or a token reward was set."""
     turn_rewards: list[float] = field(default_factory=list)
     token_rewards: list[list[float]] = field(default_factory=list)
     num_choices: int = 0
-    """Of the first history, whoever sampled them."""
-    paths: list[Path] = field(default_factory=list)
+    """Number of choices in the first history, from this model or another one."""
+    paths: list[TokenPath] = field(default_factory=list)
     context_tokens: int = 0
+    """Number of tokens that another model sampled."""
     policy_fault: bool = False
-    """The rollout says that the policy has spoilt it."""
+    """Whether the rollout says that the policy spoilt it."""
     untracked_choices: int = 0
-    """Choices without a recorded exchange (made elsewhere): not trainable."""
+    """Number of choices without a recorded exchange. They come from elsewhere and cannot be trained."""
     copied_answers: int = 0
-    """Plain messages of the assistant: written by somebody, or copies of the texts of choices."""
+    """Number of plain assistant messages: written by hand, or copies of the texts of choices."""
 
     @property
     def sampled_tokens(self) -> int:
         return sum(path.sampled_tokens for path in self.paths)
 
+    def answers(self) -> Iterator[Answer]:
+        return (answer for path in self.paths for answer in path.answers)
+
     def rewards(self) -> RolloutRewards:
-        """What its advantages depend on."""
+        """Everything that the rollout's advantages depend on."""
         return RolloutRewards(
             name=self.label,
             reward=self.reward,
@@ -86,12 +93,12 @@ class ResolvedTrajectory:
 @dataclass(frozen=True, slots=True)
 class ResolvedGroup:
     label: str
-    """`groups[2]`, by its place in the request."""
+    """Its place in the request, e.g. `groups[2]`."""
     trajectories: list[ResolvedTrajectory]
 
 
 def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
-    """Every exchange that the groups name, once each."""
+    """The ids of all exchanges that the groups name, each once."""
     ids = {
         exchange_id
         for group in groups
@@ -106,11 +113,11 @@ def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
 def resolve(
     groups: list[WireGroup], exchanges: Mapping[str, Exchange], *, project: str, name: str
 ) -> list[ResolvedGroup]:
-    """Exact token paths of every trajectory; groups without any are left out.
+    """Find the exact token paths of every trajectory. Groups without trajectories are left out.
 
     Raises:
-        TrajectoryMismatchError: an unknown exchange id, or a text that differs from what was sampled or sent.
-        TrajectoryError: turn or token rewards that do not fit the choices.
+        TrajectoryMismatchError: an exchange id is unknown, or a text differs from what was sampled or sent.
+        TrajectoryError: turn or token rewards do not fit the choices.
     """
     return [
         ResolvedGroup(
@@ -139,13 +146,13 @@ def _resolve_trajectory(
     seen: set[str] = set()  # a history that repeats another's turns must not train them twice
     for h, history in enumerate(trajectory.histories):
         where = label if len(trajectory.histories) == 1 else f"{label}.histories[{h}]"
-        found = _checked_exchanges(history, exchanges, where)
-        resolved.untracked_choices += found.count(None)
+        choices = _checked_exchanges(history, exchanges, where)
+        resolved.untracked_choices += choices.count(None)
         resolved.copied_answers += sum(item.get("role") == "assistant" for item in history.items)
         if h == 0:
-            resolved.num_choices = len(found)
-            _check_lengths(trajectory, found, label)
-        for c, exchange in enumerate(found):
+            resolved.num_choices = len(choices)
+            _check_lengths(trajectory, choices, label)
+        for c, exchange in enumerate(choices):
             if exchange is None or exchange.id in seen:
                 continue
             seen.add(exchange.id)
@@ -158,9 +165,9 @@ def _resolve_trajectory(
 
 
 def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], where: str) -> list[Exchange | None]:
-    """The exchange of each choice of a history, compared with the messages that stand around it; `None` if the choice
-    was made elsewhere."""
-    found: list[Exchange | None] = []
+    """Find the exchange of each choice of a history, and compare it with the messages around the choice. `None` for a
+    choice that was made elsewhere."""
+    choices: list[Exchange | None] = []
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(history.items):
         choice = item.get("choice")
@@ -169,7 +176,7 @@ def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], 
             continue
         exchange_id = _exchange_id(item)
         if exchange_id is None:
-            found.append(None)
+            choices.append(None)
         elif (exchange := exchanges.get(exchange_id)) is None:
             raise TrajectoryMismatchError(
                 f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} is not recorded on this server. "
@@ -178,17 +185,18 @@ def _checked_exchanges(history: WireHistory, exchanges: Mapping[str, Exchange], 
             )
         else:
             _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")
-            found.append(exchange)
+            choices.append(exchange)
         messages.append(choice["message"])
-    return found
+    return choices
 
 
 def _check_lengths(trajectory: WireTrajectory, choices: list[Exchange | None], label: str) -> None:
-    """Turn and token rewards must fit the choices of the first history."""
-    for name, given in (("turn_rewards", trajectory.turn_rewards), ("token_rewards", trajectory.token_rewards)):
-        if given and len(given) != len(choices):
+    """Refuse turn and token rewards that do not fit the choices of the first history."""
+    lengths = {"turn_rewards": len(trajectory.turn_rewards), "token_rewards": len(trajectory.token_rewards)}
+    for name, length in lengths.items():
+        if length not in (0, len(choices)):
             raise TrajectoryError(
-                f"{label} has {len(given)} {name} for {len(choices)} choices; give one per choice, or none at all"
+                f"{label} has {length} {name} for {len(choices)} choices; give one per choice, or none at all"
             )
     for c, (rewards, exchange) in enumerate(zip(trajectory.token_rewards, choices, strict=False)):
         num_tokens = len(exchange.completion_token_ids) if exchange is not None else 0
@@ -204,21 +212,20 @@ def _check_unchanged(exchange: Exchange, answer: dict[str, Any], before: list[di
     recorded = canonical_message(exchange.message)
     if canonical_message(answer) != recorded:
         raise TrajectoryMismatchError(
-            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, given "
-            f"{_short(answer)}. "
-            "Keep choices as they came; to train on other text use `train_sft`"
+            f"{where}: the answer was changed after sampling: recorded {_short(exchange.message)}, got "
+            f"{_short(answer)}. Keep choices as they came; to train on other text use `train_sft`"
         )
     sent = exchange.request_messages
-    for j, (given, original) in enumerate(zip(before, sent, strict=False)):
-        if canonical_message(given) != canonical_message(original):
+    for j, (message, original) in enumerate(zip(before, sent, strict=False)):
+        if canonical_message(message) != canonical_message(original):
             raise TrajectoryMismatchError(
-                f"{where}: message {j} before it differs from what the model was sent: sent {_short(original)}, given "
-                f"{_short(given)}. Keep messages as they were sent; another conversation belongs in "
+                f"{where}: message {j} before it differs from what the model was sent: sent {_short(original)}, got "
+                f"{_short(message)}. Keep messages as they were sent; another conversation belongs in "
                 "`additional_histories`"
             )
     if len(before) != len(sent):
         raise TrajectoryMismatchError(
-            f"{where}: {len(before)} messages stand before this answer, but the model was sent {len(sent)}. "
+            f"{where}: {len(before)} messages come before this answer, but the model was sent {len(sent)}. "
             "Keep messages as they were sent; another conversation belongs in `additional_histories`"
         )
 
@@ -232,15 +239,14 @@ def _check_trainable(exchange: Exchange, where: str) -> None:
     if exchange.top_p < 1:
         raise TrajectoryMismatchError(
             f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}; the cut-off tail biases the "
-            "importance "
-            "ratio. Sample rollouts for training with top_p=1"
+            "importance ratio. Sample rollouts for training with top_p=1"
         )
 
 
-def _extend(paths: list[Path], exchange: Exchange, *, choice: int | None) -> None:
-    """Add the exchange to the path that it continues, else begin a new one."""
+def _extend(paths: list[TokenPath], exchange: Exchange, *, choice: int | None) -> None:
+    """Add the exchange to the path that it continues, or begin a new path."""
     prompt = exchange.prompt_token_ids
-    answer = Answer(start=len(prompt), exchange=exchange, choice=choice)
+    answer = Answer(exchange=exchange, choice=choice)
     for path in reversed(paths):
         length = len(path.token_ids)
         same_temperature = path.answers[0].exchange.temperature == exchange.temperature
@@ -248,7 +254,7 @@ def _extend(paths: list[Path], exchange: Exchange, *, choice: int | None) -> Non
             path.answers.append(answer)
             path.token_ids = prompt + exchange.completion_token_ids
             return
-    paths.append(Path(token_ids=prompt + exchange.completion_token_ids, answers=[answer]))
+    paths.append(TokenPath(token_ids=prompt + exchange.completion_token_ids, answers=[answer]))
 
 
 def _exchange_id(item: dict[str, Any]) -> str | None:

@@ -1,10 +1,10 @@
-"""Supervised samples: the assistant messages of conversations, as tokens.
+"""Turn the assistant messages of conversations into samples for supervised fine-tuning.
 
-Nothing was recorded for these texts, so here (and only here) text becomes training tokens. Each assistant message is
-rendered in the context that the model would see when it has to write it: `prompt = render(messages before)` with the
-generation prompt, and the completion is what rendering the message adds. A message that the template does not add after
-that prompt (it rewrites history) cannot be learnt exactly and is counted as dropped. Prefixes that samples share merge
-in the prefix tree.
+No exchange was recorded for these texts, so here, and only here, text becomes training tokens. Each assistant message
+is rendered in the context that the model would see when it writes the message: `prompt = render(messages before)` with
+the generation prompt, and the completion is what rendering the message adds. Some templates rewrite history and do not
+add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted. Prefixes that
+samples share merge in the prefix tree.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections import Counter
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
 from art.protocol.chat import normalize_messages
+from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
-from art.trainer.contract import TrainingSample
 
 
 def sft_samples(
     trajectories: list[WireTrajectory], renderer: Renderer
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """One sample per assistant message, and `data/...`, `ledger/...` counts.
+    """Make one sample per assistant message, and count messages for the metrics (`data/...`, `ledger/...`).
 
     Raises:
-        NothingTrainableError: no assistant message can be learnt.
+        NothingTrainableError: there is no assistant message that can be learnt.
     """
     samples: list[TrainingSample] = []
     counts: Counter[str] = Counter()

@@ -1,113 +1,90 @@
-"""The server's side of an engine in a process of its own: an `Engine` over a connection to it. Never loads torch.
+"""The server's side of an engine that runs in its own process: an `Engine` over a connection. Never loads torch.
 
-The process may die at any moment. Its supervisor brings it back with the same adapters, and what was being sampled goes
-on from the last token that arrived. Where random numbers depend on `(seed, index)` only (`EngineInfo.draws_by_index`),
-the completion is the one that would have come anyway.
+The process may die at any moment. Its supervisor brings it back with the same adapters, and sampling goes on after the
+last token that arrived. Where random numbers depend on `(seed, index)` only (`EngineInfo.draws_by_index`), the
+completion is the same as without the death.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ProcessError
-from art.protocol.rpc import RpcClient
-
-logger = logging.getLogger(__name__)
-
-MAX_RESTARTS = 3
-"""Deaths of the engine that one call survives."""
+from art.protocol import calls
+from art.protocol.calls import Call, Result
+from art.protocol.rpc import Connect, note_death, retry_on_process_death
 
 
 class ProcessEngine:
-    """Implements `art.engine.SleepingEngine`; asks an engine that can sleep to do so.
+    """Implements `art.engine.SleepingEngine`. Only engines that can sleep may be asked to."""
 
-    `connect` gives the live connection to a started engine that holds all loaded adapters. It waits while the process
-    restarts, and raises `ProcessError` when there is no hope.
-    """
-
-    def __init__(self, connect: Callable[[], Awaitable[RpcClient]]) -> None:
+    def __init__(self, connect: Connect, attempts: int) -> None:
+        """
+        Args:
+            connect: returns the live connection to a started engine that holds all loaded adapters.
+            attempts: of each call, when the process dies while it serves the call.
+        """
         self._connect = connect
+        self._attempts = attempts
 
     async def info(self) -> EngineInfo:
-        return EngineInfo(**await self._call("info"))
+        return await self._call(calls.Info())
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         received: list[int] = []
-        for attempt in range(MAX_RESTARTS + 1):
+        attempt = 1
+        while True:
             client = await self._connect()
-            body = _request_body(_continue(request, received))
+            call = calls.Generate(request=_continue(request, received), stream=stream)
             try:
-                async with aclosing(client.stream("generate", request=body, stream=stream)) as bodies:
-                    async for raw in bodies:
-                        chunk = _chunk(raw)
+                async with aclosing(client.stream(call)) as chunks:
+                    async for chunk in chunks:
                         received += chunk.token_ids
                         yield chunk
                 return
             except ProcessError as error:
-                _give_up_or_log("generate", attempt, error)
+                note_death(f"`{call.method}`", attempt, self._attempts, error)
+                attempt += 1
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        return AdapterInfo(**await self._call("load_adapter", name=name, path=str(path)))
+        return await self._call(calls.LoadAdapter(name=name, path=path))
 
     async def prepare_weights(self, name: str, path: Path) -> None:
-        """Do what can be done before `load_adapter` while requests run; only where that waits until none does."""
-        await self._call("prepare_weights", name=name, path=str(path))
+        """Do the part of `load_adapter` that can run beside requests, for an engine that loads only without any."""
+        await self._call(calls.PrepareWeights(name=name, path=path))
 
     async def unload_adapter(self, name: str) -> None:
-        await self._call("unload_adapter", name=name)
+        await self._call(calls.UnloadAdapter(name=name))
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        logprobs: list[float] = await self._call("score", token_ids=token_ids, adapter=adapter)
-        return logprobs
+        return await self._call(calls.Score(token_ids=token_ids, adapter=adapter))
 
     async def stats(self) -> dict[str, float]:
-        stats: dict[str, float] = await self._call("stats")
-        return stats
+        return await self._call(calls.Stats())
 
     async def sleep(self) -> None:
-        await self._call("sleep")
+        await self._call(calls.Sleep())
 
     async def wake(self) -> None:
-        await self._call("wake")
+        await self._call(calls.Wake())
 
-    async def _call(self, method: str, **params: Any) -> Any:
-        """The result of a call that may be repeated."""
-        for attempt in range(MAX_RESTARTS + 1):
-            client = await self._connect()
-            try:
-                return await client.call(method, **params)
-            except ProcessError as error:
-                _give_up_or_log(method, attempt, error)
-        raise AssertionError("unreachable")
-
-
-def _give_up_or_log(method: str, attempt: int, error: ProcessError) -> None:
-    if attempt == MAX_RESTARTS:
-        raise error
-    logger.warning("the engine died during `%s`; trying again (%d of %d)", method, attempt + 1, MAX_RESTARTS)
+    async def _call(self, call: Call[Result]) -> Result:
+        return await retry_on_process_death(
+            self._connect, lambda client: client.call(call), f"`{call.method}`", self._attempts
+        )
 
 
 def _continue(request: GenerateRequest, received: list[int]) -> GenerateRequest:
-    """The request for what is still missing after the tokens `received`."""
+    """Ask for the tokens that are still missing after `received`."""
+    if not received:
+        return request
     return replace(
         request,
         prompt_token_ids=request.prompt_token_ids + received,
         max_tokens=request.max_tokens - len(received),
         first_index=request.first_index + len(received),
     )
-
-
-def _request_body(request: GenerateRequest) -> dict[str, Any]:
-    """`dataclasses.asdict` without its copy of every token."""
-    return {field.name: getattr(request, field.name) for field in fields(request)}
-
-
-def _chunk(body: dict[str, Any]) -> TokenChunk:
-    top = [[(token, logprob) for token, logprob in alternatives] for alternatives in body["top_logprobs"]]
-    return TokenChunk(**body | {"top_logprobs": top})

@@ -1,4 +1,4 @@
-"""A folder that comes into being at once: filled under a temporary name, given a manifest, renamed."""
+"""Folders that appear complete or not at all: filled under a temporary name, given a manifest, then renamed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from art.storage import checkpoints
 from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, temporary_name
 
 OnBytes = Callable[[int, int], None]
-"""Called with (bytes done, of how many)."""
+"""Called with the number of bytes that are done, and of all bytes."""
 CHUNK_BYTES = 16 * 2**20
 
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, manifest: bool) -> Iterator[Path]:
-    """An empty folder to fill; behind the block it is `target`, in place of what was there.
+    """Yield an empty folder to fill. After the block it becomes `target` and replaces what was there.
 
     Args:
-        manifest: of the files is written; without it the block must leave one.
+        manifest: write a manifest of the files; otherwise the block must leave one.
     """
-    temporary = temporary_name(target.with_name(f"{target.name}.new"))  # not that of a deletion
+    temporary = temporary_name(target.with_name(f"{target.name}.new"))  # deletions use other temporary names
     with storage_errors(target, "writing"):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent)
@@ -46,7 +46,7 @@ def new_folder(target: Path, *, manifest: bool) -> Iterator[Path]:
 
 
 def copy_files(source: Path, target: Path, names: list[str], on_bytes: OnBytes) -> None:
-    """Copy files, in pieces: they may be larger than memory."""
+    """Copy files in pieces, since they may be larger than memory."""
     total, done = sum((source / name).stat().st_size for name in names), 0
     for name in names:
         with (source / name).open("rb") as reader, (target / name).open("wb") as writer:
@@ -57,10 +57,10 @@ def copy_files(source: Path, target: Path, names: list[str], on_bytes: OnBytes) 
 
 
 def copy_checkpoint(source: Path, target: Path, on_bytes: OnBytes) -> None:
-    """A checkpoint as it is, under another name, verified.
+    """Copy a checkpoint to another folder and verify the copy.
 
     Raises:
-        CorruptCheckpointError: the source is damaged; there is no copy.
+        CorruptCheckpointError: the source is damaged. No copy is left.
     """
     with new_folder(target, manifest=False) as folder:
         copy_files(source, folder, [*checkpoints.list_files(source), checkpoints.MANIFEST], on_bytes)

@@ -1,9 +1,9 @@
 """The formats of an export.
 
-peft       the adapter: what `peft.PeftModel.from_pretrained` and vLLM's `--lora-modules` load
-merged     a whole Hugging Face model: for transformers, `vllm serve`, and whatever reads those
-gguf       the merged model for llama.cpp, through its own converter
-gguf-lora  the adapter for llama.cpp (`--lora`), likewise
+peft       the adapter, for `peft.PeftModel.from_pretrained` and vLLM's `--lora-modules`
+merged     a whole Hugging Face model, for transformers, `vllm serve` and other readers of that format
+gguf       the merged model for llama.cpp, made by llama.cpp's converter
+gguf-lora  the adapter for llama.cpp (`--lora`), made by llama.cpp's converter
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOKENIZER = (
     "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 LLAMA_CPP = "ART_LLAMA_CPP"
-"""The variable that names a checkout of llama.cpp."""
+"""Environment variable that names a checkout of llama.cpp."""
 
 
 def export(
@@ -35,11 +35,11 @@ def export(
     """Make the folder `target` from a checkpoint, with a manifest.
 
     Args:
-        base_model: of the checkpoint; a folder, or a hub id that is in the hub's cache.
-        llama_cpp: a checkout of llama.cpp; `None`: that of `ART_LLAMA_CPP`, or where its converters are on the PATH.
+        base_model: folder or hub id of the model that the checkpoint was trained from.
+        llama_cpp: a checkout of llama.cpp; `None` uses `ART_LLAMA_CPP`, or converters on the PATH.
 
     Raises:
-        ConfigError: this checkpoint has no such export, or what makes it is not there.
+        ConfigError: this checkpoint has no such export, or a program that the export needs is missing.
         ProcessError: llama.cpp's converter failed.
     """
     if checkpoints.is_full(checkpoint) and form in ("peft", "gguf-lora"):
@@ -67,10 +67,10 @@ def export(
 
 
 def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnBytes) -> None:
-    """Make the folder `target` from a base model and a LoRA adapter of it, with the adapter's tokenizer if it has one.
+    """Make the folder `target` from a base model and its LoRA adapter, with the adapter's tokenizer if it has one.
 
     Raises:
-        ConfigError: the base model is not there, or the two do not fit together.
+        ConfigError: the base model is missing, or the adapter does not fit it.
     """
     base = base_folder(base_model)
     with new_folder(target, manifest=True) as folder:
@@ -81,10 +81,10 @@ def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnByte
 
 
 def base_folder(base_model: str) -> Path:
-    """Where the files of a base model lie; a hub id is downloaded if the cache does not have it whole.
+    """Return the folder with the files of a base model. Files of a hub id that the cache lacks are downloaded.
 
     Raises:
-        ConfigError: it cannot be had.
+        ConfigError: the hub does not have the model, or cannot be reached.
     """
     if Path(base_model).is_dir():
         return Path(base_model)
@@ -93,22 +93,23 @@ def base_folder(base_model: str) -> Path:
     patterns = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
     try:
         return Path(snapshot_download(base_model, allow_patterns=patterns))
-    except Exception as error:  # the hub's errors have no common class but this
+    except Exception as error:  # the hub's errors have no narrower class in common
         raise ConfigError(f"cannot find the files of base model {base_model!r}: {error}") from error
 
 
 def find_converter(name: str, llama_cpp: str | None) -> Path:
-    """
+    """Find one of llama.cpp's converter scripts.
+
     Raises:
-        ConfigError: there is none.
+        ConfigError: it is neither in a checkout of llama.cpp nor on the PATH.
     """
     for folder in (llama_cpp, os.environ.get(LLAMA_CPP)):
         if folder:
             if (Path(folder) / name).is_file():
                 return Path(folder) / name
             raise ConfigError(f"{folder} has no {name}; expected a checkout of llama.cpp")
-    if found := shutil.which(name):
-        return Path(found)
+    if converter := shutil.which(name):
+        return Path(converter)
     raise ConfigError(
         f"this needs {name} of llama.cpp, which the package gguf does not bring: clone "
         "https://github.com/ggml-org/llama.cpp, install its requirements, and set `llama_cpp` in the server's "
@@ -128,6 +129,6 @@ def _convert(converter: Path, arguments: Sequence[str]) -> None:
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """What a status says of an export."""
+    """Describe an export for the status of its job."""
     files = checkpoints.list_files(folder)
     return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}

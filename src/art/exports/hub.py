@@ -1,4 +1,4 @@
-"""Checkpoints and exports on a hub that speaks as Hugging Face's; HF_ENDPOINT and HF_TOKEN say which, and as whom."""
+"""Checkpoints and exports on the Hugging Face hub, or on a compatible one named by HF_ENDPOINT. HF_TOKEN is the key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from art.protocol.checkpoint_calls import HubTarget
 
 
 def push_to_hub(folder: Path, target: HubTarget, message: str) -> str:
-    """Upload a folder as one commit, to a repository that is made if there is none; its address.
+    """Upload a folder as one commit and return its address. The repository is created if it does not exist.
 
     Raises:
-        StorageError: the hub refused, or is not to be reached.
+        StorageError: the hub refused, or cannot be reached.
     """
     from huggingface_hub import HfApi
 
@@ -24,6 +24,6 @@ def push_to_hub(folder: Path, target: HubTarget, message: str) -> str:
         commit = api.upload_folder(
             repo_id=target.repo_id, folder_path=folder, revision=target.revision, commit_message=message
         )
-    except Exception as error:  # the hub's errors, httpx's and bad repository names have no common class but this
+    except Exception as error:  # the hub's errors, httpx's and bad repository names have no narrower class in common
         raise StorageError(f"cannot push to {target.repo_id!r}: {type(error).__name__}: {error}") from error
     return f"{made}@{commit.oid}"

@@ -1,7 +1,7 @@
-"""Adapter and base model as one model: W' = W + alpha / rank * B A, for every adapted layer.
+"""Merge an adapter into its base model: W' = W + alpha / rank * B A, for every adapted layer.
 
-Each safetensors file of the base is copied as it is, and the adapted weights are then changed in the copy, some rows at
-a time. Names, order and dtypes stay those of the base, and memory holds a block of rows however large the model is.
+Each safetensors file of the base is copied, and the adapted weights are then changed in the copy, some rows at a time.
+The copy keeps the base's names, order and dtypes. Memory holds one block of rows, however large the model is.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from art.storage import checkpoints
 
 INDEX = "model.safetensors.index.json"
 ROWS = 1024
-"""Of a weight that are worked on at once."""
+"""Rows of a weight that are changed at once."""
 _PLAIN_ONLY = (
     "only plain LoRA of one rank can be merged here. Merge it with peft's `merge_and_unload`, and use the folder of "
     "the merged model"
 )
 _KEPT = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Beside the weights: configuration, tokenizer, chat template."""
+"""Endings of the other files to copy: configuration, tokenizer, chat template."""
 _PREFIXES = (("", ""), ("model.", "model.language_model."), ("model.", "language_model.model."), ("model.", ""))
-"""Where the name of a layer in memory begins otherwise than in the file, as in models that also see."""
+"""Prefixes (in memory, in the file) of layer names. They differ in some families, such as vision models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class _Tensor:
     dtype: str
     shape: list[int]
     start: int
-    """Byte in the file."""
+    """Offset of the first byte in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
     scale: float
     transposed: bool
-    """The base stores W as [in, out]."""
+    """Whether the base stores W as [in, out]."""
     layers: dict[str, tuple[Any, Any]]
     """A [rank, in] and B [out, rank] of each adapted layer, float32."""
 
@@ -53,10 +53,10 @@ def merge(checkpoint: Path, base: Path, target: Path, on_bytes: OnBytes) -> None
     """Write the model of `checkpoint` into the folder `target`.
 
     Args:
-        base: folder of the base model that the adapter is for. Not needed for a full checkpoint.
+        base: folder of the adapter's base model. A full checkpoint does not need it.
 
     Raises:
-        ConfigError: the base has no safetensors, or its weights are not those that were adapted.
+        ConfigError: the base has no safetensors, or its weights do not fit the adapter.
     """
     if checkpoints.is_full(checkpoint):
         leave = {*checkpoints.COMMON_FILES, checkpoints.MANIFEST}
@@ -119,7 +119,7 @@ def _read_adapter(checkpoint: Path) -> _Adapter:
 
 
 def _match(layers: Mapping[str, Any], tensors: Mapping[str, _Tensor], base: Path) -> dict[str, str]:
-    """The weight of the base that each layer is added to."""
+    """Map each adapted layer to the name of its weight in the base."""
     for inside, in_file in _PREFIXES:
         names = {layer: f"{in_file}{layer.removeprefix(inside)}.weight" for layer in layers if layer.startswith(inside)}
         if len(names) == len(layers) and all(name in tensors for name in names.values()):
@@ -127,8 +127,8 @@ def _match(layers: Mapping[str, Any], tensors: Mapping[str, _Tensor], base: Path
     missing = next(layer for layer in layers if f"{layer}.weight" not in tensors)
     raise ConfigError(
         f"the adapter changes {missing!r}, which the files of {base} do not have under this name (they have "
-        f"{next(iter(tensors))!r} and {len(tensors) - 1} others): this family stores its weights otherwise than it "
-        "computes with them. Export as `peft`, and merge with peft's `merge_and_unload`"
+        f"{next(iter(tensors))!r} and {len(tensors) - 1} others): this family stores its weights in another form "
+        "than it computes with. Export as `peft`, and merge with peft's `merge_and_unload`"
     )
 
 
@@ -141,7 +141,7 @@ def _add(tensor: _Tensor, name: str, adapter: _Adapter, layer: str) -> None:
     if tensor.shape != [left.shape[0], right.shape[1]] or tensor.dtype not in dtypes:
         raise ConfigError(
             f"{name} is {tensor.dtype} {tensor.shape} and its adapter is for {[left.shape[0], right.shape[1]]}: the "
-            "base is quantised, or another one than was trained"
+            "base is quantised, or is not the model that was trained"
         )
     dtype = dtypes[tensor.dtype]
     row_bytes = tensor.shape[1] * dtype.itemsize

@@ -2,8 +2,8 @@
 
     s3://<bucket>/<prefix>/<project>/models/<name>/checkpoints/<step>/<file>
 
-The manifest is sent last: who finds it finds the whole checkpoint. Files that are there with the same hash are not sent
-again. Keys and region are boto3's business (environment, profile, role).
+The manifest is sent last, so a checkpoint with a manifest is complete. A file that the store already has with the same
+hash is not sent again. boto3 finds keys and region by itself (environment, profile, role).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class S3Store:
             raise ConfigError(f"cannot use s3://{target.bucket}: {error}") from error
 
     def push(self, folder: Path, place: str, on_bytes: OnBytes) -> str:
-        """Send a checkpoint or export to `place` below the prefix; its address.
+        """Send a checkpoint or export to `place` below the prefix, and return its address.
 
         Raises:
             StorageError: the store refused.
@@ -55,21 +55,23 @@ class S3Store:
         return f"s3://{self._bucket}/{self._key(place)}"
 
     def steps(self, place: str) -> list[int]:
-        """Steps with a whole checkpoint under the folder `place`, ascending."""
-        prefix, found = self._key(place) + "/", []
+        """List the steps with a complete checkpoint under the folder `place`, in ascending order."""
+        prefix, names = self._key(place) + "/", []
         try:
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix):
                 keys = [entry["Key"].removeprefix(prefix) for entry in page.get("Contents", [])]
-                found += [key.split("/")[0] for key in keys if key.endswith(f"/{checkpoints.MANIFEST}")]
+                names += [key.split("/")[0] for key in keys if key.endswith(f"/{checkpoints.MANIFEST}")]
         except self._errors as error:
             raise StorageError(f"cannot list s3://{self._bucket}/{prefix}: {error}") from error
-        return sorted(int(step) for step in found if step.isdecimal())
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def pull(self, place: str, target: Path, on_bytes: OnBytes) -> None:
-        """Fetch the checkpoint at `place` as the folder `target`, verified.
+        """Fetch the checkpoint at `place` into the folder `target` and verify it.
 
         Raises:
-            NotFoundError, StorageError, CorruptCheckpointError: there is no `target` then.
+            NotFoundError: the store has no such checkpoint.
+            StorageError: the store refused, or cannot be reached.
+            CorruptCheckpointError: the files do not fit their manifest. No `target` is left.
         """
         with new_folder(target, manifest=False) as folder:
             self._get(f"{place}/{checkpoints.MANIFEST}", folder / checkpoints.MANIFEST)
@@ -77,7 +79,7 @@ class S3Store:
             total, done = sum(entry.size for entry in files.values()), 0
             for name, entry in files.items():
                 if Path(name).name != name:
-                    raise StorageError(f"the manifest at {place} names {name!r}, which is no plain file name")
+                    raise StorageError(f"the manifest at {place} names {name!r}, which is not a plain file name")
                 self._get(f"{place}/{name}", folder / name)
                 done += entry.size
                 on_bytes(done, total)
@@ -89,16 +91,16 @@ class S3Store:
     def _hash_of(self, place: str) -> str | None:
         try:
             head = self._client.head_object(Bucket=self._bucket, Key=self._key(place))
-        except self._errors:  # not there, or not to be looked at: it is sent
+        except self._errors:  # missing or not readable: send the file
             return None
-        found: str | None = head.get("Metadata", {}).get(_HASH)
-        return found
+        digest: str | None = head.get("Metadata", {}).get(_HASH)
+        return digest
 
     def _put(self, file: Path, place: str, digest: str) -> None:
         try:
             extra = {"ExtraArgs": {"Metadata": {_HASH: digest}}} if digest else {}
             self._client.upload_file(str(file), self._bucket, self._key(place), **extra)
-        except Exception as error:  # boto3's transfer has errors of its own beside botocore's
+        except Exception as error:  # boto3's transfers also raise errors outside botocore's classes
             raise StorageError(f"cannot send {file.name} to s3://{self._bucket}/{self._key(place)}: {error}") from error
 
     def _get(self, place: str, file: Path) -> None:

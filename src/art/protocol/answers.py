@@ -1,8 +1,10 @@
-"""Answers that have no wire type of their own elsewhere. The OpenAPI document shows them; tests hold real answers to
-them."""
+"""Wire types of answers that belong to no other module, and the numbers that `/metrics` shows. The OpenAPI document
+shows the types, and tests check real answers against them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +14,7 @@ from art.protocol.training import Wire
 
 
 class Answer(BaseModel):
-    """What may get further fields without harm to a client."""
+    """An answer that may get further fields without harm to a client."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -23,7 +25,7 @@ class ErrorDetail(Wire):
     type: str
     param: str | None
     code: str
-    """Names the class of error; see `errors.py`."""
+    """Name of the error's class, see `errors.py`."""
 
 
 class ErrorAnswer(Wire):
@@ -39,7 +41,7 @@ class Health(Answer):
 class Readiness(Wire):
     ready: bool
     obstacles: dict[str, str]
-    """What keeps the server from working, by what was looked at; only for those who may see all projects."""
+    """What keeps the server from working, by the thing that was checked. Only keys for all projects see it."""
 
 
 class OpenApi(Answer):
@@ -70,7 +72,7 @@ class ChatChoice(Answer):
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None
     exchange_id: str
-    """Under which training finds the exact tokens."""
+    """The id by which training finds the exact tokens."""
 
 
 class ChatUsage(Answer):
@@ -80,7 +82,7 @@ class ChatUsage(Answer):
 
 
 class ChatAnswer(Answer):
-    """OpenAI's `chat.completion`. Built as a plain dict: a request carries a whole conversation each time."""
+    """OpenAI's `chat.completion`. The gateway builds it as a plain dict, which is faster for long conversations."""
 
     id: str
     object: Literal["chat.completion"]
@@ -90,3 +92,16 @@ class ChatAnswer(Answer):
     """Step whose weights sampled the answer."""
     choices: list[ChatChoice]
     usage: ChatUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One current number that a part of the server reports to `/metrics`.
+
+    Example: Measurement("art_process_restarts_total", 2.0, {"process": "engine of Qwen3-0.6B"})
+    """
+
+    name: str
+    """One of `server.prometheus.FAMILIES`."""
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """Wire types of `/v1/chat/completions`: OpenAI's request, checked strictly; answers are plain dicts.
 
-What ART cannot honour is an error that names the parameter, never ignored in silence. Fields that only label a request
-(`user`, `metadata`, ...) are accepted. Messages stay plain dicts, checked by `normalize_messages` and not modelled: a
-request carries the whole conversation each time.
+A parameter that ART cannot honour is an error that names it; nothing is ignored silently. Fields that only label a
+request (`user`, `metadata`, ...) are accepted. Messages stay plain dicts that `normalize_messages` checks, because each
+request carries the whole conversation and models would be slow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from art.errors import InvalidRequestError
 R = TypeVar("R", bound=BaseModel)
 
 Message: TypeAlias = dict[str, Any]
-"""A message as templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
+"""A message as chat templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
 `reasoning_content`, `exchange_id`."""
 Tool: TypeAlias = dict[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
@@ -31,11 +31,11 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Accepted; there is nothing to obfuscate."""
+    """Accepted without effect."""
 
 
 class ChatRequest(BaseModel):
-    """One request. Numbers must be JSON numbers: `"0.7"` is refused."""
+    """One chat request. Numbers must be JSON numbers: `"0.7"` is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -44,12 +44,12 @@ class ChatRequest(BaseModel):
     messages: list[Message] = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """Choice i is drawn with `seed + i`. Drawn at random if absent, and recorded."""
+    """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Same as `max_tokens`. Never reaches beyond the context: the completion then ends with `length`."""
+    """Another name for `max_tokens`. A completion never goes beyond the context; it then ends with `length`."""
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -59,7 +59,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
 
-    # Accepted at the value that means "not used".
+    # These are accepted only with the value that means "not used".
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -74,7 +74,7 @@ class ChatRequest(BaseModel):
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
 
-    # Labels; without effect on the answer.
+    # These are labels without effect on the answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -106,14 +106,14 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that cannot be honoured, with the values that ask for nothing."""
+"""Fields that cannot be honoured, with the values that mean "not used"."""
 
 
 def parse_chat_request(body: Any) -> ChatRequest:
     """Check a decoded JSON body.
 
     Raises:
-        InvalidRequestError: with `param` naming the field at fault.
+        InvalidRequestError: a field is not valid; `param` names it.
     """
     request = parse_body(ChatRequest, body, _UNSUPPORTED)
     _check_stop(request.stop_strings)
@@ -126,13 +126,13 @@ def parse_chat_request(body: Any) -> ChatRequest:
 
 
 def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> R:
-    """A decoded JSON body as a request of any dialect.
+    """Check a decoded JSON body of any dialect.
 
     Args:
-        unsupported: fields that cannot be honoured, with the values that ask for nothing.
+        unsupported: fields that cannot be honoured, with the values that mean "not used".
 
     Raises:
-        InvalidRequestError: with `param` naming the field at fault.
+        InvalidRequestError: a field is not valid; `param` names it.
     """
     if not isinstance(body, dict):
         raise InvalidRequestError(f"the request body must be a JSON object, got {type(body).__name__}")
@@ -148,7 +148,7 @@ def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ..
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:
-    """The first complaint of pydantic, as OpenAI words it."""
+    """Turn pydantic's first complaint into an error in OpenAI's words."""
     first = error.errors(include_url=False)[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":
@@ -187,24 +187,24 @@ def _check_tools(request: ChatRequest) -> None:
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _KNOWN = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "exchange_id"}
 _IGNORED = {"provider_specific_fields"}
-"""Bookkeeping of client libraries, without meaning for the model."""
+"""Bookkeeping of client libraries that means nothing to the model."""
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def normalize_messages(messages: list[Message]) -> list[Message]:
-    """Messages in the one form that the gateway works with; the input is left as it is.
+    """Bring messages into the one form that the gateway works with. The input is not changed.
 
     `developer` becomes `system`, text parts are joined, absent content is the empty string, empty fields are dropped.
 
     Raises:
-        InvalidRequestError: wrong types, unknown roles or fields, or content that is not text.
+        InvalidRequestError: a type is wrong, a role or field is unknown, or content is not text.
     """
     return [normalize_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
-    """One message of `normalize_messages`; `where` names it in errors."""
+    """Do what `normalize_messages` does for one message. `where` names the message in errors."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(
@@ -276,6 +276,6 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def short(value: Any) -> str:
-    """A value as errors show it."""
+    """A value as errors show it, at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""Wire types of checkpoints: what there is, what is fetched, copied, exported and sent elsewhere."""
+"""Wire types of checkpoints: listing them, downloading their files, and jobs that copy, export and send them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ ExportFormat = Literal["peft", "merged", "gguf", "gguf-lora"]
 class CheckpointInfo(Wire):
     step: int
     created_at: float
-    """Unix time."""
+    """Unix time of its creation."""
     size_bytes: int
     full: bool
-    """A whole model instead of an adapter."""
+    """True for a whole model, false for an adapter."""
     metrics: dict[str, float] = {}
-    """Of the step that made it, and the means of what was logged at it."""
+    """Metrics of the step that made the checkpoint, and means of the metrics that scripts logged at it."""
     newest: bool
-    """What is served, and what the next step starts from."""
+    """Whether this checkpoint is served and the next step starts from it."""
     best: bool
-    """By the metric that was asked for."""
+    """Whether it has the highest mean of the requested metric."""
     in_use: list[str] = []
-    """What needs it, in words: requests that run, jobs that are not over."""
+    """Descriptions of what needs the checkpoint: running requests, unfinished jobs."""
 
 
 class CheckpointList(Wire):
     steps: list[int]
     checkpoints: list[CheckpointInfo]
-    """In the order of steps."""
+    """All checkpoints, in the order of steps."""
 
 
 class FileInfo(Wire):
     name: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
 
 
 class FileList(Wire):
-    """A checkpoint or export: its files, the manifest last."""
+    """The files of a checkpoint or export; the manifest comes last."""
 
     step: int
     files: list[FileInfo]
 
 
 class MetricsRow(Wire):
-    """Numbers that a script has logged at a step, so that the server knows which checkpoint is the best."""
+    """Metrics that a script logged at a step. They tell the server which checkpoint is the best."""
 
     row_id: str = Field(min_length=8, max_length=64)
-    """The same row counts once, however often it is sent."""
+    """Identifies the row: one that is sent several times counts once."""
     step: int = Field(ge=0)
     metrics: dict[str, float]
 
@@ -68,11 +68,11 @@ class ForkRequest(Wire):
     job_id: JobId
     from_name: str
     from_project: str | None = None
-    """`None`: the same project."""
+    """`None` means the same project."""
     step: int | None = Field(default=None, ge=0)
-    """`None`: the newest."""
+    """`None` means the newest step."""
     not_after_step: int | None = Field(default=None, ge=0)
-    """The newest that is not above it."""
+    """Fork the newest step that is not above this one."""
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
@@ -85,7 +85,7 @@ class ExportRequest(Wire):
     job_id: JobId
     format: ExportFormat
     step: int | None = Field(default=None, ge=0)
-    """`None`: the newest."""
+    """`None` means the newest step."""
 
 
 class HubTarget(Wire):
@@ -96,34 +96,34 @@ class HubTarget(Wire):
 
 
 class S3Target(Wire):
-    """An S3-compatible store; keys come from the server's environment, as boto3 finds them."""
+    """An S3-compatible store. boto3 finds the credentials in the server's environment."""
 
     kind: Literal["s3"] = "s3"
     bucket: str
     prefix: str = ""
     endpoint_url: str | None = None
-    """Of a store that is not Amazon's."""
+    """Address of a store other than Amazon's."""
 
 
 class PushRequest(Wire):
-    """Send a checkpoint, or an export of it, elsewhere."""
+    """Send a checkpoint, or an export of it, to a hub or store."""
 
     job_id: JobId
     target: HubTarget | S3Target = Field(discriminator="kind")
     step: int | None = Field(default=None, ge=0)
-    """`None`: the newest."""
+    """`None` means the newest step."""
     format: Literal["checkpoint"] | ExportFormat = "checkpoint"
-    """The checkpoint as it is, with the optimiser's state, or an export of it, which must have been made."""
+    """"checkpoint" sends the checkpoint itself, with the optimiser's state. An export must exist already."""
 
 
 class PullRequest(Wire):
-    """Fetch a checkpoint that `PushRequest` has sent to a store, and make it the newest of this model."""
+    """Fetch a checkpoint that `PushRequest` sent to a store, and make it the newest of this model."""
 
     job_id: JobId
     source: S3Target
     from_name: str | None = None
-    """Of the model that it was pushed from; `None`: this one."""
+    """Name of the model that it was pushed from; `None` means this model's name."""
     from_project: str | None = None
     step: int | None = Field(default=None, ge=0)
-    """`None`: the newest there."""
+    """`None` means the newest step in the store."""
     not_after_step: int | None = Field(default=None, ge=0)

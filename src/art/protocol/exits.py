@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Describe how a process ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 def describe_exit(returncode: int | None) -> str:
     """
     Args:
-        returncode: as `subprocess` has it: negative for a signal, `None` for a process that runs.
+        returncode: `Popen.returncode`: negative for a signal, `None` while the process runs.
     """
     if returncode is None:
         return "still running"

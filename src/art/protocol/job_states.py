@@ -1,8 +1,8 @@
-"""Kinds and states of jobs, and the one table of what may follow what.
+"""Kinds and states of jobs, and the one table of allowed changes of state.
 
     queued --> running --> succeeded
       |  ^      |  |  \\
-      |  +------+  |   +--> failed           back to queued: the server died, and the job runs again
+      |  +------+  |   +--> failed           a running job is queued again when the server died
       |            v
       |        cancelling --> cancelled      or succeeded, or failed, when the stop came too late
       +--> failed, cancelled

@@ -1,4 +1,4 @@
-"""Wire types of jobs as such: their events and lists. What is asked for, and `JobStatus`, is in `training`."""
+"""Wire types of job events and lists of jobs. Requests for jobs and `JobStatus` are in `training`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class JobEvent(Wire):
     """One server-sent event of `GET /api/jobs/{job_id}/events`."""
 
     number: int | None = None
-    """Counts from 1 within a job, and is the event's id. Those of kind "queue" have none: what they tell is over as
-    soon as it changes, and who comes back is told anew."""
+    """Number within the job, from 1, and the id of the event. Events of kind "queue" have none: they describe only the
+    present, so a client that reconnects gets a new one."""
     kind: Literal["state", "progress", "queue"]
     at: float
     """Unix time."""
     state: JobState | None = None
-    """Of kind "state": what the job is from now on."""
+    """The new state, for kind "state"."""
     progress: JobProgress | None = None
-    """Of kind "progress"."""
+    """The progress, for kind "progress"."""
     queue_place: int | None = None
-    """Of kind "queue": 1 is the next to run."""
+    """The place in the queue, for kind "queue"; 1 is the next to run."""
     status: JobStatus | None = None
-    """With the last event: all that there is to know."""
+    """The complete status, in the last event only."""
 
 
 class JobList(Wire):
     jobs: list[JobStatus]
-    """Newest first."""
+    """The jobs, newest first."""

@@ -1,4 +1,4 @@
-"""What a key may be used for, and what it must look like to travel in a header."""
+"""Scopes of API keys, and which characters a key may have."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Literal
 from art.errors import ConfigError
 
 KeyScope = Literal["infer", "train", "admin"]
-"""`infer`: sample from models and read what was recorded. `train`: register models, train them, manage their
-checkpoints. `admin`: all of it, and what touches the machine: devices, paths, addresses and flags of engines."""
+"""`infer`: sample from models and read records. `train`: register models, train them, manage their checkpoints.
+`admin`: everything, with settings that touch the machine: devices, paths, addresses and flags of engines."""
 
 
 def check_api_key(key: str) -> str:
-    """The key itself, if it can stand in an HTTP header.
+    """Return the key if an HTTP header can carry it.
 
     Raises:
-        ConfigError: it has a character that no header may have. The message does not show the key.
+        ConfigError: the key has a character that no header may have. The message does not show the key.
     """
     place = next((i for i, character in enumerate(key) if not "!" <= character <= "~"), None)
     if place is None:

@@ -1,4 +1,4 @@
-"""Wire types of the preflight: what was looked at before a training, and what it showed."""
+"""Wire types of the preflight: the checks before a training, and their results."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ CheckStatus = Literal["ok", "warning", "failure"]
 
 
 class CheckResult(Wire):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     status: CheckStatus
     found: str
-    """What was seen, in plain words."""
+    """What the check saw, in plain words."""
     remedy: str | None = None
-    """What to do about it; none where all is well."""
+    """What to do about it; `None` if all is well."""
     measured: dict[str, float] = {}
 
 
 class PreflightRequest(Wire):
     quick: bool = True
-    """Versions, devices, disk space and chat format: about a second."""
+    """Check versions, devices, disk space and chat format, which takes about a second."""
     trial: bool = True
-    """A step in the trainer process on one sequence of random tokens."""
+    """Run a step in the trainer process on one sequence of random tokens."""
     trial_tokens: int | None = Field(default=None, ge=2)
-    """Its length; `None`: the longest that the engine takes."""
+    """Length of that sequence; `None` means the longest that the engine takes."""
     groups: list[WireGroup] = []
-    """Rollouts that this server has sampled: whether their answers depend on what the model was shown, and a further
-    step on them."""
+    """Rollouts that this server sampled. A trial step runs on them, and a check measures whether their answers depend
+    on what the model was shown."""
 
 
 class PreflightReport(Wire):

@@ -1,4 +1,4 @@
-"""Wire types of rollouts that other programs run: what was recorded under a base URL, and what its reward is."""
+"""Wire types of rollouts that other programs run under a base URL of their own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from art.protocol.training import Wire
 
 Outcome = Literal["ok", "policy_fault", "infra_fault"]
-"""How a rollout ended: as it should; spoilt by the policy, which its reward says; or by something else (a tool was
-down), which is never scored."""
+"""How a rollout ended. `ok`: normally. `policy_fault`: the policy spoilt it, and the reward says so. `infra_fault`:
+something else failed, such as a tool; such a rollout is never scored."""
 
 MAX_PAGE = 1000
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -19,24 +19,24 @@ _Key = Annotated[str, Field(max_length=128)]
 
 
 class RolloutUpdate(Wire):
-    """Body of `PUT /api/rollouts/{rollout_id}`. What is left out stays as it is; the same again changes nothing.
+    """Body of `PUT /api/rollouts/{rollout_id}`. Fields that are left out stay as they are.
 
     Example: {"group_id": "step3/scenario17", "reward": 0.5} finishes a rollout as `ok`.
     """
 
     project: str | None = None
-    """Of the rollout; needed if it is new, `model` is not given and the key is valid for several projects."""
+    """Project of the rollout. Required for a new rollout if `model` is left out and the key is for all projects."""
     model: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", max_length=257)] | None = None
-    """`project/name` of the model that is trained with it; by default the one that answered first. Requests under the
-    rollout's base URL that name a model nobody has registered go to this one."""
+    """`project/name` of the model that the rollout trains; by default the model that answered first. Requests under the
+    rollout's base URL that name an unregistered model go to this one."""
     group_id: _Label | None = None
-    """The same for all rollouts of one group, i.e. of one scenario in one step, and for no other."""
+    """Identifies the group: all rollouts of one scenario in one step share it, and no others."""
     scenario_id: Annotated[str, Field(max_length=512)] | None = None
     reward: _Number | None = None
     outcome: Outcome | None = None
-    """Finishes the rollout. `ok` if only a reward is given."""
+    """Finishes the rollout; `ok` if only a reward is given."""
     error: Annotated[str, Field(max_length=8192)] | None = None
-    """Of an `infra_fault`: what went wrong."""
+    """What went wrong in an `infra_fault`."""
     metrics: Annotated[dict[_Key, _Number], Field(max_length=128)] | None = None
     metadata: Annotated[dict[_Key, float | int | bool | Annotated[str, Field(max_length=4096)] | None],
                         Field(max_length=128)] | None = None  # fmt: skip
@@ -58,34 +58,34 @@ class RolloutStatus(Wire):
     rollout_id: str
     project: str
     model: str | None
-    """`None` while nothing was asked and none was announced."""
+    """`None` until a request or an update names a model."""
     group_id: str | None
     scenario_id: str | None
     reward: float | None
     outcome: Outcome | None
-    """`None` while it runs."""
+    """`None` while the rollout runs."""
     error: str | None
     metrics: dict[str, float]
     metadata: dict[str, float | int | bool | str | None]
     num_exchanges: int
     first_policy_version: int | None
     last_policy_version: int | None
-    """Oldest and newest step that answered."""
+    """Newest step that answered; `first_policy_version` is the oldest."""
     trained_by: str | None
-    """The training job that took it in."""
+    """Id of the job that trained on the rollout."""
     created_at: float
     """Seconds since the epoch."""
 
 
 class RolloutRecord(RolloutStatus):
-    """A rollout with what was said."""
+    """A rollout with its conversations."""
 
     histories: list[dict[str, Any]]
-    """Each with `messages_and_choices`, where an answer is an OpenAI choice with its `exchange_id`, and `tools`."""
+    """Each has `tools` and `messages_and_choices`, in which an answer is an OpenAI choice with its `exchange_id`."""
 
 
 class RolloutQuery(Wire):
-    """Which rollouts to list. What is left out does not count."""
+    """Which rollouts to list. Fields that are left out do not filter."""
 
     project: str | None = None
     model: str | None = None
@@ -94,12 +94,12 @@ class RolloutQuery(Wire):
     trained: bool | None = None
     outcome: Outcome | None = None
     since: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """The `next_since` of an earlier page: only what changed after it."""
+    """The `next_since` of an earlier page, to list only rollouts that changed after it."""
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
 
 
 class RolloutPage(Wire):
     rollouts: list[RolloutStatus]
-    """By their last change, oldest first."""
+    """The rollouts in the order of their last change, oldest first."""
     next_since: int
-    """Where to go on; the same number again when nothing is new."""
+    """`since` of the next page. It stays the same while nothing changes."""

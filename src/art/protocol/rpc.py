@@ -1,6 +1,6 @@
 """Frames between the server and its engine and trainer processes, over an inherited socket pair.
 
-A frame is a 4-byte big-endian length and that many bytes of JSON:
+A frame is a 4-byte big-endian length followed by that many bytes of JSON:
 
     request    {"id": 7, "method": "generate", "params": {...}}
     answers    {"id": 7, "result": {...}}                  any number, then one with "last": true
@@ -8,8 +8,8 @@ A frame is a 4-byte big-endian length and that many bytes of JSON:
     cancel     {"cancel": 7}
     heartbeat  {"id": 0, "result": {...}}                  from the child, about once a second
 
-The parent's end is asyncio (`RpcClient`), the child's end blocks (`RpcServerSocket`): a child works in one thread and
-reads in another.
+`calls.py` defines the requests and their results. The parent's end is asyncio (`RpcClient`). The child's end blocks
+(`RpcServerSocket`), because a child reads in one thread and works in another.
 """
 
 from __future__ import annotations
@@ -17,30 +17,55 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import socket
 import struct
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import BaseModel
 
-from art.errors import ArtError, ProcessError, error_from_code
+from art.errors import ArtError, InvalidRequestError, ProcessError, error_from_code
+from art.protocol.calls import Call, Result
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 2**31
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 HEARTBEAT_ID = 0
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    body = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_SERIALIZE_DATACLASS)
+    """
+    Raises:
+        InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
+    """
+    body = orjson.dumps(message, default=_plain, option=_OPTIONS)
+    if len(body) > MAX_FRAME_BYTES:
+        raise InvalidRequestError(f"a message between processes has {len(body):,} bytes, at most {MAX_FRAME_BYTES:,}")
     return _LENGTH.pack(len(body)) + body
 
 
+def _plain(value: Any) -> Any:
+    """Convert what orjson does not encode, or for dataclasses with slots encodes slowly."""
+    if (names := getattr(value, "__dataclass_fields__", None)) is not None:
+        return {name: getattr(value, name) for name in names}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} does not cross processes")
+
+
 def error_body(error: BaseException) -> dict[str, Any]:
-    """How an error crosses a process or the network; foreign errors keep their type name in the message."""
+    """Encode an error for another process or the network. The message of a foreign error begins with its type."""
     if isinstance(error, ArtError):
         return {"code": error.code, "message": error.message, "param": error.param}
     return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
@@ -48,19 +73,19 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that has not ended. Times are those of `time.monotonic`."""
+    """A call that has not ended. Times are readings of `time.monotonic`."""
 
     method: str
     caller: str
-    """Name of the asyncio task that made it."""
+    """Name of the asyncio task that made the call."""
     since: float
     last_frame: float
-    """When an answer last came; `since` before the first one."""
+    """When the newest answer came; `since` before the first one."""
     frames: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
 
 class RpcClient:
-    """The parent's end of one child process. Dies with it: every pending call then raises `ProcessError`."""
+    """The parent's end of the connection to one child. When the child dies, pending calls raise `ProcessError`."""
 
     def __init__(
         self,
@@ -69,7 +94,10 @@ class RpcClient:
         on_heartbeat: Callable[[dict[str, Any]], None],
         explain_loss: Callable[[], Awaitable[ProcessError]] | None = None,
     ) -> None:
-        """`explain_loss` says why the connection ended, e.g. how the child died; pending calls wait for it."""
+        """
+        Args:
+            explain_loss: tells why the connection ended, e.g. how the child died. Pending calls wait for it.
+        """
         self._reader = reader
         self._writer = writer
         self._on_heartbeat = on_heartbeat
@@ -78,7 +106,7 @@ class RpcClient:
         self._pending: dict[int, PendingCall] = {}
         self._closed: ProcessError | None = None
         self._is_lost = False
-        """The child is gone; why is not known yet."""
+        """The child is gone, for a reason that is not known yet."""
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     @property
@@ -91,49 +119,51 @@ class RpcClient:
         """Calls that have not ended, oldest first."""
         return list(self._pending.values())
 
-    async def call(self, method: str, **params: Any) -> Any:
-        """The single result of `method`."""
-        async for result in self.stream(method, **params):
+    async def call(self, call: Call[Result]) -> Result:
+        """Make a call that has a single result."""
+        async for result in self.stream(call):
             return result
-        raise ProcessError(f"`{method}` ended without a result")
+        raise ProcessError(f"`{call.method}` ended without a result")
 
-    async def stream(self, method: str, **params: Any) -> AsyncGenerator[Any, None]:
-        """Results as they come. Leaving the loop early cancels the call in the child."""
+    async def stream(self, call: Call[Result]) -> AsyncGenerator[Result, None]:
+        """Make a call and yield its results as they come. Leaving the loop early cancels the call in the child."""
         if self._closed:
             raise self._closed
         call_id = next(self._ids)
         task, now = asyncio.current_task(), time.monotonic()
-        pending = self._pending[call_id] = PendingCall(method, task.get_name() if task else "", now, now)
+        pending = self._pending[call_id] = PendingCall(call.method, task.get_name() if task else "", now, now)
         finished = False
         try:
-            # No drain: a child always reads, and requests are small; `drain` would cost a task switch per request.
-            self._send({"id": call_id, "method": method, "params": params})
+            # No drain: a child always reads and requests are small, and `drain` would cost a task switch per request.
+            self._send({"id": call_id, "method": call.method, "params": call.params})
             while not finished:
                 frame = await pending.frames.get()
                 finished = frame.get("last", False)
                 if (error := frame.get("error")) is not None:
                     raise error_from_code(error["code"], error["message"], param=error.get("param"))
                 if "result" in frame:
-                    yield frame["result"]
+                    yield call.decode_result(frame["result"])
         finally:
             self._pending.pop(call_id, None)
             if not finished and not self._closed:
                 self._send({"cancel": call_id})
 
     def ask_to_stop(self, method: str) -> None:
-        """Cancel the calls of `method` in the child. Unlike those that leave `stream` their callers go on to wait, and
-        so see whether the call was stopped (a `JobCancelledError`) or had ended before."""
+        """Cancel the calls of `method` in the child, while their callers go on waiting.
+
+        So a caller learns whether its call was stopped (a `JobCancelledError`) or had already ended.
+        """
         for call_id, pending in self._pending.items():
             if pending.method == method:
                 self._send({"cancel": call_id})
 
     def _send(self, message: dict[str, Any]) -> None:
-        # A transport of uvloop refuses writes once it is broken; `_read` fails the calls that wait, with the reason.
+        # A broken transport of uvloop refuses writes. `_read` then fails the calls that wait, with the reason.
         with contextlib.suppress(RuntimeError):
             self._writer.write(encode_frame(message))
 
     def fail(self, error: ProcessError) -> None:
-        """End every pending call with `error`, and every later one."""
+        """End every pending call and every later one with `error`."""
         if self._closed is None:
             self._closed = error
         frame = {"error": error_body(self._closed), "last": True}
@@ -164,8 +194,46 @@ class RpcClient:
             self.fail(await explain() if explain else ProcessError("the process closed its connection"))
 
 
+Connect = Callable[[], Awaitable[RpcClient]]
+"""Waits until the process runs, and returns the connection to it. Raises `ProcessError` if it cannot be started."""
+
+
+async def retry_on_process_death(
+    connect: Connect, call: Callable[[RpcClient], Awaitable[T]], what: str, attempts: int
+) -> T:
+    """Return the result of `call`, which is made again on a new connection when its process dies.
+
+    This is the only place that repeats calls, with `ProcessEngine.generate`, which continues instead. An error of
+    `connect` is final. `RestartConfig` has the number of attempts.
+
+    Args:
+        call: must do no harm when it is repeated.
+        what: names the call in the log.
+        attempts: calls in all.
+
+    Raises:
+        ProcessError: the process died during every attempt, or `connect` failed.
+    """
+    attempt = 1
+    while True:
+        client = await connect()
+        try:
+            return await call(client)
+        except ProcessError as error:
+            note_death(what, attempt, attempts, error)
+            attempt += 1
+
+
+def note_death(what: str, attempt: int, attempts: int, error: ProcessError) -> None:
+    """Log that attempt number `attempt` failed, or raise `error` if it was the last one."""
+    if attempt >= attempts:
+        raise error
+    first_line = error.message.splitlines()[0]
+    logger.warning("%s starts over (attempt %d of %d): %s", what, attempt + 1, attempts, first_line)
+
+
 class RpcServerSocket:
-    """The child's end. `read` blocks and belongs to one thread; `reply` may be called from any."""
+    """The child's end of the connection. `read` blocks and belongs to one thread. Any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -174,7 +242,7 @@ class RpcServerSocket:
         self._lock = threading.Lock()
 
     def read(self) -> dict[str, Any] | None:
-        """The next frame, or `None` when the parent is gone."""
+        """Wait for the next frame; `None` when the parent is gone."""
         try:
             header = self._stream.read(_LENGTH.size)
             if len(header) < _LENGTH.size:
@@ -192,7 +260,7 @@ class RpcServerSocket:
         self._send({"id": call_id, "result": result, "last": last})
 
     def reply_many(self, replies: list[tuple[int, Any, bool]]) -> None:
-        """Several `(call_id, result, last)` in one write: one system call per engine step."""
+        """Send several `(call_id, result, last)` in one system call."""
         data = b"".join(encode_frame({"id": i, "result": result, "last": last}) for i, result, last in replies)
         self._send_bytes(data)
 

@@ -15,21 +15,21 @@ class Wire(BaseModel):
 
 
 JobId = Annotated[str, Field(min_length=8, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Chosen by the caller, in the body or as the header `Idempotency-Key`: the same id never runs twice."""
+"""Id that the caller chooses, in the body or as the header `Idempotency-Key`. The same id never runs twice."""
 
 
 class RegisterRequest(Wire):
     project: str
     name: str
     base_model: str
-    """Hub id or local path."""
+    """Hub id, or path on the server."""
     settings: ModelSettings = ModelSettings()
 
 
 class TokenCounts(Wire):
     prompt: int = 0
     cached: int = 0
-    """The part of `prompt` that the engine had computed before."""
+    """The part of `prompt` that the engine had in its cache."""
     completion: int = 0
 
 
@@ -38,11 +38,11 @@ class ModelStatus(Wire):
     name: str
     base_model: str
     step: int
-    """Newest published checkpoint."""
+    """Step of the newest published checkpoint."""
     inference_name: str
     """What to send as `model`: `project/name`, or `project/name@step` for one checkpoint."""
     tokens: TokenCounts | None = None
-    """What it has read and written on this server so far; where one model is asked for."""
+    """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
 
 
 class WireHistory(Wire):
@@ -54,18 +54,19 @@ class WireHistory(Wire):
 
 class WireTrajectory(Wire):
     reward: float | None = None
-    """`None`: nobody set it. It counts as 0."""
+    """`None` if it was never set; it then counts as 0."""
     turn_rewards: list[float] = []
     """One per choice of the first history; empty for none."""
     token_rewards: list[list[float]] = []
     """For each choice of the first history, one per sampled token; empty for none."""
     histories: list[WireHistory]
     policy_fault: bool = False
-    """The rollout says that the policy has spoilt it; counted, and trained like any other."""
+    """Whether the rollout says that the policy spoilt it. It is counted, and trained like any other."""
 
 
 class WireGroup(Wire):
-    """A group without trajectories (every rollout failed) keeps the place of the others, which messages name."""
+    """The trajectories of one scenario. A group is empty if every rollout failed. It is sent anyway, so that messages
+    name the other groups by their right index."""
 
     trajectories: list[WireTrajectory]
 
@@ -90,10 +91,10 @@ class WireError(Wire):
 
 class JobProgress(Wire):
     phase: str
-    """What is being done, in a word: "train", "publish", "copy"."""
+    """Name of the current phase, e.g. "train", "publish" or "copy"."""
     done: int
     total: int
-    """In the same unit: micro-batches of a training, bytes of a file."""
+    """The total in the unit of `done`: micro-batches of a training, bytes of a file."""
 
 
 class JobStatus(Wire):
@@ -103,35 +104,35 @@ class JobStatus(Wire):
     name: str
     state: JobState
     step: int | None = None
-    """The step of the checkpoint that the job made, or of the one that it began at if `trained` is false."""
+    """Step of the checkpoint that the job made; if `trained` is false, the step that it started from."""
     trained: bool | None = None
-    """False if a training succeeded with nothing to learn, which the first of `findings` explains."""
+    """False if a training succeeded with nothing to learn; the first of `findings` says why."""
     metrics: dict[str, float] = {}
     findings: list[str] = []
-    """What a person should know of the step, in plain words."""
+    """What a person should know about the step, in plain words."""
     checkpoint_path: str | None = None
     result: dict[str, Any] = {}
-    """What a job that is no training made: where it lies, and how it was found."""
+    """Result of a job other than a training, e.g. the path of an export."""
     error: WireError | None = None
     created_at: float | None = None
-    """Unix time, as the next two."""
+    """Unix time of the request. The next two are Unix times as well."""
     started_at: float | None = None
-    """When it last began to run; a restarted server begins again."""
+    """When the job last began to run. A restarted server begins it again."""
     ended_at: float | None = None
     queue_place: int | None = None
-    """While it is queued: 1 is the next to run."""
+    """Place in the queue while the job waits; 1 is the next to run."""
     progress: JobProgress | None = None
-    """While it runs, the newest."""
+    """Newest progress while the job runs."""
 
 
 class DeleteCheckpointsRequest(Wire):
-    """What to keep. The newest, the best and those in use are kept anyway."""
+    """Which checkpoints to keep. The newest, the best and those in use are always kept."""
 
     keep_steps: list[int] = []
     keep_recent: int = Field(default=1, ge=1)
-    """So many of the newest."""
+    """Number of newest checkpoints to keep."""
     best_metric: str = "val/reward"
-    """The best is the one with the highest mean of it."""
+    """The checkpoint with the highest mean of this metric is the best."""
 
 
 class DeleteCheckpointsResponse(Wire):

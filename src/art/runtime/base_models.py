@@ -1,10 +1,10 @@
-"""From what a user names as the base model to what can be loaded, before any process is started for it.
+"""Turn the base model that a user names into one that can be loaded, before any process is started for it.
 
-    folder of a model                 as it is
-    folder of a LoRA adapter          the model that it was trained on, with the adapter merged into it
-    hub id                            as it is, once the hub (or its cache on this machine) is known to have it
+    folder of a model                 used as it is
+    folder of a LoRA adapter          the model that the adapter was trained on, with the adapter merged into it
+    hub id                            used as it is, after a check that the hub, or its cache on this machine, has it
 
-A merged model lies in the data directory under the hash of its adapter, so the same adapter is merged once.
+A merged model is stored in the data directory under the hash of its adapter, so each adapter is merged only once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from art.config.base_models import (
     resolve_base_model,
 )
 from art.errors import ConfigError
+from art.protocol.calls import MergeAdapter
 from art.protocol.training import JobProgress
 from art.runtime.jobs.file_jobs import run_file_call
-from art.runtime.jobs.runner import JobControl
+from art.runtime.jobs.work import JobControl
 from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)
@@ -34,10 +35,10 @@ _CONFIG = "config.json"
 
 
 async def prepare_base_model(name: str, data_dir: DataDir) -> str:
-    """A folder or hub id that engine and trainer can load.
+    """Return a folder or hub id that engine and trainer can load.
 
     Raises:
-        ConfigError: there is no such model, or its files are not what is needed. The message says what was looked for.
+        ConfigError: there is no such model, or its files are incomplete. The message says what was looked for.
         ProcessError: the process that merges an adapter died.
     """
     base_model = resolve_base_model(name)
@@ -51,13 +52,13 @@ async def prepare_base_model(name: str, data_dir: DataDir) -> str:
     target = data_dir.adapted(f"{folder.absolute().name}-{await asyncio.to_thread(_identify, folder, adapted_from)}")
     if not target.is_dir():
         logger.info("merging the adapter %s into its base model %s, as %s", folder, adapted_from, target)
-        params = {"adapter": str(folder), "base_model": adapted_from, "target": str(target)}
-        await run_file_call("merge_adapter", params, data_dir.logs / "files.log", JobControl(_ignore))
+        call = MergeAdapter(adapter=folder, base_model=adapted_from, target=target)
+        await run_file_call(call, data_dir.logs / "files.log", JobControl(_ignore))
     return str(target.absolute())
 
 
 def _base_of(adapter: Path) -> str:
-    """The base model that an adapter names; a relative path is taken from the working directory or from its folder."""
+    """The base model that an adapter names. A relative path starts at the working directory or the adapter's folder."""
     try:
         name = json.loads((adapter / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -73,7 +74,7 @@ def _base_of(adapter: Path) -> str:
 
 
 def _identify(adapter: Path, base_model: str) -> str:
-    """12 hexadecimal digits that depend on the adapter's content and on the name of its base model."""
+    """A hash of the adapter's content and of the name of its base model, as 12 hexadecimal digits."""
     digest = hashlib.sha256(base_model.encode())
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         with (adapter / name).open("rb") as file:
@@ -82,10 +83,10 @@ def _identify(adapter: Path, base_model: str) -> str:
 
 
 def _check_hub(name: str) -> None:
-    """Ask the cache, else the hub, for the model's configuration: one question, without a retry.
+    """Look for the model's configuration in the cache, then on the hub, once and without a retry.
 
     Raises:
-        ConfigError: neither has it.
+        ConfigError: neither the cache nor the hub has it.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache  # slow to import
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
@@ -103,7 +104,7 @@ def _check_hub(name: str) -> None:
         reason = f"the hub's repository has no {_CONFIG}. Download a LoRA adapter, and give its folder"
     except HFValidationError:
         reason = "no hub id looks like that"
-    except Exception as error:  # no network, offline mode, time-outs: they have no class in common
+    except Exception as error:  # no network, offline mode and time-outs have no common base class
         offline = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         reason = (
             f"it is not in the hub's cache on this machine ({constants.HF_HUB_CACHE}), and {constants.ENDPOINT} cannot "

@@ -1,4 +1,4 @@
-"""Which models share a host: those with the same base model and the same settings of its processes."""
+"""The hosts of all models. Models with the same base model and the same settings of its processes share a host."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from art.storage.layout import DataDir
 
 
 class Hosts:
-    """Makes hosts when they are first asked for, and ends those that no model needs any more."""
+    """Creates a host when a model first needs it, and ends it when no model needs it any more."""
 
     def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
         self._data_dir = data_dir
         self._config = config
         self._hosts: dict[str, BaseModelHost] = {}
         self._by_model: dict[str, tuple[str, ModelSettings, BaseModelHost]] = {}
-        """Asked for with each request, so without comparing settings."""
+        """A cache for requests, which saves comparing settings."""
         self._pinned: dict[str, BaseModelHost] = {}
-        """Those that the server is to have at any time."""
+        """Hosts that run whether or not a model uses them."""
 
     def of(self, model: RegisteredModel) -> BaseModelHost:
         base_model, settings, host = self._by_model.get(model.key, (None, None, None))
@@ -34,7 +34,7 @@ class Hosts:
         return host
 
     def pin(self, base_model: str, settings: ModelSettings) -> None:
-        """Start the processes of a base model, and keep them whether or not a model uses them."""
+        """Start the processes of a base model and keep them running, whether or not a model uses them."""
         key = _key(base_model, settings)
         self._pinned[key] = self._of(key, base_model, settings)
         self._pinned[key].start()
@@ -49,13 +49,13 @@ class Hosts:
         return self._hosts[key]
 
     def _free_name(self, base_model: str) -> str:
-        """Two hosts with other settings, or from folders of the same name, must not write into the same logs."""
+        """Choose a name for a new host's processes and logs that no other host has."""
         name, taken = short_name(base_model), {host.name for host in self._hosts.values()}
         names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
         return next(name for name in names if name not in taken)
 
     async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
-        """End the hosts that none of `models` has."""
+        """End the hosts that none of `models` uses."""
         await self._close({host_key(model) for model in models} | self._pinned.keys())
 
     async def _close(self, needed: set[str]) -> None:
@@ -82,7 +82,7 @@ class Hosts:
 def host_key(model: RegisteredModel) -> str:
     key, engine = _key(model.base_model, model.settings), model.settings.engine
     if isinstance(engine, VllmConfig) and engine.weights == "merged":
-        key += f"|{model.key}"  # its engine holds one policy
+        key += f"|{model.key}"  # the engine holds one policy, so models cannot share it
     return key
 
 
@@ -90,5 +90,5 @@ def _key(base_model: str, settings: ModelSettings) -> str:
     parts = (settings.engine, settings.trainer, settings.render)
     key = "|".join([base_model, *(part.model_dump_json() for part in parts)])
     if isinstance(settings.engine, VllmConfig) and settings.lora is not None:
-        key += f"|{settings.lora.rank}"  # vLLM has to know the rank of its adapters when it starts
+        key += f"|{settings.lora.rank}"  # vLLM must know the rank of its adapters when it starts
     return key

@@ -1,4 +1,4 @@
-"""What the runtime measures of itself: jobs, processes, engines, tokens, disk. Asked for at each scrape, never kept."""
+"""Measure the runtime for `/metrics`: jobs, processes, engines, tokens, disk. Runs at each scrape and keeps nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from art.errors import ArtError
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.runtime.host import BaseModelHost
 
 ENGINE_TIMEOUT_S = 1.0
-"""An engine that is busy for longer is left out of this scrape."""
+"""An engine that takes longer to answer is left out of the scrape."""
 _GAUGES = {"running": "art_engine_running", "waiting": "art_engine_waiting", "adapters": "art_engine_adapters"}
 _COUNTERS = {
     "generated_tokens": "art_engine_generated_tokens_total",
@@ -26,9 +26,9 @@ _COUNTERS = {
 
 
 async def measure_engines(hosts: Iterable[BaseModelHost]) -> list[Measurement]:
-    """Counters and gauges of the engines that run."""
-    found = await asyncio.gather(*map(_measure_engine, hosts))
-    return [measurement for of_one in found for measurement in of_one]
+    """Counters and gauges of the running engines."""
+    by_host = await asyncio.gather(*map(_measure_engine, hosts))
+    return [measurement for measurements in by_host for measurement in measurements]
 
 
 async def _measure_engine(host: BaseModelHost) -> list[Measurement]:
@@ -54,7 +54,7 @@ def measure_processes(hosts: Iterable[BaseModelHost]) -> Iterator[Measurement]:
 
 
 def measure_jobs(states: Mapping[str, int]) -> list[Measurement]:
-    """`states` has how many jobs are in each state that is not an end."""
+    """`states` has the number of jobs in each unfinished state."""
     return [Measurement("art_jobs", float(states.get(state, 0)), {"state": state}) for state in ("queued", "running")]
 
 

@@ -1,7 +1,7 @@
-"""The checkpoints of a model on the server: listed, kept by a rule, read file by file.
+"""The checkpoints of a model on the server: list them, delete old ones, read their files, and queue jobs on them.
 
-A rule of retention may name what to keep; whatever it says, these are never deleted: the newest, the best by a metric,
-and those in use: sampled from right now, or needed by a job that is not over.
+Some checkpoints are never deleted, whatever a request says: the newest, the best by a metric, and those in use. A
+checkpoint is in use while requests sample from it or an unfinished job needs it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from art.protocol.checkpoint_calls import (
 from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.file_requests import FileJob, plan_export, plan_fork, plan_pull, plan_push
+from art.runtime.jobs.file_requests import plan_export, plan_fork, plan_pull, plan_push
+from art.runtime.jobs.job import Payload
 from art.runtime.jobs.runner import JobRunner
-from art.runtime.jobs.store import JobStore
 from art.runtime.metric_store import MetricStore
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
@@ -38,31 +38,39 @@ FileRequest = ForkRequest | PullRequest | ExportRequest | PushRequest
 
 
 class ModelCheckpoints:
+    """Checkpoints of the model that the arguments `project` and `name` name."""
+
     def __init__(
         self,
         data_dir: DataDir,
         find: Callable[[str, str], tuple[RegisteredModel, BaseModelHost]],
         jobs: JobRunner,
-        job_store: JobStore,
         metrics: MetricStore,
         llama_cpp: str | None,
     ) -> None:
-        """`find` raises a `NotFoundError` for a model that is not registered."""
+        """
+        Args:
+            find: returns the model of a project and name with its host; raises a `NotFoundError` if there is none.
+            llama_cpp: folder of llama.cpp for exports; `None` looks for it in the usual places.
+        """
         self._data_dir = data_dir
         self._find = find
         self._jobs = jobs
-        self._job_store = job_store
         self._metrics = metrics
         self._llama_cpp = llama_cpp
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
-        """In the order of steps; those above the newest published one are not there yet."""
+        """The published checkpoints, in the order of steps.
+
+        Args:
+            best_metric: the checkpoint with the highest mean of this logged metric is the best.
+        """
         model, host = self._find(project, name)
         paths = self._data_dir.model(project, name)
         logged = await self._metrics.means(project, name)
-        found = await asyncio.to_thread(_read_all, paths, model.step)
+        infos = await asyncio.to_thread(_read_all, paths, model.step)
         scores = {
-            info.step: logged[info.step][best_metric] for info in found if best_metric in logged.get(info.step, {})
+            info.step: logged[info.step][best_metric] for info in infos if best_metric in logged.get(info.step, {})
         }
         best = max(scores, key=lambda step: (scores[step], step), default=None)
         needed = await self._in_use(model, host)
@@ -75,28 +83,28 @@ class ModelCheckpoints:
                     "in_use": needed.get(info.step, []),
                 }
             )
-            for info in found
+            for info in infos
         ]
 
     async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
-        """Delete all that neither the request nor the rule above keeps; the steps that are gone."""
+        """Delete every checkpoint that neither the request nor the rule of this module keeps; returns their steps."""
         model, host = self._find(project, name)
         infos = await self.list_all(project, name, request.best_metric)
         keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
-        gone = []
+        deleted = []
         for info in infos:
             if info.step in keep or info.newest or info.best or info.in_use:
                 continue
-            await host.forget_adapter(model.adapter_id(info.step))
+            await host.adapters.forget(model.adapter_id(info.step))
             await asyncio.to_thread(checkpoints.delete, self._data_dir.model(project, name).checkpoint(info.step))
-            gone.append(info.step)
-        return gone
+            deleted.append(info.step)
+        return deleted
 
     async def files(self, project: str, name: str, step: int, form: str | None = None) -> FileList:
-        """Of a checkpoint, or of its export in a format.
+        """The files of a checkpoint, or of its export in the format `form`.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such checkpoint or export.
         """
         path = self.path(project, name, step, form)
         entries = await asyncio.to_thread(checkpoints.list_files, path)
@@ -108,7 +116,7 @@ class ModelCheckpoints:
     async def file(
         self, project: str, name: str, step: int, file: str, form: str | None = None
     ) -> tuple[Path, FileInfo]:
-        """Where a file of the list lies. Only those of the manifest are given out."""
+        """The path of one of these files. Files that the manifest does not list are refused."""
         for info in (await self.files(project, name, step, form)).files:
             if info.name == file:
                 return self.path(project, name, step, form) / file, info
@@ -117,7 +125,7 @@ class ModelCheckpoints:
     def path(self, project: str, name: str, step: int, form: str | None = None) -> Path:
         """
         Raises:
-            NotFoundError: no such checkpoint is published, or no such export made.
+            NotFoundError: the checkpoint is not published, or the export does not exist.
         """
         model, _ = self._find(project, name)
         paths = self._data_dir.model(project, name)
@@ -136,7 +144,8 @@ class ModelCheckpoints:
     # -- jobs --
 
     async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus:
-        """Raises, as those below: what the functions of `file_requests` do, and `ConflictError` for a taken job id."""
+        """Queue a fork. This and the methods below raise what the functions of `file_requests` raise, and a
+        `ConflictError` if the job id belongs to another request."""
         return await self._submit(
             "fork", project, name, request, lambda: plan_fork(self._data_dir, project, name, request, self._registered)
         )
@@ -163,28 +172,27 @@ class ModelCheckpoints:
         )  # fmt: skip
 
     async def _submit(
-        self, kind: JobKind, project: str, name: str, request: FileRequest, plan: Callable[[], FileJob]
+        self, kind: JobKind, project: str, name: str, request: FileRequest, plan: Callable[[], Payload]
     ) -> JobStatus:
         validate_name(project, param="project")
         validate_name(name, param="name")
-        words = f"{kind} {project}/{name} {request.model_dump_json()}"
-        fingerprint = zlib.crc32(words.encode())
+        fingerprint = zlib.crc32(f"{kind} {project}/{name} {request.model_dump_json()}".encode())
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
-        job = await asyncio.to_thread(plan)
-        return await self._jobs.submit(request.job_id, kind, (project, name), job.payload, fingerprint, job.needs)
+        payload = await asyncio.to_thread(plan)
+        return await self._jobs.submit(request.job_id, kind, (project, name), payload, fingerprint)
 
     # -- inside --
 
     async def _in_use(self, model: RegisteredModel, host: BaseModelHost) -> dict[int, list[str]]:
-        """What needs each step, in words."""
+        """Describe what needs each step."""
         needed: dict[int, list[str]] = defaultdict(list)
         for adapter, count in host.engine.in_use.items():
             key, _, step = (adapter or "").rpartition("@")
             if count > 0 and key == model.key:
                 needed[int(step)].append(f"{count} requests")
         directory = self._data_dir.model(model.project, model.name).checkpoints
-        for path in map(Path, await self._job_store.needed()):
+        for path in map(Path, await self._jobs.store.needed_checkpoints()):
             if path.parent == directory:
                 needed[int(path.name)].append("a job")
         return needed

@@ -29,7 +29,7 @@ class RegisteredModel:
     base_model: str
     settings: ModelSettings
     step: int
-    """Newest published checkpoint."""
+    """Step of the newest published checkpoint."""
 
     @property
     def key(self) -> str:
@@ -40,7 +40,7 @@ class RegisteredModel:
 
 
 class Registry:
-    """Every method is one transaction."""
+    """Stores the registered models; every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,7 +64,7 @@ class Registry:
         ]
 
     async def save_model(self, model: RegisteredModel) -> None:
-        """Insert, or update all but the step."""
+        """Insert a model, or update everything but its step."""
         row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), model.step, time.time())
         await self._run(
             lambda db: db.execute(
@@ -80,5 +80,5 @@ class Registry:
 
 
 def set_step(db: sqlite3.Connection, project: str, name: str, step: int) -> None:
-    """The newest published checkpoint of a model is that of `step`, from the end of this transaction on."""
+    """Set the step of a model's newest published checkpoint, within the transaction of `db`."""
     db.execute("UPDATE models SET step = ? WHERE project = ? AND name = ?", (step, project, name))

@@ -1,4 +1,4 @@
-"""From the name of a model in a request to the policy that answers it, and the engine that has it."""
+"""Find the policy that a model name in a request means, and the engine that serves it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from art.runtime.registry import RegisteredModel
 from art.storage.layout import DataDir
 
 Find: TypeAlias = Callable[[str, str], tuple[RegisteredModel, BaseModelHost]]
-"""Of project and name. Raises `NotFoundError`."""
+"""Returns the model of a project and name with its host. Raises `NotFoundError` if it is not registered."""
 
 
 class PolicyResolver:
-    """The gateway's `ModelResolver`. Remembers what it found until `forget`."""
+    """The gateway's `ModelResolver`. It caches policies until `forget`."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class PolicyResolver:
     ) -> None:
         """
         Args:
-            models: all that are registered, by `project/name`; what is put there later is seen.
-            check_directory: raises if the data directory is gone, which then explains a missing checkpoint.
+            models: the registered models by `project/name`. Later changes of the mapping are seen.
+            check_directory: raises a `StorageError` if the data directory is gone, which explains a missing checkpoint.
         """
         self._check_directory = check_directory
         self._data_dir = data_dir
@@ -40,33 +40,33 @@ class PolicyResolver:
         self._policies: dict[str, PolicyRef] = {}
 
     def forget(self) -> None:
-        """A step was published, or a model has new settings."""
+        """Drop all cached policies: a step was published, or a model has new settings."""
         self._policies.clear()
 
     def is_ready(self, policy: PolicyRef) -> bool:
-        """Whether it can be sampled from right now."""
+        """Whether the policy can be sampled from right now."""
         if policy.adapter is None:
             return True
         _, host = self._find(policy.project, policy.name)
-        return host.is_loaded(policy.adapter)
+        return host.adapters.is_loaded(policy.adapter)
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
-        """The policy behind a model name if it can be sampled from right now."""
+        """The policy that a model name means, if it is cached and can be sampled from right now."""
         policy = self._policies.get(model)
         return policy if policy is not None and self.is_ready(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
-        """The policy behind `project/name[@step]` or `name[@step]`; loads its adapter if the engine has dropped it.
+        """The policy that `project/name[@step]` or `name[@step]` means. Loads its adapter if the engine has dropped it.
 
-        The base model of a registered model answers, as it was before any training, under its own name.
+        The name of a registered model's base model means that base model without any training.
 
         Raises:
-            NotFoundError: unknown model or step, or a bare name that two projects share.
+            NotFoundError: the model or step is unknown, or two projects have a model of this name.
             StorageError: the data directory is gone.
         """
         try:
-            wanted = parse_model_name(model)
-            key = find_model(wanted, ((known.project, known.name) for known in self._models.values()))
+            asked = parse_model_name(model)
+            key = find_model(asked, ((known.project, known.name) for known in self._models.values()))
         except NotFoundError:
             project, _, name = model.partition("/")
             based = self._based_on(name, project) or self._based_on(model)
@@ -74,7 +74,7 @@ class PolicyResolver:
                 raise
             return await self._untrained(based, model)
         registered, host = self._find(*key)
-        step = registered.step if wanted.step is None else wanted.step
+        step = registered.step if asked.step is None else asked.step
         checkpoint = self._data_dir.model(*key).checkpoint(step)
         if step > registered.step or not checkpoint.exists():
             self._check_directory()
@@ -83,25 +83,18 @@ class PolicyResolver:
                 param="model",
             )
         if host.one_policy:
-            step = await self._only_step(registered, host, wanted.step)
+            step = await self._only_step(registered, host, asked.step)
         adapter_id = registered.adapter_id(step)
         if not host.one_policy:
-            await host.load(adapter_id, checkpoint)
-        policy = PolicyRef(
-            engine=host.engine,
-            renderer=await host.renderer(),
-            adapter=adapter_id,
-            project=registered.project,
-            name=registered.name,
-            policy_version=step,
-            max_context=(await host.engine_info()).max_context,
-        )
-        if self._models.get(registered.key) is registered:  # else a step was published meanwhile: look again next time
+            await host.adapters.load(adapter_id, checkpoint)
+        policy = await _make_policy(host, adapter_id, key, step)
+        if self._models.get(registered.key) is registered:  # else a step was published meanwhile
             self._policies[model] = policy
         return policy
 
     def name_in(self, project: str, model: str) -> str | None:
-        """The whole name of what a project calls `model`: one of its models, or the base model of one."""
+        """The full name of what a project calls `model`: one of its models, or the base model of one. `None` if the
+        project has no such model."""
         with contextlib.suppress(NotFoundError):
             asked = parse_model_name(model)
             if asked.project in (None, project) and f"{project}/{asked.name}" in self._models:
@@ -109,7 +102,7 @@ class PolicyResolver:
         return f"{project}/{model}" if self._based_on(model, project) else None
 
     def _based_on(self, base_model: str, project: str | None = None) -> RegisteredModel | None:
-        """The first registered model, of one project or of all, with this base model (hub id, short name or folder)."""
+        """The first registered model with this base model (hub id, short name or folder), in one project or in all."""
         spellings = {
             base_model,
             SHORT_NAMES.get(base_model.lower(), base_model),
@@ -121,7 +114,8 @@ class PolicyResolver:
         return None
 
     async def _untrained(self, model: RegisteredModel, asked: str) -> PolicyRef:
-        """The base model of a registered one. What it says is recorded under its own name, so no model learns it."""
+        """The untrained base model of a registered model. Its answers are recorded under its own name, so no model
+        learns from them."""
         _, host = self._find(model.project, model.name)
         if host.one_policy:
             raise NotFoundError(
@@ -129,27 +123,32 @@ class PolicyResolver:
                 'time. Its untrained base model beside it needs `weights="lora"` or the embedded engine',
                 param="model",
             )
-        policy = PolicyRef(
-            engine=host.engine,
-            renderer=await host.renderer(),
-            adapter=None,
-            project=model.project,
-            name=model.base_model,
-            policy_version=0,
-            max_context=(await host.engine_info()).max_context,
-        )
+        policy = await _make_policy(host, None, (model.project, model.base_model), 0)
         self._policies[asked] = policy
         return policy
 
-    async def _only_step(self, model: RegisteredModel, host: BaseModelHost, wanted: int | None) -> int:
-        """The step that the engine holds. That may be the one that a job has published and not recorded yet: what is
-        sampled now is of that step."""
+    async def _only_step(self, model: RegisteredModel, host: BaseModelHost, asked: int | None) -> int:
+        """The step that the engine holds. A job may have published it without having recorded it yet; answers that are
+        sampled now come from that step."""
         newest = self._data_dir.model(model.project, model.name).checkpoint(model.step)
-        step = int((await host.ensure(model.adapter_id(model.step), newest)).rpartition("@")[2])
-        if wanted not in (None, step):
+        step = int((await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)).rpartition("@")[2])
+        if asked not in (None, step):
             raise NotFoundError(
-                f'{model.key}@{wanted} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
+                f'{model.key}@{asked} is not served: with `weights="merged"` vLLM holds one step at a time, now step '
                 f'{step}. Ask for {model.key!r}; older steps beside it need `weights="lora"` or the embedded engine',
                 param="model",
             )
         return step
+
+
+async def _make_policy(host: BaseModelHost, adapter: str | None, name: tuple[str, str], step: int) -> PolicyRef:
+    """`name` is the project and the name under which answers are recorded."""
+    return PolicyRef(
+        engine=host.engine,
+        renderer=await host.renderer(),
+        adapter=adapter,
+        project=name[0],
+        name=name[1],
+        policy_version=step,
+        max_context=(await host.engine_info()).max_context,
+    )

@@ -1,32 +1,8 @@
-"""The HTTP skin of a server: check the key, find the route, call the runtime, answer.
+"""The HTTP side of a server: check the key, find the route, call the runtime, answer.
 
-    GET  /health  /ready                                  details with a key for all projects only
-    GET  /metrics                                         for Prometheus
-    GET  /openapi.json                                    made from the table of routes
-    GET  /v1/models                                       those under /v1/ also under /rollouts/{rollout_id}/v1/,
-    POST /v1/chat/completions                             which records them under that rollout, and each of both
-    POST /v1/responses                                    also under /projects/{project}, where a name without
-    POST /v1/messages                                     project is first looked for
-    POST /v1/messages/count_tokens
-    GET  /api/rollouts?group_id=&finished=&since= ...
-    GET  /api/rollouts/{rollout_id}
-    PUT  /api/rollouts/{rollout_id}                       its group, reward and end
-    POST /api/models
-    GET  /api/models/{project}/{name}
-    POST /api/models/{project}/{name}/train               202 and a job
-    POST /api/models/{project}/{name}/train_sft           202 and a job
-    GET  /api/models/{project}/{name}/checkpoints
-    POST /api/models/{project}/{name}/checkpoints/delete
-    GET  /api/models/{project}/{name}/checkpoints/{step}[/exports/{format}]/files[/{file}]
-    POST /api/models/{project}/{name}/metrics
-    POST /api/models/{project}/{name}/fork, /export, /push, /pull         202 and a job
-    GET  /api/jobs?project=&name=&unfinished=&limit=
-    GET  /api/jobs/{job_id}?wait_s=
-    GET  /api/jobs/{job_id}/events                        server-sent events, resumed by Last-Event-ID
-    POST /api/jobs/{job_id}/cancel
-
-Plain ASGI: agents send hundreds of chat requests per training step, and a web framework would take longer over each one
-than all else in this process together.
+`ROUTES` lists all endpoints; `GET /openapi.json` shows them with their types. A `Route` declares the key scope, the
+wire types and the limits of an endpoint in one place, so that no handler can forget a check. This is plain ASGI without
+a web framework: the size of a body is checked while it is read, and a request ends when its client hangs up.
 """
 
 from __future__ import annotations
@@ -37,7 +13,7 @@ import json
 import re
 import time
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from pydantic import BaseModel
@@ -46,7 +22,7 @@ from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
 from art.server.auth import ANONYMOUS, Caller, Keyring
-from art.server.call import Call, Route, RuntimeApi
+from art.server.call import Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, error_body
 from art.server.openapi import build_openapi
 from art.server.routes import chat, checkpoints, dialects, jobs, models, operations, rollouts, training
@@ -54,8 +30,11 @@ from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
 
+if TYPE_CHECKING:
+    from art.runtime.runtime import Runtime
+
 CLIENT_LEFT = 499
-"""Status in the metrics of a request whose client was gone before its answer; nginx writes the same."""
+"""Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
     *dialects.ROUTES,
@@ -69,13 +48,13 @@ ROUTES: list[Route] = [
 
 
 def create_app(
-    runtime: RuntimeApi, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+    runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
 ) -> App:
-    """The ASGI application of a running `runtime`, whose life cycle is the caller's business.
+    """Make the ASGI application of a running `runtime`. The caller starts and closes the runtime.
 
     Args:
-        api_key: may do everything.
-        keys: further ones.
+        api_key: the key that may do everything.
+        keys: further keys.
     """
     return App(runtime, Keyring(api_key, keys), config or ServerConfig())
 
@@ -83,7 +62,7 @@ def create_app(
 class App:
     """An ASGI application."""
 
-    def __init__(self, runtime: RuntimeApi, keyring: Keyring, config: ServerConfig) -> None:
+    def __init__(self, runtime: Runtime, keyring: Keyring, config: ServerConfig) -> None:
         self._runtime = runtime
         self._keyring = keyring
         self.state = ServerState(config, _openapi_document)
@@ -98,7 +77,7 @@ class App:
             await send({"type": "websocket.close", "code": 1000})
             return
         if (task := asyncio.current_task()) is not None:
-            task.set_name(f"{scope['method']} {scope['path']}")  # as reports of who waits for whom show it
+            task.set_name(f"{scope['method']} {scope['path']}")  # reports of waiting tasks show this name
         started_at, status = time.perf_counter(), 0
         route, path = self._find(scope["method"], scope["path"])
 
@@ -122,14 +101,14 @@ class App:
     async def _answer(
         self, route: Route | None, path: dict[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would make another route of this
+        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would match another route
             raise NotFoundError("a path cannot have an encoded slash")
         caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
             return
         call = Call(self._runtime, scope, receive, send, self.state, path, caller)
-        if route.scope is None:  # asked by those who watch the server: always answered
+        if route.scope is None:  # health checks are not limited
             await _run(route, call)
             return
         caller.check_scope(route.scope)
@@ -141,15 +120,17 @@ class App:
         try:
             return self._keyring.identify(scope)
         except AuthenticationError:
-            if route is None or route.scope is not None:  # without a key nobody learns which routes there are
+            if route is None or route.scope is not None:  # without a key, unknown routes look like known ones
                 raise
             return ANONYMOUS
 
     async def _check_path(self, path: dict[str, str], caller: Caller) -> None:
-        """Names in the URL are safe, and the caller's own. Done here so that no route can forget it.
+        """Check the parameters of the path, for every route: each is a valid name, and the caller may use it.
 
         Raises:
-            InvalidRequestError: not a name. PermissionDeniedError: of another project. NotFoundError: likewise, a job.
+            InvalidRequestError: a parameter is not a valid name.
+            PermissionDeniedError: the project is another one than the key's.
+            NotFoundError: the job belongs to another project than the key's.
         """
         for param, value in path.items():
             validate_name(value, param=param)
@@ -158,7 +139,7 @@ class App:
         if (project := path.get("project")) is not None:
             caller.check_project(project)
         if (job_id := path.get("job_id")) is not None:
-            job = await self._runtime.job_status(job_id, 0.0)
+            job = await self._runtime.jobs.status(job_id)
             if job.project != caller.project:
                 raise NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
@@ -171,7 +152,7 @@ class App:
         return None, {}
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
-        """404, or 405 where other methods have a route."""
+        """Answer 405 if the path has routes for other methods, else 404."""
         method, path = scope["method"], scope["path"]
         allowed = sorted({route.method for pattern, route in self._patterns if pattern.fullmatch(path)})
         if not allowed:
@@ -184,7 +165,9 @@ class App:
 
 @functools.cache
 def _openapi_document() -> bytes:
-    return json.dumps(build_openapi(ROUTES)).encode()  # not orjson: bounds of seeds have more than 64 bits
+    return json.dumps(
+        build_openapi(ROUTES)
+    ).encode()  # not orjson: it refuses the bounds of seeds, which have more than 64 bits
 
 
 async def _run(route: Route, call: Call) -> None:

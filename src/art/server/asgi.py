@@ -1,4 +1,4 @@
-"""Plain ASGI: read a body within limits, answer bytes or events, notice a client that hangs up."""
+"""Helpers for plain ASGI: read a body within limits, send bytes or events, notice a client that hangs up."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ClientDisconnected(Exception):
-    """The client is gone; there is nobody to answer."""
+    """The client hung up, so nobody waits for an answer."""
 
 
 MIN_BYTES_PER_S = 16 * 2**10
-"""A body that comes more slowly is not waited for. A phone's network brings ten times as much."""
+"""Slowest rate at which a body may arrive. A phone's network is ten times as fast."""
 
 
 async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any:
-    """The decoded body.
+    """Read and decode the body.
 
     Raises:
-        PayloadTooLargeError: above the limit, by its declared length or, without one, as soon as it passes.
-        RequestTimeoutError: it comes too slowly.
-        InvalidRequestError: not JSON, or nested too deeply.
-        ClientDisconnected: the client left in the middle.
+        PayloadTooLargeError: the body is larger than the limit, by its declared length or as it arrives.
+        RequestTimeoutError: the body arrives too slowly.
+        InvalidRequestError: the body is not JSON, or nested too deeply.
+        ClientDisconnected: the client hung up before the end of the body.
     """
     body = await read_body(scope, receive, config.max_body_bytes, config.limits.read_timeout_s)
     try:
@@ -45,7 +45,7 @@ async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """The raw body; raises as `read_json`."""
+    """Read the raw body. Raises as `read_json` does."""
     declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -58,7 +58,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
             async with asyncio.timeout_at(deadline + size / MIN_BYTES_PER_S):
                 message = await receive()
         except TimeoutError:
-            raise RequestTimeoutError(f"{size} bytes of the request body came in time, and then too little") from None
+            raise RequestTimeoutError(f"the request body arrived too slowly: {size} bytes came in time") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         part = message.get("body", b"")
@@ -71,7 +71,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
 
 
 def _check_depth(value: Any, limit: int) -> None:
-    """Level by level, since what walks a deep value by recursion may run out of stack."""
+    """Refuse a value with more than `limit` nested levels. A loop does it, as recursion could exhaust the stack."""
     level: list[Any] = [[value]]
     depth = -1
     while level := [
@@ -109,15 +109,15 @@ _EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cac
 
 
 async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
-    """Server-sent events and `[DONE]`. An error before the first event is raised, a later one is sent as an event."""
+    """Send server-sent events and `[DONE]`. An error before the first event is raised; a later one becomes an event."""
     await _send_stream(send, events, _encode, lambda error: b"data: %b\n\n" % failure(error)[1], b"data: [DONE]\n\n")
 
 
 async def send_named_events(
     send: Send, events: AsyncGenerator[dict[str, Any], None], on_error: Callable[[Exception], dict[str, Any]]
 ) -> None:
-    """Server-sent events that are named by their `type`. An error before the first event is raised; a later one is sent
-    as the event that `on_error` makes of it."""
+    """Send server-sent events that are named by their `type`. An error before the first event is raised; `on_error`
+    turns a later one into an event."""
     await _send_stream(send, events, _encode_named, lambda error: _encode_named(on_error(error)), b"")
 
 
@@ -153,9 +153,9 @@ def _encode_named(event: dict[str, Any]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body of the `async with` when the client hangs up; it then ends with `ClientDisconnected`.
+    """Cancel the body of the `async with` when the client hangs up; it then raises `ClientDisconnected`.
 
-    To be entered once the request body has been read.
+    Enter it only after the request body has been read.
     """
     task = asyncio.current_task()
     assert task is not None

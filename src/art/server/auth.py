@@ -1,8 +1,8 @@
-"""Who calls: `Authorization: Bearer <key>`, and what that key may do.
+"""Identify the caller by `Authorization: Bearer <key>`, and check what that key may do.
 
-401  no key, or a wrong one
-403  a key that may not do this: another scope, another project in the URL or in the body
-404  a job or model that is another project's, when it is named by its id: as if it were not there
+401  the key is missing or wrong
+403  the key has another scope, or is for another project than the URL or the body names
+404  an id names a job or model of another project: the answer is the same as if it did not exist
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Caller:
 
     key_id: str
     project: str | None
-    """The only one that the key is for; `None`: all."""
+    """The only project that the key is for; `None` for all projects."""
     scopes: frozenset[KeyScope]
-    """Empty for a request without a key, to a route that needs none."""
+    """Scopes of the key; empty for a request without a key."""
 
     def may(self, scope: KeyScope) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -32,7 +32,7 @@ class Caller:
     def check_scope(self, scope: KeyScope) -> None:
         """
         Raises:
-            PermissionDeniedError: the key is for something else.
+            PermissionDeniedError: the key does not have this scope.
         """
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes)) or "nothing"
@@ -51,33 +51,31 @@ class Caller:
 
 ANONYMOUS = Caller("none", None, frozenset())
 SERVER_KEY_ID = "server"
-"""Of the key that the server was started with."""
-
-
+"""Id of the key that the server was started with."""
 SERVER = Caller(SERVER_KEY_ID, None, frozenset({"admin"}))
 
 
 class Keyring:
-    """The key that the server was started with, which may do everything, and those of `art keys`."""
+    """All valid keys: the one that the server was started with, which may do everything, and those of `art keys`."""
 
     def __init__(self, server_key: str, store: KeyStore | None = None) -> None:
         self._server_key = server_key.encode()
         self._store = store
 
     def identify(self, scope: Scope) -> Caller:
-        """The caller by the request's key.
+        """Find the caller by the key of the request.
 
         Raises:
-            AuthenticationError: no key, or one that opens nothing.
+            AuthenticationError: the key is missing or not valid.
         """
-        given = _given_key(scope)
-        if given is None:
+        text = _read_key(scope)
+        if text is None:
             raise AuthenticationError(f"the API key is missing; {_HOW}")
-        if hmac.compare_digest(given, self._server_key):
+        if hmac.compare_digest(text, self._server_key):
             return SERVER
         if self._store is None:
             raise AuthenticationError(f"the API key is wrong; {_HOW}")
-        key = self._store.find(given.decode("latin-1"))
+        key = self._store.find(text.decode("latin-1"))
         self._store.note_use(key)
         return Caller(key.id, key.project, key.scopes)
 
@@ -85,8 +83,8 @@ class Keyring:
 _HOW = "send one as `Authorization: Bearer <key>`"
 
 
-def _given_key(scope: Scope) -> bytes | None:
-    """Anthropic's clients send the key as `x-api-key`, all others as a bearer token."""
+def _read_key(scope: Scope) -> bytes | None:
+    """Read the key from the headers: Anthropic's clients send it as `x-api-key`, all others as a bearer token."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")

@@ -1,11 +1,11 @@
-"""HTTP connections that end when their client is slow or sends too much, built on uvicorn's.
+"""HTTP connections that close when their client is too slow or sends too much. They extend uvicorn's protocol class.
 
     headers            complete within `read_timeout_s` and at most `MAX_HEADER_BYTES`
-    body               see `asgi.read_body`; what is left of one that was refused unread, within `read_timeout_s`
-    answer             a client that does not read it is cut off after `write_timeout_s`
+    body               see `asgi.read_body`; the rest of a refused body must arrive within `read_timeout_s`
+    answer             a client that does not read is cut off after `write_timeout_s`
     between requests   closed after `KEEP_ALIVE_S`
 
-Each of these would otherwise cost an attacker nothing and the server a connection for ever.
+Without these limits an attacker could hold connections open forever at no cost.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from art.config import LimitsConfig
 
 LATE_S = 0.1
 MAX_HEADER_BYTES = 64 * 2**10
-"""Address and headers; agents send about 500."""
+"""Largest size of URL and headers together; agents send about 500 bytes."""
 KEEP_ALIVE_S = 75
-"""Clients keep their connections over a training step."""
+"""Long enough for clients to keep their connections during a training step."""
 
 
 def connections(limits: LimitsConfig) -> type[Connection]:
-    """What uvicorn takes as its `http` class."""
+    """Make the class that uvicorn takes as `http`."""
 
     class Limited(Connection):
         limits_config = limits
@@ -34,7 +34,7 @@ def connections(limits: LimitsConfig) -> type[Connection]:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection."""
+    """One connection with its two timers."""
 
     limits_config: ClassVar[LimitsConfig]
 
@@ -42,9 +42,9 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._reading: asyncio.TimerHandle | None = None
-        """Runs while headers are expected or incomplete, or the body of a request that is answered already."""
+        """Runs while headers are expected or incomplete, or the body of an answered request still arrives."""
         self._writing: asyncio.TimerHandle | None = None
-        """Runs while the client does not read."""
+        """Runs while the client does not read the answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,7 +56,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self.transport.is_closing():  # what comes after a refusal is not read
+        if not self.transport.is_closing():  # nothing is read after a refusal
             super().data_received(data)
 
     def on_message_begin(self) -> None:
@@ -83,7 +83,9 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.more_body and self._reading is None:  # refused unread: the rest is thrown away, but not for ever
+        if (
+            self.cycle.more_body and self._reading is None
+        ):  # refused early: drop the rest of the body, for a limited time
             self._expect()
 
     def pause_writing(self) -> None:
@@ -109,7 +111,7 @@ class Connection(HttpToolsProtocol):
         self._reading = self.loop.call_later(self.limits_config.read_timeout_s, self._end_soon)
 
     def _end_soon(self) -> None:
-        # Where this process itself stood still, timers may run before what arrived meanwhile is read.
+        # If this process itself was blocked, timers can fire before data that has arrived is read.
         self._reading = self.loop.call_later(LATE_S, self.transport.abort)
 
     def _count_header(self, size: int) -> None:

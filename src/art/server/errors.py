@@ -1,4 +1,4 @@
-"""Errors as HTTP: one table from error class to status, and OpenAI's error body."""
+"""Errors as HTTP answers: one table from error class to status, and OpenAI's error body."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.ProcessError: 503,
     errors.ArtError: 500,
 }
-"""The nearest class in the error's ancestry counts. `client.py` has the inverse, by `code`."""
+"""The nearest base class in this table decides the status of an error. Clients turn the `code` in the body back into
+the class, with `art.errors.error_from_code`."""
 
 METHOD_NOT_ALLOWED = 405
 
@@ -47,7 +48,7 @@ ErrorBody = Callable[[errors.ArtError, int], bytes]
 
 
 def public_error(error: BaseException) -> errors.ArtError:
-    """What a client may know. An error that is not ours gets an id, which the log explains; its text stays here."""
+    """The error that a client may see. For an error from outside ART that is only an id; the log has the details."""
     if isinstance(error, ValidationError):
         return invalid_request(error)
     if isinstance(error, errors.ArtError):
@@ -58,15 +59,15 @@ def public_error(error: BaseException) -> errors.ArtError:
 
 
 def failure(error: BaseException, body: ErrorBody | None = None) -> Failure:
-    """What to answer; in OpenAI's shape unless `body` makes another."""
+    """The answer to an error. `body` makes its body; by default it has OpenAI's shape."""
     error = public_error(error)
     status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
-    # The OpenAI client retries 409 and every 5xx unless it is told; for minutes, without a word to its user.
+    # Without this header the OpenAI client silently retries 409 and every 5xx for minutes.
     headers = {"x-should-retry": "true" if error.transient else "false"}
     if isinstance(error, errors.OverloadedError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.RequestTimeoutError):
-        headers["connection"] = "close"  # the rest of the body may still come
+        headers["connection"] = "close"  # the rest of the body may still arrive
     return status, (body or error_body)(error, status), headers
 
 

@@ -1,4 +1,4 @@
-"""A file as an answer: in pieces, from the byte that is asked for."""
+"""Send a file as an answer, in pieces and from any byte on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ RANGE_NOT_SATISFIABLE = 416
 
 
 async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
-    """200 with the whole file, or 206 with the rest from `Range: bytes=N-` on.
+    """Answer 200 with the whole file, or 206 with the part that the header `Range: bytes=N-` asks for.
 
     Args:
-        tag: names the content. Who comes back with `If-Range` and another one gets the whole file.
+        tag: identifies the content. A request with another tag in `If-Range` gets the whole file.
     """
     headers = {key: value.decode("latin-1") for key, value in call.scope["headers"]}
     etag = f'"{tag}"'
     start, end = 0, size
-    if headers.get(b"if-range", etag) == etag and (wanted := _parse_range(headers.get(b"range"), size)) is not None:
-        start, end = wanted
+    if headers.get(b"if-range", etag) == etag and (part := _parse_range(headers.get(b"range"), size)) is not None:
+        start, end = part
         if start >= size:
-            error = (
-                b'{"error":{"message":"the range begins behind the end of the file","code":"invalid_request_error"}}'
-            )
+            error = b'{"error":{"message":"the range begins after the end of the file","code":"invalid_request_error"}}'
             await send_bytes(call.send, RANGE_NOT_SATISFIABLE, error, headers={"content-range": f"bytes */{size}"})
             return
     fields = {"content-type": "application/octet-stream", "content-length": str(end - start), "etag": etag}
@@ -55,7 +53,7 @@ async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
 
 
 def _parse_range(text: str | None, size: int) -> tuple[int, int] | None:
-    """Start and end of a single range; what is none of this form is answered with the whole file, as HTTP has it."""
+    """Start and end of a single range; `None` for any other form, which HTTP answers with the whole file."""
     match = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", text or "")
     if match is None:
         return None

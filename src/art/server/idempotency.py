@@ -1,4 +1,4 @@
-"""A request for a job: the id under which it runs once, in the body or as a header."""
+"""Read a request for a job, whose id makes it run only once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from art.server.call import Call, W
 
 
 async def job_request(call: Call, kind: type[W]) -> W:
-    """The request for a job, whose id may also come as the header `Idempotency-Key`."""
+    """Read the request for a job. The id is in the body, or in the header `Idempotency-Key`."""
     body = await call.json()
     header = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"idempotency-key"), None)
     if header is not None and isinstance(body, dict) and body.setdefault("job_id", header) != header:

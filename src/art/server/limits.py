@@ -1,7 +1,7 @@
-"""How much one key may ask for, and all keys together: what is more gets status 429 and is told when to come back.
+"""Limits for each key and for all keys together. A request above a limit gets status 429 and the time to wait.
 
-The key that the server was started with is its operator's, as `LocalBackend` is; only the limit of all together holds
-for it.
+The key that the server was started with belongs to the operator, e.g. to `LocalBackend`. Only the limit for all keys
+together applies to it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from art.errors import OverloadedError
 from art.server.auth import SERVER_KEY_ID, Caller
 
 BURST_S = 10.0
-"""A key that was quiet may send at once what its rate allows in so long."""
+"""A key that was idle may send at once as many requests as its rate allows in this time."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Of tokens, one of which each request takes."""
+    """A token bucket: each request takes one token."""
 
     tokens: float
     at: float
+    """When the tokens were last counted."""
 
 
 class Limiter:
-    """Counts what runs. One event loop uses it."""
+    """Counts running requests. It belongs to one event loop."""
 
     def __init__(self, config: LimitsConfig, *, now: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -38,29 +39,29 @@ class Limiter:
         self._per_key: Counter[str] = Counter()
         self._chats: Counter[str] = Counter()
         self.running = 0
-        """Requests under way."""
+        """Number of running requests."""
         self.num_refused: Counter[str] = Counter()
-        """By what was exceeded."""
+        """Number of refused requests for each limit."""
 
     @contextmanager
     def admit(self, caller: Caller, *, samples: bool) -> Generator[None]:
-        """Around a request.
+        """Count one request while the body of the `with` runs.
 
         Args:
-            samples: it asks an engine for tokens.
+            samples: whether the request asks an engine for tokens.
 
         Raises:
             OverloadedError: a limit is reached.
         """
         config, key, project = self._config, caller.key_id, caller.project
         if self.running >= config.max_requests:
-            raise self._refusal("max_requests", f"{self.running} requests are under way on this server")
+            raise self._refusal("max_requests", f"{self.running} requests are running on this server")
         if key != SERVER_KEY_ID:
             if config.max_requests_per_key is not None and self._per_key[key] >= config.max_requests_per_key:
-                raise self._refusal("max_requests_per_key", f"{self._per_key[key]} requests of key {key} are under way")
+                raise self._refusal("max_requests_per_key", f"{self._per_key[key]} requests of key {key} are running")
             most = config.max_chats_per_project
             if samples and project is not None and most is not None and self._chats[project] >= most:
-                raise self._refusal("max_chats_per_project", f"{most} chats of project {project} are under way")
+                raise self._refusal("max_chats_per_project", f"{most} chats of project {project} are running")
             self._take_token(key)
         self._count(caller, samples, 1)
         try:
@@ -89,9 +90,9 @@ class Limiter:
             )
         bucket.tokens -= 1
 
-    def _refusal(self, limit: str, found: str, wait_s: float | None = None) -> OverloadedError:
+    def _refusal(self, limit: str, count: str, wait_s: float | None = None) -> OverloadedError:
         self.num_refused[limit] += 1
-        error = OverloadedError(f"{found}, which is the limit (`limits.{limit}` of the server); try again later")
+        error = OverloadedError(f"{count}, which is the limit (`limits.{limit}` of the server); try again later")
         if wait_s is not None:
             error.retry_after_s = wait_s
         return error

@@ -22,7 +22,7 @@ _DISTRIBUTION = "agent-reinforcement-trainer"
 
 
 def build_openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """The document of a server that has these routes."""
+    """Make the document of a server that has these routes."""
     routes = list(routes)
     kinds = {kind for route in routes for kind in (route.request, route.response) if kind is not None} | {ErrorAnswer}
     ordered = sorted(kinds, key=lambda kind: (kind.__name__, kind.__module__))
@@ -93,7 +93,7 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _operation_id(route: Route) -> str:
-    """Unique, though a handler may serve several paths."""
+    """A unique id: several paths may share a handler."""
     words = re.sub(r"\W+", "_", route.path).strip("_")
     return f"{route.method.lower()}_{words}"
 

@@ -1,7 +1,7 @@
-"""`/metrics`: Prometheus' text format, version 0.0.4, written by hand: it is a page of text.
+"""`/metrics` in Prometheus' text format, version 0.0.4.
 
-A request costs two dictionary look-ups and a binary search; all else is asked of the runtime when somebody scrapes.
-Labels have few values each: routes as they are declared, never paths as they were sent.
+A request costs two dictionary look-ups and a binary search; everything else is measured when somebody scrapes. Each
+label has few values: a route is labelled with its declared path, never with the path that was sent.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -22,8 +22,8 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 
 FAMILIES: dict[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "art_http_requests_total": ("counter", "Requests that were answered, by route and status."),
-    "art_http_request_seconds": ("histogram", "From a request to the end of its answer, by route."),
-    "art_http_running": ("gauge", "Requests under way."),
+    "art_http_request_seconds": ("histogram", "Seconds from a request to the end of its answer, by route."),
+    "art_http_running": ("gauge", "Requests that are running."),
     "art_http_refused_total": ("counter", "Requests refused with 429, by the limit that was reached."),
     "art_tokens_total": ("counter", "Tokens of chat requests: prompt, cached (part of prompt) and completion."),
     "art_jobs": ("gauge", "Training jobs that have not ended, by state."),
@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
 @dataclass(slots=True)
 class _Histogram:
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    """Observations up to each bound and above the one before; the last entry is of those above all."""
+    """Number of observations in each bucket; the last entry counts those above all bounds."""
     total: float = 0.0
 
 
@@ -59,7 +59,7 @@ class Metrics:
         self._seconds: dict[str, _Histogram] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request has ended. `route` is a declared path."""
+        """Count a request that has ended. `route` is a declared path."""
         self._requests[method, route, status] += 1
         histogram = self._seconds.get(route)
         if histogram is None:
@@ -68,16 +68,16 @@ class Metrics:
         histogram.total += seconds
 
     def render(self, measurements: Iterable[Measurement]) -> bytes:
-        """The page, with what others measured."""
+        """Make the page from the counted requests and from `measurements` of other parts."""
         samples: dict[str, list[str]] = {name: [] for name in FAMILIES}
         for measurement in [*self._counted(), *measurements]:
             samples[measurement.name].append(_line(measurement.name, measurement.labels, measurement.value))
         samples["art_http_request_seconds"] += self._histogram_lines()
         lines: list[str] = []
-        for name, found in samples.items():
-            if found:
+        for name, rows in samples.items():
+            if rows:
                 kind, text = FAMILIES[name]
-                lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *found]
+                lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *rows]
         return ("\n".join(lines) + "\n").encode()
 
     def _counted(self) -> Iterator[Measurement]:

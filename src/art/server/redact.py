@@ -1,4 +1,4 @@
-"""No secret in a log: what looks like a key is replaced in every line, whoever wrote it, tracebacks included."""
+"""Keep secrets out of logs: everything that looks like a key is replaced in every line, tracebacks included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 HIDDEN = "[redacted]"
 MIN_SECRET_LENGTH = 8
-"""Shorter ones stand in ordinary words; a server that others can reach refuses to start with such a key."""
+"""Shorter strings occur in ordinary words. A server that others can reach refuses to start with a key that short."""
 _PATTERNS = (
     # Keys of `art keys`: the id stays, so that one can tell which key it was.
     (re.compile(r"\b(art_[0-9a-f]{12}_)[A-Za-z0-9_-]{20,}"), rf"\1{HIDDEN}"),
@@ -26,15 +26,15 @@ _PATTERNS = (
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats as usual, then hides."""
+    """Formats a line as usual, then replaces secrets."""
 
     def __init__(self, fmt: str, secrets: Iterable[str] = ()) -> None:
         """
         Args:
-            secrets: hidden wherever they stand, whatever they look like.
+            secrets: strings to replace wherever they occur, whatever they look like.
         """
         super().__init__(fmt)
-        # Longest first: one may begin with another.
+        # Longest first, because a secret may begin with another one.
         self._secrets = sorted(
             (secret for secret in secrets if len(secret) >= MIN_SECRET_LENGTH), key=len, reverse=True
         )

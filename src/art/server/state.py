@@ -1,4 +1,4 @@
-"""What one server knows of itself, beside its runtime."""
+"""The state of the HTTP server that does not belong to the runtime."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from art.config import ServerConfig
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.server.limits import Limiter
 from art.server.prometheus import Metrics
 
@@ -15,12 +15,12 @@ READY_EVERY_S = 1.0
 
 
 class ServerState:
-    """Shared by all requests."""
+    """State that all requests share."""
 
     def __init__(self, config: ServerConfig, openapi: Callable[[], bytes]) -> None:
         """
         Args:
-            openapi: makes the OpenAPI document, which takes a moment and is seldom wanted.
+            openapi: makes the OpenAPI document. It is called only when somebody asks, because that takes a moment.
         """
         self.config = config
         self.openapi = openapi
@@ -30,10 +30,11 @@ class ServerState:
         self._obstacles: dict[str, str] = {}
         self._found_at = float("-inf")
         self.is_draining = False
-        """It will end soon: `/ready` says no, and all else is answered as ever."""
+        """Whether the server will end soon. `/ready` then says no; everything else is answered as usual."""
 
     async def obstacles(self, find: Callable[[], Awaitable[dict[str, str]]]) -> dict[str, str]:
-        """What `find` found, at most `READY_EVERY_S` ago: who needs no key must not cause a write each time."""
+        """The result of `find`. It is called at most every `READY_EVERY_S`, because it writes to the disk and `/ready`
+        needs no key."""
         async with self._finding:
             now = time.monotonic()
             if now - self._found_at >= READY_EVERY_S:

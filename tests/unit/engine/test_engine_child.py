@@ -122,7 +122,7 @@ def test_a_step_is_answered_in_one_write() -> None:
     child = ScriptedChild(generate(1), generate(2), {"cancel": 7})
     engine = ScriptedEngine([chunk(1), chunk(2)], [chunk(1, "stop"), chunk(2, "length")])
     socket = serve(child, engine)
-    assert [[(i, r["token_ids"], last) for i, r, last in batch] for batch in socket.replies] == [
+    assert [[(i, r.token_ids, last) for i, r, last in batch] for batch in socket.replies] == [
         [(1, [5], False), (2, [5], False)],
         [(1, [5], True), (2, [5], True)],
     ]
@@ -163,4 +163,4 @@ def test_calls_before_start_are_refused() -> None:
     child = ScriptedChild({"id": 1, "method": "stats", "params": {}})
     with pytest.raises(Done):
         EngineChild(child).run()
-    assert "before `start`" in str(child.socket.failures[0][1])
+    assert "call `start_engine` first" in str(child.socket.failures[0][1])

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from art.engine import GenerateRequest, TokenChunk
-from art.engines.process import MAX_RESTARTS, ProcessEngine
+from art.engines.process import ProcessEngine
 from art.errors import InvalidRequestError, ProcessError
+from art.protocol.calls import Call, Generate
 from art.testing.fake_engine import FakeEngine
+
+ATTEMPTS = 4
 
 REQUEST = GenerateRequest(
     request_id="r", adapter=None, prompt_token_ids=[5, 9], max_tokens=20, stop_token_ids=(), seed=11
@@ -27,23 +30,21 @@ class MortalClient:
     def __init__(self, lives: list[int | None]) -> None:
         self.engine = FakeEngine()
         self.lives = lives
-        self.calls: list[dict[str, Any]] = []
+        self.calls: list[Call[Any]] = []
 
-    async def stream(self, method: str, **params: Any) -> AsyncGenerator[Any, None]:
-        assert method == "generate"
-        self.calls.append(params)
+    async def stream(self, call: Generate) -> AsyncGenerator[TokenChunk, None]:
+        self.calls.append(call)
         left = self.lives.pop(0)
         if left == 0:
             raise ProcessError("gone")
-        request = GenerateRequest(**params["request"])
-        async with aclosing(self.engine.generate(request, stream=params["stream"])) as chunks:
+        async with aclosing(self.engine.generate(call.request, stream=call.stream)) as chunks:
             async for chunk in chunks:
-                yield {name: getattr(chunk, name) for name in TokenChunk.__slots__}
+                yield chunk
                 if left is not None and (left := left - 1) == 0:
                     raise ProcessError("gone")
 
-    async def call(self, method: str, **params: Any) -> Any:
-        self.calls.append(params)
+    async def call(self, call: Call[Any]) -> Any:
+        self.calls.append(call)
         if self.lives.pop(0) == 0:
             raise ProcessError("gone")
         return [-1.0]
@@ -55,7 +56,7 @@ def handle(*lives: int | None) -> tuple[ProcessEngine, MortalClient]:
     async def connect() -> Any:
         return client
 
-    return ProcessEngine(connect), client
+    return ProcessEngine(connect, ATTEMPTS), client
 
 
 async def collect(engine: Any, request: GenerateRequest = REQUEST, *, stream: bool = True) -> list[TokenChunk]:
@@ -76,11 +77,11 @@ async def test_the_completion_is_the_one_that_would_have_come(lives: tuple[int |
     assert len(client.calls) == len(lives)
 
 
-async def test_it_gives_up_after_some_restarts() -> None:
+async def test_a_request_is_made_as_often_as_the_policy_says() -> None:
     engine, client = handle(*[0] * 10)
     with pytest.raises(ProcessError):
         await collect(engine)
-    assert len(client.calls) == MAX_RESTARTS + 1
+    assert len(client.calls) == ATTEMPTS
 
 
 async def test_other_errors_are_not_repeated() -> None:

@@ -259,4 +259,4 @@ def test_calls_of_an_unknown_format_are_refused(tmp_path: Path) -> None:
     build_tokenizer(replace(family, template=template)).save_pretrained(tmp_path)
     loaded = load_renderer(tmp_path)
     assert not loaded.handles_tools
-    assert "writes tool calls in a way that is not known here" in check_tools(loaded).found
+    assert "writes tool calls in an unknown form" in check_tools(loaded).found

@@ -124,7 +124,7 @@ def test_a_template_that_opens_reasoning_for_the_answer_only(tmp_path: Path) -> 
     assert opening != CHATML
     check = check_template(renderer_of(tmp_path, opening))
     assert check.status == "warning"
-    assert "does not follow the prompt" in check.found
+    assert "does not continue their prompt" in check.found
 
 
 def test_a_template_that_refuses_everything_fails(tmp_path: Path) -> None:
@@ -144,4 +144,4 @@ def test_a_refused_conversation_is_reported(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     renderer = renderer_of(tmp_path, template)
     assert "no system" in (examine(renderer, plain_conversations()[1]).refused or "")
-    assert "it takes no system message" in check_template(renderer).found
+    assert "it does not support a system message" in check_template(renderer).found

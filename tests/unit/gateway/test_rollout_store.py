@@ -174,24 +174,32 @@ async def test_pages_do_not_skip_rollouts_that_are_marked_together(bench: Bench)
     assert await pages(since, trained=False) == everything
 
 
+async def forget(bench: Bench, age_s: float, *needed: str) -> tuple[int, int]:
+    return await forget_older(bench.recorder, bench.gateway.conversations, age_s, lambda db: needed)
+
+
 async def test_old_exchanges_are_deleted_unless_a_newer_one_continues_them(bench: Bench) -> None:
     bench.answers("one", "two", "three")
     old = await bench.chat(user("hi"), rollout_id="old")
     await bench.gateway.rollouts.put("old", update(reward=1.0), None)
     first = await bench.chat(user("hello"), rollout_id="kept")
     assert new_exchange_id() > exchange_id_at(time.time() - 1) > exchange_id_at(time.time() - 2)
-    assert await forget_older(bench.recorder, bench.gateway.conversations, 3600) == (0, 0)
+    assert await forget(bench, 3600) == (0, 0)
     cutoff = time.time()
     answer = {"role": "assistant", "content": "two"}
     second = await bench.chat(user("hello"), answer, user("more"), rollout_id="kept")
     assert bench.exchange(second).parent_id == bench.exchange(first).id
 
-    assert await forget_older(bench.recorder, bench.gateway.conversations, time.time() - cutoff) == (1, 1)
+    assert await forget(bench, time.time() - cutoff) == (1, 1)
     assert bench.gateway.rollouts.find("old", None) is None
     with pytest.raises(NotFoundError):
         bench.exchange(old)
     assert bench.exchange(second).parent_id == bench.exchange(first).id
     record = await bench.gateway.rollouts.get("kept", None)
     assert record.num_exchanges == 2
+    assert await forget(bench, -3600, bench.exchange(second).id) == (0, 0), (
+        "a job needs the second, which continues the first"
+    )
+    assert bench.exchange(second).parent_id == bench.exchange(first).id
     bench.forget()  # everything else is gone an hour later
-    assert await forget_older(bench.recorder, bench.gateway.conversations, -3600) == (2, 1)
+    assert await forget(bench, -3600, "ex_of_a_job_before") == (2, 1)

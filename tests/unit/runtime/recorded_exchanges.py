@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from art.credit.plan import StepPlan
 from art.credit.resolve import ResolvedGroup, resolve
+from art.credit.samples import build_samples
 from art.gateway.record.recorder import Exchange
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from art.trainer.contract import TrainingSample
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}
@@ -58,3 +61,18 @@ def resolved(
 ) -> list[ResolvedGroup]:
     wired = [g if isinstance(g, WireGroup) else WireGroup(trajectories=g) for g in groups]
     return resolve(wired, {e.id: e for e in exchanges}, project="p", name="m")
+
+
+class Recorded:
+    """A recorder of these exchanges only."""
+
+    def __init__(self, *exchanges: Exchange) -> None:
+        self._by_id = {exchange.id: exchange for exchange in exchanges}
+
+    def get(self, ids: list[str]) -> list[Exchange]:
+        return [self._by_id[id] for id in ids]
+
+
+def samples_of(plan: StepPlan, *exchanges: Exchange) -> list[TrainingSample]:
+    """What the trainer gets when the planned step runs."""
+    return build_samples(plan.samples, Recorded(*(exchanges or (FIRST, SECOND, BRANCH, LONG))))  # type: ignore[arg-type]

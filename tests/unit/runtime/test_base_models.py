@@ -120,7 +120,7 @@ async def test_a_hub_id_that_cannot_be_had_says_what_was_tried(
     await runtime.start()
     try:
         with pytest.raises(ConfigError, match=said) as refused:
-            await runtime.register(RegisterRequest(project="p", name="m", base_model="org/nope"))
+            await runtime.registration.register(RegisterRequest(project="p", name="m", base_model="org/nope"))
         assert f"no folder of this name ({tmp_path / 'org/nope'})" in refused.value.message
         assert "own words" not in refused.value.message
         assert (await runtime.health())["base_models"] == []

@@ -14,6 +14,7 @@ from recorded_exchanges import (
     choice,
     group,
     resolved,
+    samples_of,
     trajectory,
 )
 
@@ -47,7 +48,7 @@ def test_advantages_of_trained_rollouts_are_described_whatever_their_length_and_
 
 def test_an_advantage_is_the_mean_of_its_tokens() -> None:
     turns = [trajectory(0.0, turn_rewards=[0.0, 1.0]), trajectory(0.0, turn_rewards=[0.0, 0.0])]
-    samples = plan_step(resolved(turns), TrainConfig(), step=3).samples
+    samples = samples_of(plan_step(resolved(turns), TrainConfig(), step=3))
     means = [sum(sample.advantages) / sum(sample.loss_mask) for sample in samples]
     metrics = metrics_of(turns)
     assert (metrics["data/advantage_max"], metrics["data/advantage_min"]) == (max(means), min(means))

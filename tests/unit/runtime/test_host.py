@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-import art.runtime.host
-from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
-from art.engine import GenerateRequest
+import art.runtime.hosting.adapter_table
+from art.config import EngineConfig, ModelSettings, ServerConfig, TrainConfig, TrainerConfig, VllmConfig
+from art.engine import GenerateRequest, TokenChunk
 from art.errors import HandshakeError, ProcessError, TrainingError
+from art.protocol.calls import Call, Generate, PrepareWeights, Progress, Train, UnloadAdapter, Wake
+from art.protocol.samples import StepResult
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts, host_key
 from art.runtime.registry import RegisteredModel
 from art.runtime.supervision.process import ChildProcess
 from art.storage import checkpoints
 from art.storage.layout import DataDir
+
+STEP = Train(samples=[], config=TrainConfig(), from_checkpoint=Path("0000"), to_checkpoint=Path("0001"), job_id="x")
+CHUNK = TokenChunk(token_ids=[1], logprobs=[-1.0], finish_reason="length")
 
 
 class Connection:
@@ -29,8 +34,8 @@ class Connection:
         self.answer = asyncio.Event()
         self.dead = False
 
-    async def call(self, method: str, *, name: str) -> None:
-        self.asked.append(name)
+    async def call(self, call: UnloadAdapter) -> None:
+        self.asked.append(call.name)
         await self.answer.wait()
         if self.dead:
             raise ProcessError("the engine died")
@@ -54,9 +59,11 @@ def host(tmp_path: Path, engine: Connection, monkeypatch: pytest.MonkeyPatch) ->
     async def connect() -> Connection:
         return engine
 
-    monkeypatch.setattr(art.runtime.host, "MAX_LOADED_ADAPTERS", 1)
-    monkeypatch.setattr(art.runtime.host, "publish", publish)
-    monkeypatch.setattr(art.runtime.host.checkpoints, "identify", lambda path: (path / "content").read_text())
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "MAX_LOADED_ADAPTERS", 1)
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "publish", publish)
+    monkeypatch.setattr(
+        art.runtime.hosting.adapter_table.checkpoints, "identify", lambda path: (path / "content").read_text()
+    )
     monkeypatch.setattr(host.engine_process, "connect", connect)
     return host
 
@@ -72,16 +79,16 @@ async def test_a_long_request_of_an_old_adapter_does_not_keep_new_ones_out(
 ) -> None:
     async with asyncio.timeout(5):
         for name in ("a", "b", "c"):
-            assert await host.load(name, checkpoint(tmp_path, name, name))
+            assert await host.adapters.load(name, checkpoint(tmp_path, name, name))
         await asyncio.sleep(0)
     assert engine.asked == ["a", "b"]
-    assert [host.is_loaded(name) for name in ("a", "b", "c")] == [False, False, True]
+    assert [host.adapters.is_loaded(name) for name in ("a", "b", "c")] == [False, False, True]
 
 
 async def test_full_checkpoints_make_room_before_they_are_loaded(
     host: BaseModelHost, engine: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(art.runtime.host, "MAX_LOADED_FULL", 2)
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "MAX_LOADED_FULL", 2)
     seen: list[list[str]] = []
 
     async def publish(_: Any, adapter_id: str, path: Path, tolerance: float | None) -> dict[str, float]:
@@ -89,20 +96,20 @@ async def test_full_checkpoints_make_room_before_they_are_loaded(
         seen.append(list(engine.asked))
         return {"publish/number": 1}
 
-    monkeypatch.setattr(art.runtime.host, "publish", publish)
-    assert await host.load("lora", checkpoint(tmp_path, "lora", "lora"))
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "publish", publish)
+    assert await host.adapters.load("lora", checkpoint(tmp_path, "lora", "lora"))
     for name in ("a", "b", "c", "b"):
         path = checkpoint(tmp_path, name, f"{name}{len(seen)}")
         (path / checkpoints.MODEL_WEIGHTS).touch()
-        assert await host.load(name, path)
+        assert await host.adapters.load(name, path)
     assert seen == [[], [], [], ["a"], ["a"]], "b was loaded again, in its own place"
-    assert [host.is_loaded(name) for name in ("lora", "a", "b", "c")] == [True, False, True, True]
+    assert [host.adapters.is_loaded(name) for name in ("lora", "a", "b", "c")] == [True, False, True, True]
 
 
 async def test_other_weights_under_the_same_name_are_published_again(host: BaseModelHost, tmp_path: Path) -> None:
-    assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
-    assert await host.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
-    assert await host.load("a", checkpoint(tmp_path, "0001", "of the next try"))
+    assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of a step that failed"))
+    assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of a step that failed")) == {}
+    assert await host.adapters.load("a", checkpoint(tmp_path, "0001", "of the next try"))
 
 
 async def test_hosts_do_not_share_a_log(tmp_path: Path) -> None:
@@ -120,9 +127,9 @@ async def test_a_step_that_takes_too_long_is_ended_and_named(tmp_path: Path, mon
     ended: list[str] = []
 
     class Endless:
-        async def stream(self, method: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
+        async def stream(self, call: Train) -> AsyncIterator[Progress]:
             while True:
-                yield {"progress": {}}
+                yield Progress(done=1, total=2)
                 await asyncio.sleep(0.01)
 
     async def connect() -> Endless:
@@ -134,18 +141,18 @@ async def test_a_step_that_takes_too_long_is_ended_and_named(tmp_path: Path, mon
     monkeypatch.setattr(host.trainer_process, "connect", connect)
     monkeypatch.setattr(host.trainer_process, "end", end)
     with pytest.raises(TrainingError, match=r"`train` took longer than `job_timeout_s` = 0\.1 s"):
-        await host.train("train", job_id="x")
+        await host.trainer.train(STEP)
     assert len(ended) == 1
 
 
 async def test_forgetting_waits_for_the_last_request_and_survives_the_engine(
     host: BaseModelHost, engine: Connection, tmp_path: Path
 ) -> None:
-    await host.load("a", checkpoint(tmp_path, "a", "a"))
-    forgetting = asyncio.ensure_future(host.forget_adapter("a"))
+    await host.adapters.load("a", checkpoint(tmp_path, "a", "a"))
+    forgetting = asyncio.ensure_future(host.adapters.forget("a"))
     await asyncio.sleep(0.01)
     assert not forgetting.done()
-    assert not host.is_loaded("a")
+    assert not host.adapters.is_loaded("a")
     engine.dead = True
     engine.answer.set()
     await forgetting
@@ -167,13 +174,13 @@ class OnePolicy:
         self.events: list[str] = []
         self.may_end = asyncio.Event()
 
-    async def call(self, method: str, *, name: str, path: str) -> None:
-        self.events.append(f"{method} {name}")
+    async def call(self, call: PrepareWeights) -> None:
+        self.events.append(f"{call.method} {call.name}")
 
-    async def stream(self, method: str, *, request: dict[str, Any], stream: bool) -> AsyncIterator[dict[str, Any]]:
-        self.events.append(f"{method} {request['adapter']}")
+    async def stream(self, call: Generate) -> AsyncIterator[TokenChunk]:
+        self.events.append(f"{call.method} {call.request.adapter}")
         await self.may_end.wait()
-        yield {"token_ids": [1], "logprobs": [-1.0], "top_logprobs": [], "finish_reason": "length"}
+        yield CHUNK
 
     async def publish(self, _: Any, adapter_id: str, path: Path, tolerance: float | None) -> dict[str, float]:
         self.events.append(f"publish {adapter_id}")
@@ -192,10 +199,11 @@ def single(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BaseModelHo
         return engine
 
     monkeypatch.setattr(host.engine_process, "connect", connect)
-    monkeypatch.setattr(host._raw_engine, "_connect", connect)
-    monkeypatch.setattr(art.runtime.host, "publish", engine.publish)
-    monkeypatch.setattr(art.runtime.host.checkpoints, "identify", lambda path: (path / "content").read_text())
-    monkeypatch.setattr(art.runtime.host.checkpoints, "verify", lambda path: None)
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "publish", engine.publish)
+    monkeypatch.setattr(
+        art.runtime.hosting.adapter_table.checkpoints, "identify", lambda path: (path / "content").read_text()
+    )
+    monkeypatch.setattr(art.runtime.hosting.adapter_table.checkpoints, "verify", lambda path: None)
     return host, engine
 
 
@@ -204,14 +212,14 @@ async def test_policies_are_exchanged_when_no_request_runs(
 ) -> None:
     host, engine = single
     first, second = checkpoint(tmp_path, "m@1", "1"), checkpoint(tmp_path, "m@2", "2")
-    assert await host.ensure("m@1", first) == "m@1"
+    assert await host.adapters.ensure_loaded("m@1", first) == "m@1"
     running = asyncio.create_task(ask_for(host, "m@1"))
     await until(lambda: "generate m@1" in engine.events)
-    loading = asyncio.create_task(host.load("m@2", second))
+    loading = asyncio.create_task(host.adapters.load("m@2", second))
     await until(lambda: "prepare_weights m@2" in engine.events)
-    await until(lambda: not host.is_loaded("m@1"))
+    await until(lambda: not host.adapters.is_loaded("m@1"))
     held = asyncio.create_task(ask_for(host, "m@2"))
-    asking = asyncio.create_task(host.ensure("m@1", first))
+    asking = asyncio.create_task(host.adapters.ensure_loaded("m@1", first))
     await asyncio.sleep(0.02)
     assert [task.done() for task in (loading, held, asking)] == [False] * 3
     engine.may_end.set()
@@ -222,27 +230,27 @@ async def test_policies_are_exchanged_when_no_request_runs(
         *("prepare_weights m@1", "publish m@1", "generate m@1"),
         *("prepare_weights m@2", "publish m@2", "generate m@2"),
     ]
-    assert (host.is_loaded("m@1"), host.is_loaded("m@2")) == (False, True)
-    assert await host.load("m@2", second) == {}
+    assert (host.adapters.is_loaded("m@1"), host.adapters.is_loaded("m@2")) == (False, True)
+    assert await host.adapters.load("m@2", second) == {}
 
 
 async def test_a_policy_that_fails_the_handshake_gives_its_place_back(
     single: tuple[BaseModelHost, OnePolicy], tmp_path: Path
 ) -> None:
     host, engine = single
-    await host.load("m@1", checkpoint(tmp_path, "m@1", "1"))
+    await host.adapters.load("m@1", checkpoint(tmp_path, "m@1", "1"))
     wrong = checkpoint(tmp_path, "m@2", "2")
     (wrong / "wrong").touch()
     with pytest.raises(HandshakeError):
-        await host.load("m@2", wrong)
+        await host.adapters.load("m@2", wrong)
     assert engine.events[2:] == ["prepare_weights m@2", "publish m@2", "publish m@1"]
-    assert host.is_loaded("m@1")
+    assert host.adapters.is_loaded("m@1")
     (tmp_path / "m@1" / "wrong").touch()  # the one before cannot come back either
     with pytest.raises(HandshakeError):
-        await host.load("m@2", wrong)
-    assert not host.is_loaded("m@1")
+        await host.adapters.load("m@2", wrong)
+    assert not host.adapters.is_loaded("m@1")
     (wrong / "wrong").unlink()
-    assert await host.ensure("m@2", wrong) == "m@2"
+    assert await host.adapters.ensure_loaded("m@2", wrong) == "m@2"
 
 
 def test_models_whose_weights_are_merged_share_no_host() -> None:
@@ -263,19 +271,19 @@ class Machine:
         self.cannot_wake = False
         self.closed = False
 
-    async def call(self, method: str, **params: Any) -> Any:
-        self.events.append(method)
-        if method == "wake" and self.cannot_wake:
+    async def call(self, call: Call[Any]) -> Any:
+        self.events.append(call.method)
+        if isinstance(call, Wake) and self.cannot_wake:
             raise ProcessError("out of memory")
         return [-1.0]
 
-    async def stream(self, method: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
-        self.events.append(method)
-        if method == "train":
+    async def stream(self, call: Call[Any]) -> AsyncIterator[StepResult | TokenChunk]:
+        self.events.append(call.method)
+        if isinstance(call, Train):
             await self.finish_step.wait()
-            yield {"step": 1}
+            yield StepResult(step=1)
         else:
-            yield {"token_ids": [1], "logprobs": [-1.0], "top_logprobs": [], "finish_reason": "length"}
+            yield CHUNK
 
 
 @pytest.fixture
@@ -303,7 +311,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelHost, machine: Machine) -> None:
-    step = asyncio.ensure_future(shared.train("train", job_id="x"))
+    step = asyncio.ensure_future(shared.trainer.train(STEP))
     await until(lambda: "train" in machine.events)
     request = GenerateRequest(
         request_id="r", adapter=None, prompt_token_ids=[1], max_tokens=1, stop_token_ids=(), seed=1
@@ -316,12 +324,12 @@ async def test_requests_wait_while_the_trainer_has_the_memory(shared: BaseModelH
     await asyncio.sleep(0.01)
     assert machine.events == ["sleep", "train"]
     machine.finish_step.set()
-    assert (await step)["step"] == 1
+    assert (await step).step == 1
     await asyncio.gather(*held)
     assert machine.events == ["sleep", "train", "wake", "generate", "score"]
 
 
-async def test_an_engine_that_does_not_wake_up_is_started_anew(
+async def test_an_engine_that_does_not_wake_up_is_restarted(
     shared: BaseModelHost, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
@@ -332,6 +340,6 @@ async def test_an_engine_that_does_not_wake_up_is_started_anew(
     monkeypatch.setattr(shared.engine_process, "end", end)
     machine.cannot_wake = True
     machine.finish_step.set()
-    assert (await shared.train("train", job_id="x"))["step"] == 1
+    assert (await shared.trainer.train(STEP)).step == 1
     assert ended == ["it did not wake up: out of memory"]
     assert await shared.engine.score([1, 2], None), "the gate is open again"

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.errors import ConflictError, NotFoundError, OverloadedError
+from art.config import TrainConfig, TrainSFTConfig
+from art.credit.plan import StepPlan
+from art.credit.samples import PlannedAnswer, PlannedSample
+from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.training import JobProgress
-from art.runtime.jobs.store import Job, JobStore
+from art.runtime.jobs.job import PAYLOADS, Job, Payload, SftPayload, TrainPayload
+from art.runtime.jobs.store import JobStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
+from art.trainer.contract import TrainingSample
 
 STATES: tuple[JobState, ...] = get_args(JobState)
 
@@ -31,9 +38,9 @@ async def open_store(path: Path, max_per_project: int | None = None) -> tuple[Da
 
 
 def job(job_id: str, project: str = "p") -> Job:
-    return Job(
-        job_id=job_id, kind="train", project=project, name="m", lane="l", payload={"call": [1, 2]}, needs=["/data/0003"]
-    )
+    plan = StepPlan(exchange_ids=["ex_1", "ex_2"])
+    payload = TrainPayload(config=TrainConfig(), plan=plan, references={"3": "/data/0003"})
+    return Job(job_id=job_id, kind="train", project=project, name="m", lane="l", payload=payload)
 
 
 def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path: Path) -> None:
@@ -130,9 +137,12 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     assert await store.events("job-1", 4) == []
     assert [found.job_id for found in await store.find()] == ["job-2", "job-1"]
     assert [found.job_id for found in await store.find(project="p", name="m")] == ["job-1"]
-    assert await store.needed() == ["/data/0003"] * 2
+    assert await store.needed_checkpoints() == ["/data/0003"] * 2
+    assert await database.run(store.needed_exchanges) == ["ex_1", "ex_2"] * 2
     await store.finish("job-1", changes={"step": 4}, published_step=None)
     assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
+    assert await store.needed_checkpoints() == ["/data/0003"]
+    assert await database.run(store.needed_exchanges) == ["ex_1", "ex_2"]
     await store.add_progress("job-2", JobProgress(phase="train", done=1, total=2))
     assert await store.forget_progress(before=0.0) == 0
     assert await store.forget_progress(before=first.created_at + 1) == 2, "of the job that is over"  # type: ignore[operator]
@@ -160,6 +170,56 @@ async def test_a_database_of_before_gets_its_columns(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db")
     (entry,) = await store.recover()
     assert (entry.job_id, entry.lane) == ("old", "")
+    assert await database.run(store.needed_exchanges) == []
+    database.close()
+
+
+OLD_PAYLOADS = {
+    "train": {"call": {"samples": [], "config": {}, "pairs": [], "references": {}}, "metrics": {}, "findings": []},
+    "train_sft": {"call": {"samples": [], "config": {}}, "metrics": {}, "findings": [], "ledger": None},
+    "fork": {"call": "copy", "params": {"source": "/a", "target": "/b"}, "step": 1, "origin": "p/a"},
+    "export": {"call": "export", "params": {"source": "/a"}, "step": 1, "result": {}},
+}
+"""Payloads as versions up to 0.5 stored them."""
+
+
+@pytest.mark.parametrize("kind", OLD_PAYLOADS)
+async def test_a_job_of_an_older_version_says_that_it_cannot_be_read(tmp_path: Path, kind: JobKind) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    await store.add(replace(job("job-old"), kind=kind), 1)
+    payload = zlib.compress(orjson.dumps(OLD_PAYLOADS[kind]), 1)
+    await database.run(lambda db: db.execute("UPDATE jobs SET payload = ?", (payload,)))
+    assert [entry.job_id for entry in await store.recover()] == ["job-old"]
+    with pytest.raises(
+        TrainingError, match=rf"job-old \({kind} of p/m\) was queued by another version.*under a new id"
+    ):
+        await store.load("job-old")
+    database.close()
+
+
+async def test_a_payload_comes_back_to_the_last_digit(tmp_path: Path) -> None:
+    answers = [PlannedAnswer(exchange_id="ex_1", num_tokens=3, advantages=[0.1 + 0.2, -1 / 3, 1e-17])]
+    sample = PlannedSample(
+        sample_id="s", rollout_id="r", answers=answers, weight=1 / 7, share=None, policy_version=3,
+        teacher_logprobs=[0.0, -0.1, -1 / 3],
+    )  # fmt: skip
+    plan = StepPlan(
+        samples=[sample], ledger={"ledger/trained_tokens": 3}, metrics={"data/x": 1 / 3}, pairs=[("a", "b")],
+        findings=["x"], exchange_ids=["ex_1"],
+    )  # fmt: skip
+    text = TrainingSample(
+        sample_id="s", rollout_id="r", token_ids=[1, 2], loss_mask=[False, True], sampling_logprobs=[0.0, -0.1],
+        advantages=[0.0, 0.0], component="sft",
+    )  # fmt: skip
+    database, store = await open_store(tmp_path / "art.db")
+    payloads: dict[JobKind, Payload] = {
+        "train": TrainPayload(config=TrainConfig(learning_rate=1 / 3), plan=plan, references={"3": "/c"}),
+        "train_sft": SftPayload(config=TrainSFTConfig(), samples=[text], plan=StepPlan(findings=["y"])),
+    }
+    for kind, payload in payloads.items():
+        await store.add(replace(job(kind), kind=kind, payload=payload), 1)
+        assert (await store.load(kind)).payload == payload
+        assert type(payload) is PAYLOADS[kind]
     database.close()
 
 

@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
+from art.config import TrainConfig
+from art.credit.plan import StepPlan
 from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, TrainingError
 from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
 from art.runtime.jobs import runner as jobs
-from art.runtime.jobs.runner import Done, JobControl, JobRunner
-from art.runtime.jobs.store import Entry, Job, JobStore
+from art.runtime.jobs.job import Entry, Job, TrainPayload
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.jobs.store import JobStore
+from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import Registry
 from art.storage.database import Database
+
+PAYLOAD = TrainPayload(config=TrainConfig(), plan=StepPlan())
 
 
 class Steps:
@@ -65,7 +71,7 @@ class Server:
         return self
 
     async def submit(self, job_id: str, project: str = "p", name: str = "m") -> JobStatus:
-        return await self.runner.submit(job_id, "train", (project, name), {"call": job_id}, 1)
+        return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, 1)
 
     async def until(self, job_id: str, *states: str) -> JobStatus:
         async with asyncio.timeout(5):
@@ -224,7 +230,7 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     assert [event.state for event in later if event.kind == "state"] == ["queued", "running", "succeeded"]
     assert [event.number for event in later] == list(range(len(numbers) + 1, len(numbers) + len(later) + 1))
     with pytest.raises(ConflictError):
-        await second.runner.submit("a1", "train", ("a", "m"), {}, 2)
+        await second.runner.submit("a1", "train", ("a", "m"), PAYLOAD, 2)
     assert all(status.state in ENDED for status in await second.runner.find())
     await second.close()
 

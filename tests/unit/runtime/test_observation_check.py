@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from recorded_exchanges import FIRST
 
-from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory
-from art.credit.resolve import Path as TokenPath
+from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
@@ -70,7 +69,7 @@ def exchange(renderer: Renderer, name: str, shown: str, *, tool: bool = False) -
 def group(exchanges: list[Exchange]) -> ResolvedGroup:
     trajectories = []
     for one in exchanges:
-        path = TokenPath(token_ids=[], answers=[Answer(start=0, exchange=one, choice=0)])
+        path = TokenPath(token_ids=[], answers=[Answer(exchange=one, choice=0)])
         trajectories.append(ResolvedTrajectory(label="t", reward=0.0, paths=[path]))
     return ResolvedGroup(label="groups[0]", trajectories=trajectories)
 

@@ -279,8 +279,8 @@ async def test_a_model_is_refused_before_any_process_starts(tmp_path: Path, monk
     try:
         request = RegisterRequest(project="p", name="m", base_model=str(tmp_path), settings=settings(device="cuda"))
         with pytest.raises(ConfigError, match="no NVIDIA GPU"):
-            await runtime.register(request)
-        assert await runtime.list_models() == []
+            await runtime.registration.register(request)
+        assert runtime.models.list_all() == []
         assert (await runtime.health())["base_models"] == []
     finally:
         await runtime.close()

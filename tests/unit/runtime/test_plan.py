@@ -21,11 +21,13 @@ from recorded_exchanges import (
     exchange,
     group,
     resolved,
+    samples_of,
     trajectory,
 )
 
 from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
-from art.credit.plan import StepPlan, close_ledger, close_unused_ledger, plan_step
+from art.credit.ledger import close_ledger, close_unused_ledger
+from art.credit.plan import StepPlan, plan_step
 from art.credit.resolve import ResolvedGroup
 from art.errors import NothingTrainableError, TrainingError, TrajectoryError
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
@@ -39,7 +41,7 @@ def plan(*groups: WireGroup | list[WireTrajectory], step: int = 3, **config: Any
 
 def token_scales(found: StepPlan) -> dict[str, dict[str, float]]:
     """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
-    total = sum(s.weight * sum(s.loss_mask) if s.share is None else s.share for s in found.samples)
+    total = sum(s.weight * sum(a.num_tokens for a in s.answers) if s.share is None else s.share for s in found.samples)
     scales: dict[str, dict[str, float]] = {}
     for sample in found.samples:
         rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
@@ -53,7 +55,7 @@ def token_scales(found: StepPlan) -> dict[str, dict[str, float]]:
 def test_a_sample_is_a_token_path() -> None:
     found = plan(group(1.0, 0.0), step=4)
     assert len(found.samples) == 2
-    sample = found.samples[0]
+    sample = samples_of(found)[0]
     assert (sample.sample_id, sample.rollout_id) == ("groups[0].trajectories[0].paths[0]", "groups[0].trajectories[0]")
     assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
     assert sample.loss_mask == [False, False, False, True, True, False, True, True]
@@ -66,27 +68,28 @@ def test_a_sample_is_a_token_path() -> None:
 def test_turn_rewards_reach_the_tokens_of_their_turn() -> None:
     """Turn rewards 0, 2 and 1, 1: mean 1, centred -1, 1 and 0, 0."""
     found = plan([trajectory(1.0, turn_rewards=[0, 2]), trajectory(0.0, turn_rewards=[1, 1])])
-    assert found.samples[0].advantages == [0, 0, 0, 0.5, 0.5, 0, 1.5, 1.5]
-    assert found.samples[1].advantages == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+    assert samples_of(found)[0].advantages == [0, 0, 0, 0.5, 0.5, 0, 1.5, 1.5]
+    assert samples_of(found)[1].advantages == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
 
 
 def test_token_rewards_reach_their_tokens() -> None:
     """Mean 1; centred 3, -1 | -1, -1 and 0, 0 | 0, 0; each token has its own and those behind it."""
     rewards = [[[4, 0], [0, 0]], [[1, 1], [1, 1]]]
     found = plan([trajectory(1.0, token_rewards=value) for value in rewards])
-    assert found.samples[0].advantages == [0, 0, 0, 0, -3, 0, -2, -1]
-    assert found.samples[1].advantages == [0.0] * 8
+    assert samples_of(found)[0].advantages == [0, 0, 0, 0, -3, 0, -2, -1]
+    assert samples_of(found)[1].advantages == [0.0] * 8
 
 
 def test_a_further_history_has_the_advantage_of_its_trajectory() -> None:
     both = [trajectory(r, ONE_TURN, LONG_TURN, turn_rewards=[t]) for r, t in ((1.0, 4), (0.0, 0))]
     found = plan(both)
-    assert [sorted(set(s.advantages)) for s in found.samples[:2]] == [[0, 2.5], [0, 0.5]]
+    assert [sorted(set(s.advantages)) for s in samples_of(found)[:2]] == [[0, 2.5], [0, 0.5]]
 
 
 def test_samples_keep_their_temperature() -> None:
-    groups = resolved(group(1.0, 0.0), exchanges=(FIRST, replace(SECOND, temperature=0.7)))
-    assert [s.temperature for s in plan_step(groups, TrainConfig(), step=3).samples] == [1.0, 0.7, 1.0, 0.7]
+    exchanges = FIRST, replace(SECOND, temperature=0.7)
+    planned = plan_step(resolved(group(1.0, 0.0), exchanges=exchanges), TrainConfig(), step=3)
+    assert [s.temperature for s in samples_of(planned, *exchanges)] == [1.0, 0.7, 1.0, 0.7]
 
 
 # -- weights: rollouts of 2 + 1 tokens in two branches, of 6 tokens, and a group of 2 + 2 tokens --
@@ -212,7 +215,7 @@ def test_distillation_alone_looks_at_no_rewards() -> None:
     assert len(found.samples) == 2
     assert found.findings == []
     beside = plan(group(1.0, 0.0), group(1.0, 1.0), loss=(DppoConfig(), DISTILL))
-    assert [max(sample.advantages) for sample in beside.samples] == [0.5, 0, 0, 0]
+    assert [max(sample.advantages) for sample in samples_of(beside)] == [0.5, 0, 0, 0]
     assert beside.findings == ["groups[1]: all rewards are equal, only distillation learns from it"]
 
 
@@ -220,7 +223,7 @@ def test_preference_pairs_name_rollouts() -> None:
     found = plan(group(0.5, 1.0, 0.0), loss=DpoConfig())
     assert found.pairs == [("groups[0].trajectories[1]", "groups[0].trajectories[2]")]
     assert [sample.rollout_id for sample in found.samples] == [name for pair in found.pairs for name in pair]
-    assert all(set(sample.advantages) == {0.0} for sample in found.samples), "the trainer knows them"
+    assert all(set(sample.advantages) == {0.0} for sample in samples_of(found)), "the trainer knows them"
     assert found.metrics["data/step_num_pairs"] == 1
     assert len(plan(group(0.5, 1.0, 0.0), loss=DpoConfig(pairs="all")).pairs) == 3
 
@@ -257,13 +260,13 @@ def test_an_empty_answer_gives_no_sample() -> None:
     members = [trajectory(1.0, ONE_TURN), trajectory(0.0, WireHistory(items=[choice("e0", "")]))]
     found = plan_step(resolved(members, exchanges=(FIRST, nothing)), TrainConfig(normalize="rollout"), step=3)
     assert [sample.rollout_id for sample in found.samples] == ["groups[0].trajectories[0]"]
-    assert found.samples[0].advantages[-1] == 0.5, "its reward counts in the mean"
+    assert samples_of(found)[0].advantages[-1] == 0.5, "its reward counts in the mean"
 
 
 def test_overlong_rollouts_are_counted() -> None:
     found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
     assert found.metrics["data/step_num_trajectories_overlong"] == 1
-    assert [max(s.advantages, key=abs) for s in found.samples] == [0.25, -0.25]
+    assert [max(s.advantages, key=abs) for s in samples_of(found)] == [0.25, -0.25]
 
 
 # -- nothing to learn --

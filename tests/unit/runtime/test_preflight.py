@@ -54,6 +54,7 @@ class Host:
         self._trial = trial or GOOD_TRIAL
         self.tried: list[TrainingSample] = []
         self.asked = 0
+        self.trainer = self
 
     async def engine_info(self) -> EngineInfo:
         self.asked += 1
@@ -189,10 +190,10 @@ async def test_what_has_passed_is_not_looked_at_again(tmp_path: Path, monkeypatc
 
 async def test_it_can_be_switched_off(tmp_path: Path) -> None:
     host: Any = Host()
-    assert await Runtime(tmp_path, ServerConfig(preflight=False))._ensure_ready(MODEL, host) == []
+    assert await Runtime(tmp_path, ServerConfig(preflight=False)).training._ensure_ready(MODEL, host) == []
     assert host.asked == 0
     with pytest.raises(ConfigError, match="not ready"):
-        await Runtime(tmp_path, ServerConfig())._ensure_ready(MODEL, host)
+        await Runtime(tmp_path, ServerConfig()).training._ensure_ready(MODEL, host)
 
 
 # -- the trial step --

@@ -20,6 +20,7 @@ from art.runtime.supervision.status_report import write_report
 from art.runtime.supervision.waits import acquired, current_waits
 from art.runtime.supervision.watchdog import Watchdog
 from art.storage.logs import log_tail
+from call_support import raw
 
 CHILD = """
 import sys, time
@@ -72,7 +73,7 @@ def spec(module: str, tmp_path: Path, **changes: Any) -> ChildSpec:
 
 
 async def start(client: RpcClient) -> None:
-    await client.call("start")
+    await client.call(raw("start"))
 
 
 async def until_it_beats(process: ChildProcess) -> None:
@@ -92,20 +93,20 @@ async def child(module: str, tmp_path: Path) -> AsyncIterator[ChildProcess]:
 
 async def test_calls_and_streams(child: ChildProcess) -> None:
     client = await child.connect()
-    assert await client.call("echo", a=1) == {"a": 1}
-    assert [i async for i in client.stream("count", n=3)] == [0, 1, 2]
+    assert await client.call(raw("echo", a=1)) == {"a": 1}
+    assert [i async for i in client.stream(raw("count", n=3))] == [0, 1, 2]
 
 
 async def test_death_fails_pending_calls_with_the_log_and_a_new_child_comes_up(child: ChildProcess) -> None:
     client = await child.connect()
     with pytest.raises(ProcessError):
-        await client.call("die")
+        await client.call(raw("die"))
     while child.num_restarts == 0:
         await asyncio.sleep(0.01)
     with pytest.raises(ProcessError, match="exit status 3"):
-        await client.call("echo")
+        await client.call(raw("echo"))
     assert "out of luck" in log_tail(child.spec.log_path)
-    assert await (await child.connect()).call("echo", b=2) == {"b": 2}
+    assert await (await child.connect()).call(raw("echo", b=2)) == {"b": 2}
 
 
 async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
@@ -115,8 +116,8 @@ async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
     while child.num_restarts == 0:
         await asyncio.sleep(0.01)
     with pytest.raises(ProcessError, match="signal 9"):
-        await client.call("echo")
-    assert await (await child.connect()).call("echo") == {}
+        await client.call(raw("echo"))
+    assert await (await child.connect()).call(raw("echo")) == {}
 
 
 async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_there_is(
@@ -128,19 +129,19 @@ async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_t
     client = await process.connect()
     may_start.clear()
     with pytest.raises(ProcessError):
-        await client.call("die")
+        await client.call(raw("die"))
     waiting = asyncio.ensure_future(process.connect())
     await asyncio.sleep(0.3)
     assert process.pid is None
     assert not waiting.done()
     may_start.set()
-    assert await (await waiting).call("echo", a=1) == {"a": 1}
+    assert await (await waiting).call(raw("echo", a=1)) == {"a": 1}
     await process.close()
 
 
 async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> None:
     async def refused(client: RpcClient) -> None:
-        await client.call("start", refuse=True)
+        await client.call(raw("start", refuse=True))
 
     process = ChildProcess(spec(module, tmp_path), refused)
     with pytest.raises(ConfigError, match="no such model"):
@@ -166,8 +167,8 @@ async def test_a_stopped_child_is_killed_its_callers_learn_why_and_a_new_one_ans
     cause = r"the echo died \(signal 9, SIGKILL; it was silent for 3 s \(a signal has stopped it\) and was killed\)"
     async with asyncio.timeout(30):
         with pytest.raises(ProcessError, match=cause):
-            await client.call("echo")
-        assert await (await process.connect()).call("echo") == {}
+            await client.call(raw("echo"))
+        assert await (await process.connect()).call(raw("echo")) == {}
     assert cause.replace("\\", "") in str(process.status["last_end"])
     await process.close()
 
@@ -180,11 +181,11 @@ async def test_a_child_stopped_while_it_starts_is_started_again(module: str, tmp
             await until_it_beats(process)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGSTOP)
-        await client.call("start")
+        await client.call(raw("start"))
 
     process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), stopped_once)
     async with asyncio.timeout(30):
-        assert await (await process.connect()).call("echo") == {}
+        assert await (await process.connect()).call(raw("echo")) == {}
     await process.close()
 
 
@@ -193,7 +194,7 @@ async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: 
     client = await process.connect()
     async with asyncio.timeout(30):
         with pytest.raises(ProcessError, match="it owes an answer to `forget` for 3 s, and is idle and was killed"):
-            await client.call("forget")
+            await client.call(raw("forget"))
     await process.close()
 
 
@@ -202,8 +203,8 @@ async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(
     client = await process.connect()
     async with asyncio.timeout(30):
         with pytest.raises(ProcessError, match=r"no progress for \d s \(hanging\) and was killed(.|\n)*in <module>"):
-            await client.call("hang")  # the end of the log shows where it hung
-    assert await (await process.connect()).call("echo") == {}  # and the old heartbeat does not kill the new child
+            await client.call(raw("hang"))  # the end of the log shows where it hung
+    assert await (await process.connect()).call(raw("echo")) == {}  # and the old heartbeat does not kill the new child
     await asyncio.sleep(1.5)
     assert process.num_restarts == 1
     await process.close()
@@ -213,18 +214,18 @@ LEAK = MemoryConfig(leak_growth_bytes=100 * 2**20, leak_window_s=0.4, leak_windo
 
 
 @pytest.mark.slow
-async def test_a_child_that_leaks_is_started_anew_between_two_calls(module: str, tmp_path: Path) -> None:
+async def test_a_child_that_leaks_is_restarted_between_two_calls(module: str, tmp_path: Path) -> None:
     process = ChildProcess(spec(module, tmp_path, memory=LEAK), start)
     client = await process.connect()
     async with asyncio.timeout(120):
         while process.num_restarts == 0:
             with contextlib.suppress(ProcessError):  # one that came just then
-                await (await process.connect()).call("leak", mib=10)
+                await (await process.connect()).call(raw("leak", mib=10))
             await asyncio.sleep(0.1)
-    assert "was started anew: its memory has grown" in process.status["last_end"]
-    with pytest.raises(ProcessError, match="started anew: its memory has grown"):
-        await client.call("echo")
-    assert await (await process.connect()).call("leak", mib=1) <= 2
+    assert "was restarted: its memory has grown" in process.status["last_end"]
+    with pytest.raises(ProcessError, match="was restarted: its memory has grown"):
+        await client.call(raw("echo"))
+    assert await (await process.connect()).call(raw("leak", mib=1)) <= 2
     await process.close()
 
 
@@ -237,8 +238,8 @@ async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible
         process = ChildProcess(spec(module, tmp_path, memory=limit, interruptible=interruptible), start)
         client = await process.connect()
         await until_it_beats(process)
-        forgotten = asyncio.ensure_future(client.call("forget"))
-        await client.call("leak", mib=300)
+        forgotten = asyncio.ensure_future(client.call(raw("forget")))
+        await client.call(raw("leak", mib=300))
         await asyncio.sleep(1.0)
         assert process.num_restarts == int(interruptible)
         assert forgotten.done() == interruptible
@@ -248,7 +249,7 @@ async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible
 
 async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(child: ChildProcess) -> None:
     client = await child.connect()
-    hanging = asyncio.create_task(client.call("hang"), name="the caller")
+    hanging = asyncio.create_task(client.call(raw("hang")), name="the caller")
     await asyncio.sleep(0.5)
     report = await write_report([child], ["job 1"])
     assert f"echo: up, pid {child.pid}, 0." in report
@@ -270,7 +271,7 @@ async def test_nothing_moves_and_the_log_tells(child: ChildProcess, caplog: pyte
     watching = asyncio.create_task(Watchdog(lambda: [child], report, after_s=0.5).run())
     await asyncio.sleep(0.8)
     assert reports == [], "nobody waits"
-    hanging = asyncio.create_task(client.call("hang"))
+    hanging = asyncio.create_task(client.call(raw("hang")))
     await asyncio.sleep(1.4)
     assert len(reports) == 2, "after 0.5 s, and after twice that"
     assert "no progress for 1 s\nthe report" in caplog.text
@@ -285,7 +286,7 @@ async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCa
     watching = asyncio.create_task(Watchdog(list, report, after_s=0.2).run())
     lock = asyncio.Lock()
     async with lock:
-        with pytest.raises(ProcessError, match=r"waited 0\.5 s for its turn, in vain"):
+        with pytest.raises(ProcessError, match=r"timed out after 0\.5 s waiting for its turn"):
             async with acquired(lock, "its turn", 0.5):
                 pass
     assert "waits for its turn, for 0 of 0.5 s" in caplog.text
@@ -297,7 +298,7 @@ async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tm
     refusals = [True]
 
     async def refused_once(client: RpcClient) -> None:
-        await client.call("start", refuse=bool(refusals and refusals.pop()))
+        await client.call(raw("start", refuse=bool(refusals and refusals.pop())))
 
     process = ChildProcess(spec(module, tmp_path), refused_once)
     for _ in range(2):  # asking for it does not start it again
@@ -305,13 +306,13 @@ async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tm
             await process.connect()
     assert process.given_up
     process.start()
-    assert await (await process.connect()).call("echo", a=1) == {"a": 1}
+    assert await (await process.connect()).call(raw("echo", a=1)) == {"a": 1}
     await process.close()
 
 
 async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_path: Path) -> None:
     async def sad(client: RpcClient) -> None:
-        await client.call("start")
+        await client.call(raw("start"))
         raise ProcessError("the server that it needs has died")
 
     process = ChildProcess(spec(module, tmp_path), sad)
@@ -331,7 +332,7 @@ async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(modul
     await process.close()
 
 
-async def test_closing_releases_whoever_waits(module: str, tmp_path: Path) -> None:
+async def test_closing_releases_all_who_wait(module: str, tmp_path: Path) -> None:
     async def never(client: RpcClient) -> None:
         await asyncio.Event().wait()
 

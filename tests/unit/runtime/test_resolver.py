@@ -21,6 +21,10 @@ class Host:
     one_policy = False
     engine = "the engine"
 
+    @property
+    def adapters(self) -> Host:
+        return self
+
     async def renderer(self) -> str:
         return "the renderer"
 

@@ -27,7 +27,10 @@ def test_turns_that_extend_one_another_become_one_path() -> None:
     (found,) = resolved([trajectory(1.0)])[0].trajectories
     (path,) = found.paths
     assert path.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [(a.start, a.end, a.choice, a.exchange) for a in path.answers] == [(3, 5, 0, FIRST), (6, 8, 1, SECOND)]
+    assert [(a.start, a.num_tokens, a.choice, a.exchange) for a in path.answers] == [
+        (3, 2, 0, FIRST),
+        (6, 2, 1, SECOND),
+    ]
     assert (found.label, found.num_choices, found.sampled_tokens) == ("groups[0].trajectories[0]", 2, 4)
 
 
@@ -95,7 +98,7 @@ def test_a_choice_made_elsewhere_has_no_token_rewards() -> None:
     [
         ([USER, choice("e1", "changed")], "the answer was changed after sampling"),
         ([{"role": "user", "content": "other"}, choice("e1", "a")], "differs from what the model was sent"),
-        ([USER, AGAIN, choice("e1", "a")], "2 messages stand before this answer, but the model was sent 1"),
+        ([USER, AGAIN, choice("e1", "a")], "2 messages come before this answer, but the model was sent 1"),
         ([USER, choice("gone", "a")], "is not recorded on this server"),
     ],
 )

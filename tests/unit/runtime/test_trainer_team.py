@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,20 @@ import pytest_asyncio
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
+from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
-from art.trainer.contract import TrainingSample
+from art.trainer.contract import StepResult, TrainingSample
+from call_support import raw
 from process_support import children_of, wait_until_gone
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-RL = TrainConfig(learning_rate=1e-2, mismatch=None).model_dump(mode="json")
-MANY_UPDATES = TrainSFTConfig(batch_size=1).model_dump(mode="json")
+RL = TrainConfig(learning_rate=1e-2, mismatch=None)
+MANY_UPDATES = TrainSFTConfig(batch_size=1)
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) -> ChildProcess:
-    settings = TrainerConfig(device="cpu", num_threads=2, num_processes=2).model_dump(mode="json")
+    settings = TrainerConfig(device="cpu", num_threads=2, num_processes=2)
 
     async def start(client: RpcClient) -> None:
-        await client.call("start", model=model, config=settings)
+        await client.call(StartTrainer(model=model, config=settings))
 
     spec = ChildSpec(
         name="trainer",
@@ -60,19 +61,17 @@ async def trainer(model: str, tmp_path_factory: pytest.TempPathFactory) -> Async
     await trainer.close()
 
 
-def samples(count: int, *, component: str = "rl") -> list[dict[str, Any]]:
+def samples(count: int, *, component: str = "rl") -> list[TrainingSample]:
     """Two shared tokens, then one of its own, and one that all learn."""
     return [
-        asdict(
-            TrainingSample(
-                sample_id=f"s{i}",
-                rollout_id=f"s{i}",
-                token_ids=[1, 2, 3 + i % 20, 5],
-                loss_mask=[False, False, True, True],
-                sampling_logprobs=[0.0, 0.0, -1.0, -1.0],
-                advantages=[0.0, 0.0, 1.0, -0.5 * (i % 3)],
-                component=component,  # type: ignore[arg-type]
-            )
+        TrainingSample(
+            sample_id=f"s{i}",
+            rollout_id=f"s{i}",
+            token_ids=[1, 2, 3 + i % 20, 5],
+            loss_mask=[False, False, True, True],
+            sampling_logprobs=[0.0, 0.0, -1.0, -1.0],
+            advantages=[0.0, 0.0, 1.0, -0.5 * (i % 3)],
+            component=component,  # type: ignore[arg-type]
         )
         for i in range(count)
     ]
@@ -82,15 +81,14 @@ def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
     return {
         "samples": samples(12),
         "config": RL,
-        "from_checkpoint": str(directory / f"{step - 1:04d}"),
-        "to_checkpoint": str(directory / f"{step:04d}"),
+        "from_checkpoint": directory / f"{step - 1:04d}",
+        "to_checkpoint": directory / f"{step:04d}",
         "job_id": f"job-{step:08d}",
     } | changes
 
 
 async def init(client: RpcClient, directory: Path) -> None:
-    lora = LoraConfig(rank=4).model_dump(mode="json")
-    await client.call("init_checkpoint", path=str(directory / "0000"), lora=lora)
+    await client.call(InitCheckpoint(path=directory / "0000", lora=LoraConfig(rank=4)))
 
 
 def pids_of_team(trainer: ChildProcess) -> list[int]:
@@ -116,20 +114,21 @@ async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Pat
     pids = pids_of_team(trainer)
     assert len(pids) == 2
     await init(client, tmp_path)
-    results = [result async for result in client.stream("train", **job(tmp_path, 1))]
-    assert results[-1]["step"] == 1
-    assert results[-1]["metrics"]["data/step_trainable_tokens"] == 24
-    assert all(result["progress"]["done"] <= result["progress"]["total"] for result in results[:-1])
-    refusals: list[tuple[type[ArtError], str, dict[str, Any]]] = [
-        (NothingTrainableError, "train", job(tmp_path, 2, samples=[])),
-        (ConfigError, "train", job(tmp_path, 2, config=RL | {"learning_rate": -1})),
-        (InvalidRequestError, "train", job(tmp_path, 2, samples=[{"tokens": []}])),
-        (InvalidRequestError, "sleep", {}),
+    results = [result async for result in client.stream(Train(**job(tmp_path, 1)))]
+    assert results[-1].step == 1
+    assert results[-1].metrics["data/step_trainable_tokens"] == 24
+    assert all(result.done <= result.total for result in results[:-1])
+    refusals: list[tuple[type[ArtError], Call[Any]]] = [
+        (NothingTrainableError, Train(**job(tmp_path, 2, samples=[]))),
+        (ConfigError, raw("train", **job(tmp_path, 2, config=RL.model_dump() | {"learning_rate": -1}))),
+        (InvalidRequestError, raw("train", **job(tmp_path, 2, samples=[{"tokens": []}]))),
+        (InvalidRequestError, raw("sleep")),
     ]
-    for kind, method, params in refusals:
+    for kind, call in refusals:
         with pytest.raises(kind):
-            await client.call(method, **params)
-    assert [result["step"] async for result in client.stream("train", **job(tmp_path, 2)) if "step" in result] == [2]
+            await client.call(call)
+    results = [result async for result in client.stream(Train(**job(tmp_path, 2)))]
+    assert [result.step for result in results if isinstance(result, StepResult)] == [2]
     assert pids_of_team(trainer) == pids
     assert trainer.num_restarts == 0
 
@@ -151,8 +150,8 @@ async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
     await init(client, tmp_path)
     pids, restarts = pids_of_team(trainer), trainer.num_restarts
     long_job = job(tmp_path, 1, samples=samples(300, component="sft"), config=MANY_UPDATES)
-    stream = client.stream("train_sft", **long_job)
-    assert (await anext(stream))["progress"]["done"] == 1
+    stream = client.stream(TrainSft(**long_job))
+    assert (await anext(stream)).done == 1
     os.kill(pids[rank], signal.SIGKILL)
     with pytest.raises(ProcessError) as death:
         [result async for result in stream]
@@ -163,8 +162,8 @@ async def test_the_death_of_one_in_a_step_ends_all_and_the_step_is_made_again(
     client = await trainer.connect()
     assert trainer.num_restarts == restarts + 1
     short_job = job(tmp_path, 1, samples=samples(6, component="sft"), config=MANY_UPDATES)
-    results = [result async for result in client.stream("train_sft", **short_job)]
-    assert results[-1]["step"] == 1
+    results = [result async for result in client.stream(TrainSft(**short_job))]
+    assert results[-1].step == 1
     assert checkpoints.read_state(tmp_path / "0001").num_updates == 6
 
 

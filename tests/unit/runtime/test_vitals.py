@@ -50,7 +50,7 @@ def test_silence_is_noticed_also_before_the_first_heartbeat(clock: Callable[[flo
     beat(vitals, "loading the model")
     clock(11.0)
     assert vitals.stuck([]) == "it was silent for 11 s (loading the model)"
-    vitals.forgive(5.0)  # the supervisor itself stood still
+    vitals.extend_deadlines(5.0)  # the supervisor itself stood still
     assert vitals.stuck([]) is None
 
 

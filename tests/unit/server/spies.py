@@ -39,37 +39,31 @@ class Rollouts(Spy):
         return None
 
 
-class TwoProjects(Spy):
-    """Models `a/agent` and `b/agent`, and a job of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gateway = Spy()
-        self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
-        self.checkpoints = Spy()
-
-    def reset(self) -> None:
-        for spy in (self, self.checkpoints, self.gateway, self.gateway.rollouts):
-            spy.calls.clear()
-
-    async def health(self) -> dict[str, Any]:
-        return {"status": "ok", "secret": SECRET}
-
-    async def obstacles(self) -> dict[str, str]:
-        return {"disk": SECRET}
-
-    async def list_models(self) -> list[ModelStatus]:
+class Models(Spy):
+    def list_all(self) -> list[ModelStatus]:
         return [self._model(project) for project in ("a", "b")]
 
-    async def model_status(self, project: str, name: str) -> ModelStatus:
-        self.calls.append(("model_status", (project, name), {}))
+    async def status(self, project: str, name: str) -> ModelStatus:
+        self.calls.append(("status", (project, name), {}))
         return self._model(project)
 
+    @staticmethod
+    def _model(project: str) -> ModelStatus:
+        base = SECRET if project == "b" else "base"
+        return ModelStatus(project=project, name="agent", base_model=base, step=0, inference_name=f"{project}/agent")
+
+
+class Resolver:
     def name_in(self, project: str, model: str) -> str | None:
         name = f"{project}/agent"
         return name if model in ("agent", name) else None
 
-    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
+
+class Jobs(Spy):
+    async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
+        return await self.status(job_id)
+
+    async def status(self, job_id: str) -> JobStatus:
         project = job_id.removeprefix("job-of-")
         return JobStatus(
             job_id=job_id,
@@ -80,21 +74,39 @@ class TwoProjects(Spy):
             findings=[SECRET] if project == "b" else [],
         )
 
-    async def list_jobs(
-        self, *, project: str | None, name: str | None, unfinished: bool, limit: int
-    ) -> list[JobStatus]:
-        self.calls.append(("list_jobs", (project,), {}))
-        return [await self.job_status(f"job-of-{owner}", 0.0) for owner in ("a", "b") if project in (None, owner)]
+    async def find(self, *, project: str | None, name: str | None, unfinished: bool, limit: int) -> list[JobStatus]:
+        self.calls.append(("find", (project,), {}))
+        return [await self.status(f"job-of-{owner}") for owner in ("a", "b") if project in (None, owner)]
 
-    async def cancel_job(self, job_id: str) -> JobStatus:
-        self.calls.append(("cancel_job", (job_id,), {}))
-        return await self.job_status(job_id, 0.0)
+    async def cancel(self, job_id: str) -> JobStatus:
+        self.calls.append(("cancel", (job_id,), {}))
+        return await self.status(job_id)
 
-    async def job_events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
-        self.calls.append(("job_events", (job_id,), {}))
-        yield JobEvent(kind="state", at=0.0, state="queued", status=await self.job_status(job_id, 0.0))
+    async def events(self, job_id: str, after: int) -> AsyncGenerator[JobEvent, None]:
+        self.calls.append(("events", (job_id,), {}))
+        yield JobEvent(kind="state", at=0.0, state="queued", status=await self.status(job_id))
 
-    @staticmethod
-    def _model(project: str) -> ModelStatus:
-        base = SECRET if project == "b" else "base"
-        return ModelStatus(project=project, name="agent", base_model=base, step=0, inference_name=f"{project}/agent")
+
+class TwoProjects(Spy):
+    """Models `a/agent` and `b/agent`, and a job of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gateway = Spy()
+        self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
+        self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
+        self.registration, self.training, self.checkpoints = Spy(), Spy(), Spy()
+
+    def parts(self) -> list[Spy]:
+        """This runtime and its parts, except the gateway's."""
+        return [self, self.models, self.jobs, self.registration, self.training, self.checkpoints]
+
+    def reset(self) -> None:
+        for spy in (*self.parts(), self.gateway, self.gateway.rollouts):
+            spy.calls.clear()
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok", "secret": SECRET}
+
+    async def obstacles(self) -> dict[str, str]:
+        return {"disk": SECRET}

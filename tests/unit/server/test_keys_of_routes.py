@@ -90,10 +90,10 @@ class Setup:
 
     def reached(self) -> list[Any]:
         """Calls that did something, or read something of another project."""
-        looked_up = [("model_status", ("a", "agent"), {})]
+        looked_up = [("status", ("a", "agent"), {})]
         gateway = self.runtime.gateway
-        own, files = self.runtime.calls, self.runtime.checkpoints.calls
-        return [c for c in [*own, *files, *gateway.calls, *gateway.rollouts.calls] if c not in looked_up]
+        spies = [*self.runtime.parts(), gateway, gateway.rollouts]
+        return [call for spy in spies for call in spy.calls if call not in looked_up]
 
 
 @pytest.fixture(scope="module")

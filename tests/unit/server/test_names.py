@@ -69,7 +69,8 @@ async def test_bad_names_in_the_url(route: Route, parameter: str) -> None:
             path = re.sub(r"{(\w+)}", lambda match, values=values: values[match[1]], route.path)
             status = await ask(app, route.method, path)
             assert status in (400, 404, 405), (bad, path)
-    assert runtime.calls == runtime.gateway.calls == runtime.gateway.rollouts.calls == []
+    spies = [*runtime.parts(), runtime.gateway, runtime.gateway.rollouts]
+    assert [spy.calls for spy in spies] == [[]] * len(spies)
 
 
 def files(path: Path) -> list[Path]:
@@ -83,7 +84,7 @@ async def test_bad_names_in_a_body(name: str, tmp_path: Path) -> None:
     before = files(tmp_path)
     for project, model in ((name, "agent"), ("games", name)):
         with pytest.raises(InvalidRequestError):
-            await runtime.register(RegisterRequest(project=project, name=model, base_model="org/base"))
+            await runtime.registration.register(RegisterRequest(project=project, name=model, base_model="org/base"))
         with pytest.raises(InvalidRequestError):
             DataDir(tmp_path).model(project, model)
     assert files(tmp_path) == before

@@ -17,7 +17,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from spies import TwoProjects
 
 from art.errors import InvalidRequestError
-from art.protocol.measurements import Measurement
+from art.protocol.answers import Measurement
 from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
 from art.server.app import ROUTES, App, create_app

@@ -12,7 +12,8 @@ from trainer_samples import VOCAB_SIZE
 
 from art.config import DistillConfig, TrainConfig
 from art.credit.plan import plan_step
-from art.credit.resolve import Answer, Path, ResolvedGroup, ResolvedTrajectory
+from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory, TokenPath
+from art.credit.samples import build_samples
 from art.gateway.record.recorder import Exchange
 from art.trainer.contract import TrainingSample
 
@@ -77,20 +78,35 @@ def _float32(values: list[float]) -> list[float]:
 
 def plan(rollouts: Sequence[Rollout], config: TrainConfig) -> tuple[list[TrainingSample], list[tuple[str, str]]]:
     """Samples and preference pairs as a server makes them of recorded rollouts."""
-    found = plan_step([_group(rollouts, number) for number in sorted({r.group for r in rollouts})], config, step=2)
+    groups = [_group(rollouts, number) for number in sorted({r.group for r in rollouts})]
+    planned = plan_step(groups, config, step=2)
+    samples = build_samples(planned.samples, Recorded(groups))  # type: ignore[arg-type]
     if not any(isinstance(term, DistillConfig) for term in config.terms):
-        return found.samples, found.pairs
+        return samples, planned.pairs
     branches = {
         f"{rollout.name}.paths[{b}]": branch for rollout in rollouts for b, branch in enumerate(rollout.branches)
     }
-    samples = [replace(s, teacher_logprobs=branches[s.sample_id].teacher_logprobs) for s in found.samples]
-    return samples, found.pairs
+    return [replace(s, teacher_logprobs=branches[s.sample_id].teacher_logprobs) for s in samples], planned.pairs
+
+
+class Recorded:
+    """A recorder of the exchanges of these groups."""
+
+    def __init__(self, groups: list[ResolvedGroup]) -> None:
+        answers = [answer for group in groups for trajectory in group.trajectories for answer in trajectory.answers()]
+        self._by_id = {answer.exchange.id: answer.exchange for answer in answers}
+        assert len(self._by_id) == len(answers)
+
+    def get(self, ids: list[str]) -> list[Exchange]:
+        return [self._by_id[id] for id in ids]
 
 
 def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
     members = [
         ResolvedTrajectory(
-            label=rollout.name, reward=rollout.reward, paths=[_path(branch) for branch in rollout.branches]
+            label=rollout.name,
+            reward=rollout.reward,
+            paths=[_path(branch, f"{rollout.name}.paths[{b}]") for b, branch in enumerate(rollout.branches)],
         )
         for rollout in rollouts
         if rollout.group == number
@@ -98,17 +114,17 @@ def _group(rollouts: Sequence[Rollout], number: int) -> ResolvedGroup:
     return ResolvedGroup(label=f"groups[{number}]", trajectories=members)
 
 
-def _path(branch: Branch) -> Path:
+def _path(branch: Branch, name: str) -> TokenPath:
     answers = [
-        Answer(start=start, exchange=_exchange(branch, start, end), choice=turn)
+        Answer(exchange=_exchange(branch, start, end, name), choice=turn)
         for turn, (start, end) in enumerate(branch.spans)
     ]
-    return Path(token_ids=branch.token_ids, answers=answers)
+    return TokenPath(token_ids=branch.token_ids, answers=answers)
 
 
-def _exchange(branch: Branch, start: int, end: int) -> Exchange:
+def _exchange(branch: Branch, start: int, end: int, name: str) -> Exchange:
     return Exchange(
-        id=f"ex_{start}",
+        id=f"{name}@{start}",
         rollout_id=None,
         project="p",
         name="m",

@@ -176,8 +176,8 @@ def test_turn_rewards_count_for_their_turn_and_those_before() -> None:
     (group,) = compute_advantages([[part(1, [1, 0, 4]), part(0, [-1])]], TrainConfig())
     long, short = group.rollouts
     assert (long.trajectory, long.turns, short.trajectory, short.turns) == (0.5, [2, 2, 3], -0.5, [-2])
-    assert [long.of_tokens(choice, 2) for choice in (0, 1, 2)] == [[2.5, 2.5], [2.5, 2.5], [3.5, 3.5]]
-    assert long.of_tokens(None, 2) == [0.5, 0.5], "a further conversation has the trajectory's advantage alone"
+    assert [long.of_choice(choice) for choice in (0, 1, 2)] == [[2.5], [2.5], [3.5]]
+    assert long.of_choice(None) == [0.5], "a further conversation has the trajectory's advantage alone"
 
 
 def test_token_rewards_count_for_their_token_and_those_before() -> None:
@@ -186,7 +186,7 @@ def test_token_rewards_count_for_their_token_and_those_before() -> None:
     first, second = group.rollouts
     assert group.has_spread, "by its token rewards alone"
     assert (first.tokens, second.tokens) == ([[3, 3], [], [4]], [[-3, -2]])
-    assert (first.of_tokens(0, 2), first.of_tokens(2, 1), first.of_tokens(None, 1)) == ([3, 3], [4], [0])
+    assert (first.of_choice(0), first.of_choice(2), first.of_choice(None)) == ([3, 3], [4], [0])
 
 
 def test_turn_and_token_rewards_add_up() -> None:
@@ -195,8 +195,8 @@ def test_turn_and_token_rewards_add_up() -> None:
     (group,) = compute_advantages([both], TrainConfig())
     for i, rollout in enumerate(group.rollouts):
         for choice in (0, 1):
-            (found,) = rollout.of_tokens(choice, 1)
-            parts = [of.rollouts[i].of_tokens(choice, 1)[0] - of.rollouts[i].trajectory for of in alone]
+            (found,) = rollout.of_choice(choice)
+            parts = [of.rollouts[i].of_choice(choice)[0] - of.rollouts[i].trajectory for of in alone]
             assert found == rollout.trajectory + sum(parts)
 
 
@@ -323,7 +323,7 @@ def test_reward_that_is_not_finite_is_named(bad: float) -> None:
 def test_all_rollouts_of_a_group_have_turn_rewards_or_none() -> None:
     whole = RolloutRewards(name="b", reward=1, choices=2)
     for kind, with_them in (("turn_rewards", part(1, [1, 2])), ("token_rewards", part(1, [], [[1], [2]]))):
-        with pytest.raises(TrajectoryError, match=f"b has no {kind}, and t of its group has"):
+        with pytest.raises(TrajectoryError, match=f"b has no {kind}, but t of the same group has"):
             compute_advantages([[with_them, whole]], TrainConfig())
     compute_advantages([[part(1, [1, 2])], [whole]], TrainConfig())  # groups may differ
 
@@ -336,5 +336,5 @@ def test_maximum_likelihood_takes_success_or_failure_only() -> None:
 
 
 def test_preferences_do_not_take_turn_rewards() -> None:
-    with pytest.raises(TrajectoryError, match="turn or token rewards, but a preference compares whole rollouts"):
+    with pytest.raises(TrajectoryError, match="turn or token rewards, but a preference pair compares whole rollouts"):
         preference_pairs([part(1, [1, 2])], TrainConfig(), kind="all")

@@ -19,13 +19,15 @@ from trainer_samples import random_samples
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
+from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
 from art.storage import checkpoints
-from art.trainer.contract import TrainingSample
+from art.trainer.contract import StepResult, TrainingSample
+from call_support import raw
 
-TRAINER = TrainerConfig(device="cpu", num_threads=1).model_dump(mode="json")
-LORA = LoraConfig(rank=8, alpha=16).model_dump(mode="json")
-RL = TrainConfig(learning_rate=1e-2, mismatch=None).model_dump(mode="json")
+TRAINER = TrainerConfig(device="cpu", num_threads=1)
+LORA = LoraConfig(rank=8, alpha=16)
+RL = TrainConfig(learning_rate=1e-2, mismatch=None)
 
 
 @dataclass
@@ -66,8 +68,8 @@ def job(directory: Path, step: int, **changes: Any) -> dict[str, Any]:
     return {
         "samples": random_samples(step),
         "config": RL,
-        "from_checkpoint": str(directory / f"{step - 1:04d}"),
-        "to_checkpoint": str(directory / f"{step:04d}"),
+        "from_checkpoint": directory / f"{step - 1:04d}",
+        "to_checkpoint": directory / f"{step:04d}",
         "job_id": f"job-{step:08d}",
     } | changes
 
@@ -76,65 +78,62 @@ async def test_trains_reports_survives_errors_and_is_killed(model_path: Callable
     model = model_path("Qwen3")
     async with trainer_process() as trainer:
         client = trainer.client
-        with pytest.raises(InvalidRequestError, match="call `start` first"):
-            await client.call("train", **job(tmp_path, 1))
+        with pytest.raises(InvalidRequestError, match="call `start_trainer` first"):
+            await client.call(Train(**job(tmp_path, 1)))
         with pytest.raises(ConfigError, match="cannot load base model"):
-            await client.call("start", model=str(tmp_path / "none"), config=TRAINER)
-        await client.call("start", model=model, config=TRAINER)
-        assert await client.call("init_checkpoint", path=str(tmp_path / "0000"), lora=LORA) == {
-            "step": 0,
-            "metrics": {},
-        }
+            await client.call(StartTrainer(model=str(tmp_path / "none"), config=TRAINER))
+        await client.call(StartTrainer(model=model, config=TRAINER))
+        assert await client.call(InitCheckpoint(path=tmp_path / "0000", lora=LORA)) == StepResult(step=0)
 
-        results = [result async for result in client.stream("train", **job(tmp_path, 1))]
-        done = [r["progress"]["done"] for r in results[:-1] if r["progress"]["done"] > 0]
+        results = [result async for result in client.stream(Train(**job(tmp_path, 1)))]
+        done = [r.done for r in results[:-1] if r.done > 0]
         assert done == list(range(1, len(done) + 1))
         assert done
-        assert results[-1]["step"] == 1
-        assert results[-1]["metrics"]["data/step_trainable_tokens"] > 0
+        assert results[-1].step == 1
+        assert results[-1].metrics["data/step_trainable_tokens"] > 0
         checkpoints.verify(tmp_path / "0001")
 
-        again = [result async for result in client.stream("train", **job(tmp_path, 1))]
+        again = [result async for result in client.stream(Train(**job(tmp_path, 1)))]
         assert len(again) == 1  # recorded: no progress, no training
-        assert again[0]["metrics"]["loss/train"] == results[-1]["metrics"]["loss/train"]
+        assert again[0].metrics["loss/train"] == results[-1].metrics["loss/train"]
 
         with pytest.raises(NothingTrainableError):
-            await client.call("train", **job(tmp_path, 2, samples=[]))
+            await client.call(Train(**job(tmp_path, 2, samples=[])))
         with pytest.raises(ConfigError, match="learning_rate"):
-            await client.call("train", **job(tmp_path, 2, config=RL | {"learning_rate": -1}))
-        with pytest.raises(InvalidRequestError, match="no method 'sleep'"):
-            await client.call("sleep")
-        sft_job = job(tmp_path, 2, config=TrainSFTConfig().model_dump(), samples=sft_samples(2))
-        sft = [result async for result in client.stream("train_sft", **sft_job)]
-        assert sft[-1]["step"] == 2
+            await client.call(raw("train", **job(tmp_path, 2, config=RL.model_dump() | {"learning_rate": -1})))
+        with pytest.raises(InvalidRequestError, match="unknown method 'sleep'; this process has start_trainer, "):
+            await client.call(Sleep())
+        with pytest.raises(InvalidRequestError, match="`train` has invalid parameters: job_id: "):
+            await client.call(raw("train", **job(tmp_path, 2, job_id=None)))
+        sft_job = job(tmp_path, 2, config=TrainSFTConfig(), samples=sft_samples(2))
+        sft = [result async for result in client.stream(TrainSft(**sft_job))]
+        assert sft[-1].step == 2
         assert trainer.heartbeats
         assert "doing" in trainer.heartbeats[-1]
 
-        many_updates = TrainSFTConfig(batch_size=1).model_dump()
-        long_job = client.stream(
-            "train_sft", **job(tmp_path, 3, samples=sft_samples(1, count=500), config=many_updates)
-        )
-        assert (await anext(long_job))["progress"] == {"done": 1, "total": 500}
+        many_updates = TrainSFTConfig(batch_size=1)
+        long_job = client.stream(TrainSft(**job(tmp_path, 3, samples=sft_samples(1, count=500), config=many_updates)))
+        assert await anext(long_job) == Progress(done=1, total=500)
         trainer.process.send_signal(signal.SIGKILL)
         with pytest.raises(ProcessError):
             [result async for result in long_job]
     assert checkpoints.list_steps(tmp_path) == [0, 1, 2]
 
     async with trainer_process() as trainer:  # a new process goes on where the files end
-        await trainer.client.call("start", model=model, config=TRAINER)
-        results = [result async for result in trainer.client.stream("train", **job(tmp_path, 3))]
-        assert results[-1]["step"] == 3
+        await trainer.client.call(StartTrainer(model=model, config=TRAINER))
+        results = [result async for result in trainer.client.stream(Train(**job(tmp_path, 3)))]
+        assert results[-1].step == 3
 
 
 async def test_a_waiting_call_can_be_cancelled(model_path: Callable[[str], str], tmp_path: Path) -> None:
     async with trainer_process() as trainer:
         client = trainer.client
-        start = asyncio.create_task(client.call("start", model=model_path("Qwen3"), config=TRAINER))
-        dropped = asyncio.create_task(client.call("init_checkpoint", path=str(tmp_path / "dropped"), lora=LORA))
+        start = asyncio.create_task(client.call(StartTrainer(model=model_path("Qwen3"), config=TRAINER)))
+        dropped = asyncio.create_task(client.call(InitCheckpoint(path=tmp_path / "dropped", lora=LORA)))
         await asyncio.sleep(0.05)
         dropped.cancel()
         await start
-        await client.call("init_checkpoint", path=str(tmp_path / "kept"), lora=LORA)
+        await client.call(InitCheckpoint(path=tmp_path / "kept", lora=LORA))
     assert sorted(os.listdir(tmp_path)) == ["kept"]
 
 

@@ -21,8 +21,10 @@ from art.config import VllmConfig
 from art.engine import GenerateRequest
 from art.engines.process import ProcessEngine
 from art.errors import ConfigError, InvalidRequestError, NotFoundError, ProcessError
+from art.protocol.calls import Info, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.children.vllm_child import Progress
+from call_support import raw
 
 
 @asynccontextmanager
@@ -51,13 +53,12 @@ def model(tmp_path: Path) -> Path:
 
 
 async def start(client: RpcClient, model: Path, *urls: str) -> ProcessEngine:
-    config = VllmConfig(urls=urls).model_dump()
-    await client.call("start", model=str(model), config=config, lora_rank=4, python=None)
+    await client.call(StartVllm(model=str(model), config=VllmConfig(urls=urls), lora_rank=4, python=None))
 
     async def connect() -> RpcClient:
         return client
 
-    return ProcessEngine(connect)
+    return ProcessEngine(connect, attempts=4)
 
 
 def ask(**fields: Any) -> GenerateRequest:
@@ -68,8 +69,8 @@ def ask(**fields: Any) -> GenerateRequest:
 async def test_calls_reach_the_server_and_answers_come_back(model: Path) -> None:
     fake = FakeVllm()
     async with fake.serve() as url, child() as (client, heartbeats):
-        with pytest.raises(ProcessError, match="`info` came before `start`"):
-            await client.call("info")
+        with pytest.raises(ProcessError, match="call `start_vllm` first"):
+            await client.call(Info())
         engine = await start(client, model, url)
         assert (await engine.info()).max_context == CONTEXT - 1
         for stream in (False, True):
@@ -84,7 +85,7 @@ async def test_calls_reach_the_server_and_answers_come_back(model: Path) -> None
         with pytest.raises(InvalidRequestError, match="max_tokens"):
             [chunk async for chunk in engine.generate(ask(max_tokens=0), stream=False)]
         with pytest.raises(InvalidRequestError, match="unknown method 'dance'"):
-            await client.call("dance")
+            await client.call(raw("dance"))
         assert (await engine.info()) == (await engine.info())
         assert asdict(await engine.info())["draws_by_index"] is False
         async with asyncio.timeout(10):
@@ -110,10 +111,10 @@ async def test_cancelling_a_call_cancels_it_on_the_server(model: Path) -> None:
 
 
 async def test_a_failed_start_reports_its_reason(tmp_path: Path) -> None:
-    config = VllmConfig(urls=("http://127.0.0.1:9",)).model_dump()
+    config = VllmConfig(urls=("http://127.0.0.1:9",))
     async with child() as (client, _):
         with pytest.raises(ConfigError, match="is not a local folder"):
-            await client.call("start", model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None)
+            await client.call(StartVllm(model=str(tmp_path / "no" / "model"), config=config, lora_rank=4, python=None))
 
 
 async def test_a_sleeping_server_is_not_mistaken_for_a_stalled_one(model: Path) -> None:

@@ -9,6 +9,9 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable, Sequence
+
+import orjson
 
 from art.errors import StorageError
 from art.gateway.record.conversations import Conversations
@@ -23,6 +26,7 @@ _DELETE_EXCHANGES = """
 DELETE FROM exchanges WHERE id IN (
     SELECT id FROM exchanges AS old WHERE id < ?
         AND NOT EXISTS (SELECT 1 FROM exchanges AS next WHERE next.parent_id = old.id)
+        AND id NOT IN (SELECT value FROM json_each(?))
     LIMIT ?)
 """
 _DELETE_ROLLOUTS = """
@@ -33,20 +37,32 @@ DELETE FROM rollouts WHERE (project, id) IN (
 """
 
 
-async def forget_older(recorder: Recorder, conversations: Conversations, age_s: float) -> tuple[int, int]:
-    """Delete what is older than `age_s` seconds. Returns the numbers of exchanges and rollouts deleted."""
+Needed = Callable[[sqlite3.Connection], Sequence[str]]
+"""Returns ids of exchanges that must be kept whatever their age. It is asked within the transaction that deletes."""
+
+
+async def forget_older(
+    recorder: Recorder, conversations: Conversations, age_s: float, needed: Needed
+) -> tuple[int, int]:
+    """Delete exchanges and rollouts that are older than `age_s` seconds; returns how many of each."""
     before = time.time() - age_s
     conversations.forget_before(exchange_id_at(before))
-    exchanges = await _delete(recorder, _DELETE_EXCHANGES, exchange_id_at(before))
-    rollouts = await _delete(recorder, _DELETE_ROLLOUTS, int(before * 1e6))
-    return exchanges, rollouts
+
+    def delete_exchanges(db: sqlite3.Connection) -> int:
+        kept = orjson.dumps(list(needed(db))).decode()
+        return db.execute(_DELETE_EXCHANGES, (exchange_id_at(before), kept, _BATCH)).rowcount
+
+    def delete_rollouts(db: sqlite3.Connection) -> int:
+        return db.execute(_DELETE_ROLLOUTS, (int(before * 1e6), _BATCH)).rowcount
+
+    return await _repeat(recorder, delete_exchanges), await _repeat(recorder, delete_rollouts)
 
 
-async def forget_regularly(recorder: Recorder, conversations: Conversations, age_s: float) -> None:
+async def forget_regularly(recorder: Recorder, conversations: Conversations, age_s: float, needed: Needed) -> None:
     """Run `forget_older` now and every `INTERVAL_S` seconds, until cancelled."""
     while True:
         try:
-            exchanges, rollouts = await forget_older(recorder, conversations, age_s)
+            exchanges, rollouts = await forget_older(recorder, conversations, age_s, needed)
             if exchanges or rollouts:
                 logger.info("deleted %d exchanges and %d rollouts older than %g s", exchanges, rollouts, age_s)
         except StorageError as error:
@@ -54,11 +70,9 @@ async def forget_regularly(recorder: Recorder, conversations: Conversations, age
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _delete(recorder: Recorder, statement: str, before: str | int) -> int:
-    def work(db: sqlite3.Connection) -> int:
-        return db.execute(statement, (before, _BATCH)).rowcount
-
+async def _repeat(recorder: Recorder, delete: Callable[[sqlite3.Connection], int]) -> int:
+    """Run `delete` in one transaction after another until it deletes nothing."""
     total = 0
-    while deleted := await recorder.database.run(work):
+    while deleted := await recorder.database.run(delete):
         total += deleted
     return total

@@ -22,11 +22,11 @@ class CountTokensRequest(BaseModel):
     """`{"name": ..., "description": ..., "input_schema": <JSON schema>}`."""
     tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
-    """Of chat; Anthropic has none."""
+    """Passed on to the chat request; Anthropic has no such field."""
 
     # Accepted at the value that means "not used".
     thinking: dict[str, Any] | None = None
-    """A model reasons as its chat template says, whatever the budget."""
+    """Accepted without effect: the chat template decides how a model reasons."""
     mcp_servers: list[Any] | None = None
     output_config: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -44,7 +44,7 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """Of chat; Anthropic has none."""
+    """Passed on to the chat request; Anthropic has no such field."""
 
     top_k: int | None = None
     container: str | dict[str, Any] | None = None
@@ -98,7 +98,7 @@ def parse_messages_request(body: Any) -> MessagesRequest:
 
 
 def parse_count_request(body: Any) -> CountTokensRequest:
-    """Likewise, of a request to count tokens."""
+    """Check a decoded JSON body of a request to count tokens. Raises as `parse_messages_request` does."""
     return _parse(CountTokensRequest, body)
 
 

@@ -21,7 +21,7 @@ class ResponsesRequest(BaseModel):
     model: str
     input: str | list[Item]
     instructions: str | None = None
-    """A system message in front. Those of an earlier response are not carried over."""
+    """Becomes a system message before all others. Instructions of an earlier response are not carried over."""
     previous_response_id: str | None = None
     """Continues that response's conversation; every response is stored."""
     tools: list[dict[str, Any]] | None = None
@@ -34,9 +34,9 @@ class ResponsesRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: list[str] | None = None
-    """`reasoning.encrypted_content` puts a reference to the record there."""
+    """With `reasoning.encrypted_content`, reasoning items carry a reference to the record."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """Of chat; OpenAI has none here."""
+    """Passed on to the chat request; OpenAI has no such field here."""
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
 
     # Accepted at the value that means "not used".
@@ -62,7 +62,7 @@ class ResponsesRequest(BaseModel):
 
 
 class ResponsesAnswer(BaseModel):
-    """What every response has; more fields repeat the request."""
+    """The fields that every response has. More fields repeat the request."""
 
     model_config = ConfigDict(extra="allow")
     id: str

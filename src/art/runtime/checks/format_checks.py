@@ -1,4 +1,4 @@
-"""Checks of a model's text format, in words for its user."""
+"""Checks of a model's text format."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from art.gateway.format.fidelity import (
 from art.gateway.format.renderer import Renderer
 from art.protocol.preflight import CheckResult
 
-_DETACHED = "the template writes answers in a way that does not follow the prompt for them, so none could be tried"
-_REPORT = "use the model's own current chat template; if it is, report the model"
+_DETACHED = "the template writes answers in a form that does not continue their prompt, so none could be checked"
+_REPORT = "use the model's own current chat template; if you do already, report the model"
 
 
 def check_template(renderer: Renderer) -> CheckResult:
-    """Whether a later turn extends the earlier one or is a declared branch, and answers come back as they were."""
+    """Check that a later turn extends the earlier one or is a declared branch, and that answers come back unchanged."""
     plain = [examine(renderer, conversation) for conversation in plain_conversations()]
     reasoning = examine(renderer, reasoning_conversation())
     name = "chat template"
     if plain[0].refused is not None:
-        remedy = "use an instruction-tuned model, or mend its chat template"
+        remedy = "use an instruction-tuned model, or correct its chat template"
         return CheckResult(name=name, status="failure", found=plain[0].refused, remedy=remedy)
     if problem := _problem([*plain, reasoning]):
         return CheckResult(name=name, status="failure", found=problem, remedy=_REPORT)
@@ -37,26 +37,26 @@ def check_template(renderer: Renderer) -> CheckResult:
         return CheckResult(
             name=name,
             status="warning",
-            found=f"each turn is a branch ({plain[0].branch}): a later turn does not extend the tokens of the earlier",
-            remedy="it trains correctly, but computes every turn of a conversation anew; a template that appends to a "
-            "conversation is faster",
+            found=f"each turn is a branch ({plain[0].branch}): it does not extend the tokens of the turn before",
+            remedy="it trains correctly, but recomputes every turn of a conversation; a template that only appends is "
+            "faster",
         )
     notes = []
     if reasoning.branch is not None:
         notes.append(f"turns with reasoning are branches ({reasoning.branch}), unless `render.keep_reasoning` is set")
-    notes += [f"it takes no {item.name.removeprefix('a ')}" for item in plain[1:] if item.refused]
+    notes += [f"it does not support {item.name}" for item in plain[1:] if item.refused]
     return CheckResult(
         name=name, status="ok", found="; ".join(["later turns extend earlier ones; answers come back", *notes])
     )
 
 
 def check_tools(renderer: Renderer) -> CheckResult:
-    """Whether a tool call that the template writes is parsed as the same call."""
+    """Check that a tool call that the template writes is parsed as the same call."""
     name = "tool parser"
     if not renderer.handles_tools:
         template = renderer.tokenizer.template
         takes_tools = template is not None and template.handles_tools
-        why = "writes tool calls in a way that is not known here" if takes_tools else "has no place for tools"
+        why = "writes tool calls in an unknown form" if takes_tools else "has no place for tools"
         return CheckResult(
             name=name,
             status="warning",
@@ -69,11 +69,9 @@ def check_tools(renderer: Renderer) -> CheckResult:
     if problem := _problem(examined):
         return CheckResult(name=name, status="failure", found=problem, remedy=_REPORT)
     if any(item.detached for item in examined):
-        return CheckResult(
-            name=name, status="warning", found=_DETACHED, remedy="look at a rollout's tool calls yourself"
-        )
+        return CheckResult(name=name, status="warning", found=_DETACHED, remedy="inspect the tool calls of a rollout")
     branches = sorted({item.branch for item in examined if item.branch})
-    note = f"; what follows a tool's answer is a branch ({', '.join(branches)})" if branches else ""
+    note = f"; the turn after a tool's answer is a branch ({', '.join(branches)})" if branches else ""
     return CheckResult(name=name, status="ok", found=f"calls come back as they were written{note}")
 
 

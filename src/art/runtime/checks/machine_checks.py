@@ -19,7 +19,8 @@ DISTRIBUTION = "agent-reinforcement-trainer"
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "renderers")
 DISK_SPACE = "disk space"
 FEWEST_CHECKPOINTS, MANY_CHECKPOINTS = 2, 100
-"""Free space for fewer than the first fails: a step is written beside the one before. Fewer than the second warns."""
+"""Free space for fewer checkpoints than the first number is a failure, because a step is written beside the one before.
+Free space for fewer than the second is a warning."""
 
 VersionOf = Callable[[str], str | None]
 
@@ -32,28 +33,25 @@ def installed_version(distribution: str) -> str | None:
 
 
 def declared_requirements(distribution: str = DISTRIBUTION) -> list[Requirement]:
-    """What a distribution declares to need, its extras included; nothing if it is not installed."""
+    """The requirements that a distribution declares, with its extras; empty if it is not installed."""
     try:
         lines = importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
         return []
-    found = []
+    requirements = []
     for line in lines:
         try:
-            found.append(Requirement(line))
+            requirements.append(Requirement(line))
         except InvalidRequirement:
             continue
-    return found
+    return requirements
 
 
 def check_versions(
     version_of: VersionOf = installed_version, requirements: Iterable[Requirement] | None = None
 ) -> CheckResult:
-    """Whether each library has a version that ART's own metadata allows.
-
-    The ranges there are what ART is tested with.
-    """
-    wanted = list(declared_requirements() if requirements is None else requirements)
+    """Check that each library has a version that ART's metadata allows: the versions that ART is tested with."""
+    declared = list(declared_requirements() if requirements is None else requirements)
     seen, wrong, missing = [], [], []
     for name in LIBRARIES:
         version = version_of(name)
@@ -63,7 +61,7 @@ def check_versions(
         seen.append(f"{name} {version}")
         wrong += [
             f"{name} {version}, where {item.specifier} is expected"
-            for item in wanted
+            for item in declared
             if item.name == name and not item.specifier.contains(version, prereleases=True)
         ]
     if missing:
@@ -79,56 +77,56 @@ def check_versions(
             name="versions",
             status="warning",
             found="; ".join(dict.fromkeys(wrong)),
-            remedy="install versions in the range",
+            remedy="install the expected versions",
         )
     return CheckResult(name="versions", status="ok", found=", ".join(seen))
 
 
 def check_vllm(python: str | None) -> CheckResult:
-    """Whether the environment of the interpreter `python` has a vLLM with the torch that it is built for."""
+    """Check that the environment of the interpreter `python` has a vLLM with the torch that it is built for."""
     try:
-        found = find_installation(vllm_python(python))
+        installation = find_installation(vllm_python(python))
     except ConfigError as error:
-        remedy = "install the versions that belong together; docs/engines.md says how"
+        remedy = "install matching versions; see docs/engines.md"
         return CheckResult(name="vLLM", status="failure", found=error.message, remedy=remedy)
-    known = ".".join(found.vllm.split(".")[:2]) in TORCH_OF_VLLM
+    known = ".".join(installation.vllm.split(".")[:2]) in TORCH_OF_VLLM
     return CheckResult(
         name="vLLM",
         status="ok" if known else "warning",
-        found=f"vllm {found.vllm} with torch {found.torch}, built for {found.device}",
-        remedy=None if known else f"tried were vllm {', '.join(TORCH_OF_VLLM)}",
+        found=f"vllm {installation.vllm} with torch {installation.torch}, built for {installation.device}",
+        remedy=None if known else f"ART is tested with vllm {', '.join(TORCH_OF_VLLM)}",
     )
 
 
 def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
-    """Whether the engine really runs where it was placed."""
+    """Check that the engine runs on the device where it was placed."""
     sharing = "they share its memory" if placement.shared else "each has memory of its own"
     if placement.sleeps:
         sharing += ", and the engine sleeps while the trainer works"
-    found = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
+    devices = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
     if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
         return CheckResult(
             name="devices",
             status="warning",
-            found=f"{found}; but the engine runs on {engine.device}",
-            remedy='this torch cannot use the GPU: install a build of torch for it, or say device "cpu" to mean it',
+            found=f"{devices}; but the engine runs on {engine.device}",
+            remedy='this torch cannot use the GPU: install a build of torch for it, or set device "cpu"',
         )
-    return CheckResult(name="devices", status="ok", found=found)
+    return CheckResult(name="devices", status="ok", found=devices)
 
 
 def check_disk(data_dir: Path, checkpoint: Path, free_bytes: int | None = None) -> CheckResult:
-    """Whether further checkpoints like `checkpoint` fit beside it."""
+    """Check that more checkpoints of the size of `checkpoint` fit on the disk."""
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     free = shutil.disk_usage(data_dir).free if free_bytes is None else free_bytes
     room = free // max(1, size)
-    found = f"{free / 2**30:.1f} GiB free in {data_dir}, room for {room:,} checkpoints of {size / 2**20:.1f} MiB"
+    space = f"{free / 2**30:.1f} GiB free in {data_dir}, room for {room:,} checkpoints of {size / 2**20:.1f} MiB"
     measured = {"free_bytes": float(free), "checkpoint_bytes": float(size)}
     if room >= MANY_CHECKPOINTS:
-        return CheckResult(name=DISK_SPACE, status="ok", found=found, measured=measured)
+        return CheckResult(name=DISK_SPACE, status="ok", found=space, measured=measured)
     return CheckResult(
         name=DISK_SPACE,
         status="warning" if room >= FEWEST_CHECKPOINTS else "failure",
-        found=found,
-        remedy="free some space, choose another data directory, or call `model.delete_checkpoints()` now and then",
+        found=space,
+        remedy="free some space, choose another data directory, or call `model.delete_checkpoints()` regularly",
         measured=measured,
     )

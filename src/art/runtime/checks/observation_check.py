@@ -1,8 +1,8 @@
-"""Whether the answers of a policy depend on what it was shown, measured on rollouts that it has made.
+"""Measure on sampled rollouts whether the answers of a policy depend on what it was shown.
 
-Each answer is scored twice, by its own tokens: after its conversation, and after the same with another rollout's
-observation (`art.metrics.observations`). Both conversations are rendered from their messages, so that they differ in
-nothing else.
+The tokens of each answer are scored twice: after its own conversation, and after the same conversation with another
+rollout's observation (`art.metrics.observations`). Both are rendered from their messages, so they differ in nothing
+else.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from art.protocol.preflight import CheckResult
 
 NAME = "observations"
 MAX_ANSWERS = 64
-"""Answers that are scored, drawn at random: enough for a standard error of a tenth of their scatter."""
+"""Number of answers to score, drawn at random. The standard error is then about a tenth of their scatter."""
 _TEACH = (
-    "reinforcement learning will hardly learn what depends on it: first teach the model to look at it by supervised "
-    "fine-tuning on good play (`train_sft`), for a tiny model by a longer warm start on more skilled play, or show it "
-    "in fewer and plainer tokens"
+    "reinforcement learning will hardly learn behaviour that depends on it. First teach the model to use it, by "
+    "supervised fine-tuning on good play (`train_sft`) or, for a tiny model, by a longer warm start on more skilled "
+    "play; or show it in fewer and plainer tokens"
 )
-_MORE = "roll out more scenarios (`--scenarios`); one that shows every rollout the same cannot be measured"
+_MORE = "roll out more scenarios (`--scenarios`); a task that shows every rollout the same cannot be measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +46,30 @@ async def check_observations(policy: PolicyRef, groups: Sequence[ResolvedGroup])
         answer.exchange.id: answer.exchange
         for group in groups
         for trajectory in group.trajectories
-        for path in trajectory.paths
-        for answer in path.answers
+        for answer in trajectory.answers()
         if answer.exchange.completion_token_ids
     }
     pairs = await asyncio.to_thread(_pairs, policy, list(exchanges.values()))
     if len(pairs) < 2:
-        found = "not measured: no two rollouts were shown something different at the same turn"
-        return CheckResult(name=NAME, status="warning", found=found, remedy=_MORE)
+        problem = "not measured: no two rollouts were shown something different at the same turn"
+        return CheckResult(name=NAME, status="warning", found=problem, remedy=_MORE)
     reads = await asyncio.gather(*(_read(policy, pair) for pair in pairs))
     mean, error = statistics.fmean(reads), statistics.stdev(reads) / math.sqrt(len(reads))
     measured = {"reads": mean, "reads_error": error, "num_answers": float(len(reads))}
-    seen = (
-        f"after what another rollout was shown they are {mean:.2g} nats less likely (standard error {error:.2g}, "
+    difference = (
+        f"after another rollout's observation they are {mean:.2g} nats less likely (standard error {error:.2g}, "
         f"{len(reads)} answers)"
     )
     if mean < MIN_READS:
-        found = f"the answers do not depend on what the model was shown: {seen}, less than {MIN_READS:g}"
-        return CheckResult(name=NAME, status="warning", found=found, remedy=_TEACH, measured=measured)
+        problem = f"the answers do not depend on what the model was shown: {difference}, less than {MIN_READS:g}"
+        return CheckResult(name=NAME, status="warning", found=problem, remedy=_TEACH, measured=measured)
     return CheckResult(
-        name=NAME, status="ok", found=f"the answers depend on what the model was shown: {seen}", measured=measured
+        name=NAME, status="ok", found=f"the answers depend on what the model was shown: {difference}", measured=measured
     )
 
 
 def _pairs(policy: PolicyRef, exchanges: Sequence[Exchange]) -> list[_Pair]:
-    """Up to `MAX_ANSWERS` answers whose two conversations fit into the context."""
+    """Choose up to `MAX_ANSWERS` answers whose two conversations fit into the context."""
     generator = random.Random(0)
     swaps = swap_observations(([*one.request_messages, one.message] for one in exchanges), generator)
     generator.shuffle(swaps)
@@ -89,7 +88,7 @@ def _pairs(policy: PolicyRef, exchanges: Sequence[Exchange]) -> list[_Pair]:
 
 
 async def _read(policy: PolicyRef, pair: _Pair) -> float:
-    """How much less likely, in nats, the whole answer is after the other observation."""
+    """The difference in nats between the log-probs of the whole answer: own minus other observation."""
     scores = [await policy.engine.score(tokens, policy.adapter) for tokens in (pair.original, pair.swapped)]
     original, swapped = (math.fsum(logprobs[-pair.num_answer_tokens :]) for logprobs in scores)
     return original - swapped

@@ -1,9 +1,9 @@
-"""What is looked at before a model is trained.
+"""The checks before a model is trained.
 
-    versions, devices, disk space, chat template, tool parser     about a second; also before a model's first step
-    memory and time, by a trial step (`trial.py`)                 as long as a step; when `art doctor` asks
+    versions, devices, disk space, chat template, tool parser     take a second; also run before a model's first step
+    memory and time, by a trial step (`trial.py`)                 take as long as a step; run when `art doctor` asks
 
-A check that fails is one that would make the training fail, or train something else than it says.
+A check fails if the training would fail, or would train something else than it claims.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preflight:
-    """Runs the checks, the quick ones once for each model and its settings."""
+    """Runs the quick checks once for each model and its settings."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()
@@ -34,11 +34,11 @@ class Preflight:
         """Run the quick checks, unless they have passed before.
 
         Returns:
-            What the checks warn of, in words; nothing when they were passed before.
+            The warnings of the checks; empty if the checks passed before.
 
         Raises:
-            ConfigError: a check fails; the message has all that do, each with what to do about it.
-            DiskFullError: the same, where nothing but room on the disk is missing.
+            ConfigError: some checks fail. The message lists them, each with a remedy.
+            DiskFullError: only the check of the disk space fails.
         """
         key = f"{model.key}|{host_key(model)}"
         if key in self._passed:
@@ -56,7 +56,7 @@ class Preflight:
 
 
 async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) -> list[CheckResult]:
-    """Versions, devices, disk space and text format."""
+    """Check versions, devices, disk space and text format."""
     checks = [
         await asyncio.to_thread(check_versions),
         check_devices(host.placement, await host.engine_info()),

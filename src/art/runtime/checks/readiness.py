@@ -1,4 +1,4 @@
-"""Whether this server can be given work: its base models are loaded, what it records is kept, there is room on disk."""
+"""Check that this server is ready: its base models are loaded, the database takes writes, the disk has room."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from art.runtime.host import BaseModelHost
 from art.storage.database import Database
 
 WRITE_TIMEOUT_S = 5.0
-"""The database thread is behind by more than that only when the disk hangs."""
+"""A write takes longer than this only when the disk hangs."""
 
 
 async def find_obstacles(
     hosts: Iterable[BaseModelHost], database: Database, root: Path, min_free_bytes: int
 ) -> dict[str, str]:
-    """What keeps the server from working, by what was looked at; empty if nothing does.
+    """Descriptions of what keeps the server from working, by the name of the check; empty if nothing does.
 
     Args:
-        hosts: of the base models that it is to have at any time.
+        hosts: hosts of the base models that the server must always serve.
     """
-    found = {}
+    obstacles = {}
     for host in hosts:
         for process in (host.engine_process, host.trainer_process):
             if (state := process.status["state"]) != "up":
-                found[process.spec.name] = state
+                obstacles[process.spec.name] = state
     if problem := await _write_problem(database):
-        found["database"] = problem
+        obstacles["database"] = problem
     free = shutil.disk_usage(root).free
     if free < min_free_bytes:
-        found["disk"] = f"{free / 2**20:,.0f} MiB are free; `min_free_bytes` asks for {min_free_bytes / 2**20:,.0f}"
-    return found
+        obstacles["disk"] = f"{free / 2**20:,.0f} MiB are free; `min_free_bytes` asks for {min_free_bytes / 2**20:,.0f}"
+    return obstacles
 
 
 async def _write_problem(database: Database) -> str | None:
     def write(db: sqlite3.Connection) -> None:
-        # A real write, which a full or read-only disk refuses; it goes through the queue of those of requests.
+        # A real write, which a full or read-only disk refuses. It waits in the same queue as the writes of requests.
         db.execute("CREATE TABLE IF NOT EXISTS readiness (id INTEGER PRIMARY KEY, asked INTEGER NOT NULL)")
         db.execute("INSERT INTO readiness VALUES (0, 1) ON CONFLICT (id) DO UPDATE SET asked = asked + 1")
 

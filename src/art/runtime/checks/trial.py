@@ -1,18 +1,18 @@
-"""A trial step, of which nothing is kept: whether it fits into memory, has a gradient, and how long it takes."""
+"""A trial step, whose result is thrown away: does it fit into memory, is there a gradient, how long does it take?"""
 
 from __future__ import annotations
 
 import random
 
-from art.credit.resolve import Path, ResolvedGroup
+from art.credit.resolve import ResolvedGroup, TokenPath
 from art.errors import ArtError
 from art.protocol.preflight import CheckResult
+from art.protocol.samples import TrainingSample
 from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
-from art.trainer.contract import TrainingSample
 
 LITTLE_HEADROOM = 0.1
-"""Of the peak: with less left than that, a batch of another shape may not fit."""
+"""Share of the peak memory. With less memory left than that, a batch of another shape may not fit."""
 _TOO_LARGE = (
     "shorten `engine.max_context` (and the trajectories), set `trainer.gradient_checkpointing`, use dtype "
     '"bfloat16", `trainer.quantization="nf4"`, another GPU for the engine, or a smaller base model'
@@ -20,14 +20,14 @@ _TOO_LARGE = (
 
 
 def random_sample(*, length: int, vocab_size: int) -> TrainingSample:
-    """A sequence whose every token but the first is learnt: nothing takes more memory."""
+    """Make a sequence of random tokens that are all learnt, except the first: the worst case for memory."""
     generator = random.Random(0)
     token_ids = [generator.randrange(vocab_size) for _ in range(length)]
     return _sample("trial", token_ids, [i > 0 for i in range(length)])
 
 
 def rollout_samples(groups: list[ResolvedGroup]) -> list[TrainingSample]:
-    """Every path of every rollout, its sampled tokens to be learnt."""
+    """Make a sample of every path of every rollout, in which the sampled tokens are learnt."""
     return [
         _sample(f"{trajectory.label}.paths[{number}]", path.token_ids, _sampled(path))
         for group in groups
@@ -39,34 +39,34 @@ def rollout_samples(groups: list[ResolvedGroup]) -> list[TrainingSample]:
 async def check_trial(
     name: str, model: RegisteredModel, host: BaseModelHost, samples: list[TrainingSample]
 ) -> CheckResult:
-    """Run one update on `samples`, and judge what it took."""
+    """Run one update on `samples`, and judge its time, memory and gradient."""
     longest = max((len(sample.token_ids) for sample in samples), default=0)
     what = f"a step of {len(samples)} sequence{'s' if len(samples) != 1 else ''} of up to {longest:,} tokens"
     try:
-        took = await host.trial(samples, model.settings.lora)
+        took = await host.trainer.trial(samples, model.settings.lora)
     except ArtError as error:
-        found = f"{what} failed: {error.message}"
-        return CheckResult(name=name, status="failure", found=found, remedy=_TOO_LARGE)
+        failed = f"{what} failed: {error.message}"
+        return CheckResult(name=name, status="failure", found=failed, remedy=_TOO_LARGE)
     took["num_sampled_tokens"] = float(sum(sum(sample.loss_mask) for sample in samples))
     peak, headroom = took["peak_memory_bytes"], took["headroom_bytes"]
-    found = (
+    summary = (
         f"{what} took {took['seconds']:.2f} s ({took['num_tokens'] / took['seconds']:,.0f} tokens/s) and "
         f"{peak / 2**30:.2f} GiB at its peak; {headroom / 2**30:.2f} GiB were left"
     )
     if not took["grad_norm"] > 0:
-        found = f"{what} had a gradient of norm {took['grad_norm']:g}: the adapter would not learn"
+        problem = f"{what} had a gradient of norm {took['grad_norm']:g}: the adapter would not learn"
         remedy = "name the layers to adapt in `lora.target_modules`"
-        return CheckResult(name=name, status="failure", found=found, remedy=remedy, measured=took)
+        return CheckResult(name=name, status="failure", found=problem, remedy=remedy, measured=took)
     if headroom < LITTLE_HEADROOM * peak:
         remedy = "for batches of another shape set `trainer.gradient_checkpointing`, or lower `trainer.max_tokens`"
-        return CheckResult(name=name, status="warning", found=found, remedy=remedy, measured=took)
-    return CheckResult(name=name, status="ok", found=found, measured=took)
+        return CheckResult(name=name, status="warning", found=summary, remedy=remedy, measured=took)
+    return CheckResult(name=name, status="ok", found=summary, measured=took)
 
 
-def _sampled(path: Path) -> list[bool]:
+def _sampled(path: TokenPath) -> list[bool]:
     mask = [False] * len(path.token_ids)
     for answer in path.answers:
-        mask[answer.start : answer.end] = [True] * (answer.end - answer.start)
+        mask[answer.start : answer.start + answer.num_tokens] = [True] * answer.num_tokens
     return mask
 
 

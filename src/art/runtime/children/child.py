@@ -1,9 +1,9 @@
-"""The inside of an engine or trainer process: frames in, frames out, a heartbeat, and never outliving the parent.
+"""What every engine and trainer process has: frames in and out, a heartbeat, and an end with its parent.
 
-A child is started as `python -m art.runtime.<name>_child --fd N --log FILE ...`, where N is its end of a socket pair
-and FILE is where its stderr goes. The main thread does the work; one thread reads frames into `inbox`, another sends a
-heartbeat that tells how long ago the main thread last said `tick`. On `STACKS_SIGNAL` the stacks of all threads go to
-stderr, whatever the process is doing at the time.
+A child is started as `python -m art.runtime.children.<name>_child --fd N --log FILE ...`, where N is its end of a
+socket pair and FILE receives its stderr. The main thread works. One thread reads frames into `inbox`, another sends a
+heartbeat that says how long ago the main thread last called `tick`. On `STACKS_SIGNAL` the main thread's stack goes to
+stderr, whatever the process is doing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """This process, seen from its main thread."""
+    """The current process, for use by its main thread."""
 
     def __init__(
         self, sock: socket.socket, log_path: Path | None = None, heartbeat_timeout_s: float = DEFAULT_SILENCE_S
@@ -42,13 +42,13 @@ class Child:
         self.socket = RpcServerSocket(sock)
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
         self.log_path = log_path
-        """Where its stderr goes, if that is a file."""
+        """File that receives the process's stderr, if any."""
         self.heartbeat_timeout_s = heartbeat_timeout_s
-        """How long a process may be silent, those that this one has started included."""
+        """How long this process, and those that it has started, may be silent."""
         self.helpers: dict[int, Path | None] = {}
-        """Further processes that this one has started and that write their stacks on `STACKS_SIGNAL`: pid to log."""
+        """Logs, by pid, of processes that this one has started and that write their stacks on `STACKS_SIGNAL`."""
         self.details: dict[str, Any] = {}
-        """More for the heartbeat, by name."""
+        """Additional values for the heartbeat, by name."""
         self._last_tick = time.monotonic()
         self._doing = "starting"
 
@@ -58,14 +58,14 @@ class Child:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def tick(self, doing: str) -> None:
-        """Say that the main thread is alive, and what it does next: `idle`, or a few words."""
+        """Report that the main thread is alive and what it does next: `idle`, or a few words."""
         self._last_tick = time.monotonic()
         self._doing = doing
 
     def _read(self) -> None:
         while (frame := self.socket.read()) is not None:
             self.inbox.put(frame)
-        os._exit(0)  # the parent is gone; nothing here is worth saving, checkpoints are written by rename
+        os._exit(0)  # the parent is gone, and nothing needs saving: checkpoints are written by rename
 
     def _beat(self) -> None:
         while True:
@@ -87,20 +87,22 @@ class Child:
 
 
 def rss_bytes(pid: int) -> int | None:
-    """Resident memory of a process and of all that it has started, by Linux's /proc; `None` elsewhere, and for one that
-    is gone."""
+    """Return the resident memory of a process and all its descendants, from Linux's /proc.
+
+    `None` on other systems, and for a process that is gone.
+    """
     try:
         own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None
     children: list[str] = []
-    with contextlib.suppress(OSError):  # a kernel may be built without it
+    with contextlib.suppress(OSError):  # some kernels do not have this file
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return own + sum(rss_bytes(int(child)) or 0 for child in children)
 
 
 def die_with_parent() -> None:
-    """Ask Linux for SIGKILL when the parent dies. Elsewhere the end of the socket does it, a little later."""
+    """Ask Linux for SIGKILL when the parent dies. Elsewhere the process ends a little later, with its socket."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -111,14 +113,14 @@ def log_to_stderr(prefix: str = "") -> None:
 
 
 def ignore_ctrl_c() -> None:
-    """It reaches the whole terminal group; the parent decides."""
+    """Ignore Ctrl-C, which reaches the whole terminal group. The parent decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def dump_stacks_on_signal() -> None:
-    """The main thread's, by a handler in C: it works while that is deep in a library, or waits for ever."""
+    """Write the main thread's stack on a signal. The handler in C works even while the thread is stuck in a library."""
     faulthandler.enable()
-    # Those of other threads cannot be read safely while they run: that ends processes with a segmentation fault.
+    # Not of all threads: reading a stack while its thread runs has ended processes with a segmentation fault.
     faulthandler.register(STACKS_SIGNAL, all_threads=False)
 
 

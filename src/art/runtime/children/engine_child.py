@@ -1,27 +1,19 @@
-"""The embedded engine's process: `python -m art.runtime.children.engine_child --fd N`.
+"""The process of the embedded engine: `python -m art.runtime.children.engine_child --fd N`.
 
-One loop: take what has arrived, let each engine that has work do one step, answer everything that the steps brought in
-one write. There are several engines where full checkpoints are loaded (`EnginePool`). Methods:
-
-    start           {model, config}           -> EngineInfo; once, before all others
-    info            {}                        -> EngineInfo
-    generate        {request, stream}         -> TokenChunk ... , the last one with `last`
-    score           {token_ids, adapter}      -> log-probs
-    load_adapter    {name, path}              -> AdapterInfo
-    unload_adapter  {name}                    -> null, once its last request has ended
-    stats           {}                        -> counters and gauges
+One loop: take the calls that have arrived, let each engine that has work do one step, and send all answers of the steps
+in one write. There are several engines where full checkpoints are loaded (`EnginePool`).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from art.config import EngineConfig
-from art.engine import GenerateRequest, TokenChunk
-from art.errors import ArtError, InvalidRequestError, ProcessError
+from art.errors import ArtError, ProcessError
+from art.protocol import calls
+from art.protocol.calls import ENGINE_CALLS, Call, decode_call
 from art.runtime.children.child import Child, child_from_argv
 
 if TYPE_CHECKING:
@@ -31,11 +23,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""Steps in a row that may fail: some errors of a device are for ever, and only a new process helps."""
+"""Steps in a row that may fail. Some errors of a device last until the process ends."""
 
 
 class EngineChild:
-    """Maps frames to engines and their outputs to replies. Requests are known to the engines by their call id."""
+    """Passes calls to engines and their outputs to replies. Engines know a request by the id of its call."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -43,6 +35,15 @@ class EngineChild:
         self._replies: list[tuple[int, Any, bool]] = []
         self._failures: list[tuple[int, BaseException]] = []
         self._failed_steps = 0
+        self.handlers: Mapping[type[Call[Any]], Callable[[int, Any], None]] = {
+            calls.StartEngine: self._start,
+            calls.Info: lambda call_id, call: self._reply(call_id, self._started.info()),
+            calls.Generate: self._generate,
+            calls.Score: lambda call_id, call: self._started.submit_score(str(call_id), call.token_ids, call.adapter),
+            calls.LoadAdapter: self._load_adapter,
+            calls.UnloadAdapter: self._unload_adapter,
+            calls.Stats: lambda call_id, call: self._reply(call_id, self._started.stats()),
+        }
 
     def run(self) -> None:
         """Serve until the parent is gone."""
@@ -62,52 +63,46 @@ class EngineChild:
     def _busy(self) -> list[TorchEngine]:
         return self._pool.busy if self._pool is not None else []
 
+    @property
+    def _started(self) -> EnginePool:
+        if self._pool is None:
+            raise ProcessError("the engine has no model yet: call `start_engine` first")
+        return self._pool
+
     def _handle(self, frame: dict[str, Any]) -> None:
         if "cancel" in frame:
             if self._pool is not None:
                 self._pool.cancel(str(frame["cancel"]))
             return
-        call_id, method, params = frame["id"], frame["method"], frame["params"]
+        call_id, method = frame["id"], frame["method"]
         try:
-            if method == "start":
-                self._child.tick("loading the model")
-                self._replies.append((call_id, self._start(**params), True))
-            else:
-                self._call(call_id, method, params)
-        except Exception as error:  # the caller is told; one bad call must not end the others
+            call = decode_call(ENGINE_CALLS, method, frame["params"])
+            self.handlers[type(call)](call_id, call)
+        except Exception as error:  # the caller gets it; one bad call must not end the others
             if not isinstance(error, ArtError):
                 logger.exception("%s failed", method)
             self._failures.append((call_id, error))
 
-    def _start(self, model: str, config: dict[str, Any]) -> dict[str, Any]:
+    def _start(self, call_id: int, call: calls.StartEngine) -> None:
         # Loading torch takes seconds: not before the connection exists and heartbeats flow.
         from art.engines.torch.pool import EnginePool
 
-        self._pool = EnginePool.load(model, EngineConfig.model_validate(config))
-        return asdict(self._pool.info())
+        self._child.tick("loading the model")
+        self._pool = EnginePool.load(call.model, call.config)
+        self._reply(call_id, self._pool.info())
 
-    def _call(self, call_id: int, method: str, params: dict[str, Any]) -> None:
-        pool = self._pool
-        if pool is None:
-            raise ProcessError(f"`{method}` came before `start`")
-        if method == "generate":
-            fields = params["request"] | {"request_id": str(call_id)}
-            fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
-            pool.submit(GenerateRequest(**fields), stream=params["stream"])
-        elif method == "score":
-            pool.submit_score(str(call_id), params["token_ids"], params["adapter"])
-        elif method == "load_adapter":
-            self._child.tick("loading weights")
-            info = pool.load_adapter(params["name"], Path(params["path"]))
-            self._replies.append((call_id, asdict(info), True))
-        elif method == "unload_adapter":
-            pool.unload_adapter(params["name"], lambda: self._replies.append((call_id, None, True)))
-        elif method == "info":
-            self._replies.append((call_id, asdict(pool.info()), True))
-        elif method == "stats":
-            self._replies.append((call_id, pool.stats(), True))
-        else:
-            raise InvalidRequestError(f"unknown method {method!r}")
+    def _generate(self, call_id: int, call: calls.Generate) -> None:
+        self._started.submit(replace(call.request, request_id=str(call_id)), stream=call.stream)
+
+    def _load_adapter(self, call_id: int, call: calls.LoadAdapter) -> None:
+        self._child.tick("loading weights")
+        self._reply(call_id, self._started.load_adapter(call.name, call.path))
+
+    def _unload_adapter(self, call_id: int, call: calls.UnloadAdapter) -> None:
+        self._started.unload_adapter(call.name, lambda: self._reply(call_id, None))
+
+    def _reply(self, call_id: int, result: Any, *, last: bool = True) -> None:
+        self._replies.append((call_id, result, last))
 
     def _step(self, engine: TorchEngine) -> None:
         try:
@@ -127,9 +122,9 @@ class EngineChild:
         if output.error is not None:
             self._failures.append((call_id, output.error))
         elif output.chunk is not None:
-            self._replies.append((call_id, _chunk_body(output.chunk), output.chunk.finish_reason is not None))
+            self._reply(call_id, output.chunk, last=output.chunk.finish_reason is not None)
         else:
-            self._replies.append((call_id, output.logprobs, True))
+            self._reply(call_id, output.logprobs)
 
     def _flush(self) -> None:
         if self._replies:
@@ -138,16 +133,6 @@ class EngineChild:
         for call_id, error in self._failures:
             self._child.socket.fail(call_id, error)
         self._failures = []
-
-
-def _chunk_body(chunk: TokenChunk) -> dict[str, Any]:
-    return {
-        "token_ids": chunk.token_ids,
-        "logprobs": chunk.logprobs,
-        "top_logprobs": chunk.top_logprobs,
-        "finish_reason": chunk.finish_reason,
-        "num_cached_tokens": chunk.num_cached_tokens,
-    }
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""The process of one file job: reads what to do from standard input, tells progress and result by JSON lines.
+"""The process of one file job. It reads one call from standard input and writes progress and result as JSON lines.
 
-    in    {"call": "copy", "params": {...}}
+    in    {"call": "copy", "params": {...}}      one of `FILE_CALLS`
     out   {"progress": [done, total]}            any number
           {"result": {...}} or {"error": {...}}  once, at the end
 
-It ends with its parent. Killing it at any moment leaves nothing but a temporary folder, which the next one clears away.
+It ends with its parent. A kill at any moment leaves at most a temporary folder, which the next process clears away.
 """
 
 from __future__ import annotations
@@ -12,78 +12,71 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from art.errors import NotFoundError
 from art.exports.folder import OnBytes, copy_checkpoint
-from art.protocol.checkpoint_calls import HubTarget, S3Target
+from art.protocol.calls import FILE_CALLS, Call, Copy, Export, MergeAdapter, Pull, Push, decode_call
+from art.protocol.checkpoint_calls import HubTarget
 from art.protocol.rpc import error_body
 from art.runtime.children.child import die_with_parent, ignore_ctrl_c, log_to_stderr
 
-Params = dict[str, Any]
 TELL_EVERY_S = 0.2
 
 
-def copy(params: Params, on_bytes: OnBytes) -> Params:
-    copy_checkpoint(Path(params["source"]), Path(params["target"]), on_bytes)
+def copy(call: Copy, on_bytes: OnBytes) -> dict[str, Any]:
+    copy_checkpoint(call.source, call.target, on_bytes)
     return {}
 
 
-def export(params: Params, on_bytes: OnBytes) -> Params:
+def export(call: Export, on_bytes: OnBytes) -> dict[str, Any]:
     from art.exports import formats
 
-    target = Path(params["target"])
-    formats.export(
-        Path(params["source"]), params["base_model"], params["format"], target, params["llama_cpp"], on_bytes
-    )
-    return formats.describe(target)
+    formats.export(call.source, call.base_model, call.format, call.target, call.llama_cpp, on_bytes)
+    return formats.describe(call.target)
 
 
-def merge_adapter(params: Params, on_bytes: OnBytes) -> Params:
-    """A base model for which the user named the folder of an adapter."""
+def merge_adapter(call: MergeAdapter, on_bytes: OnBytes) -> dict[str, Any]:
     from art.exports import formats
 
-    formats.merge_adapter(Path(params["adapter"]), params["base_model"], Path(params["target"]), on_bytes)
+    formats.merge_adapter(call.adapter, call.base_model, call.target, on_bytes)
     return {}
 
 
-def push(params: Params, on_bytes: OnBytes) -> Params:
-    folder, target = Path(params["source"]), params["target"]
-    if target["kind"] == "hub":
+def push(call: Push, on_bytes: OnBytes) -> dict[str, Any]:
+    if isinstance(call.target, HubTarget):
         from art.exports.hub import push_to_hub
 
-        return {"url": push_to_hub(folder, HubTarget.model_validate(target), params["message"])}
+        return {"url": push_to_hub(call.source, call.target, call.message)}
     from art.exports.s3 import S3Store
 
-    return {"url": S3Store(S3Target.model_validate(target)).push(folder, params["place"], on_bytes)}
+    return {"url": S3Store(call.target).push(call.source, call.place, on_bytes)}
 
 
-def pull(params: Params, on_bytes: OnBytes) -> Params:
-    """Fetches nothing that is here already."""
+def pull(call: Pull, on_bytes: OnBytes) -> dict[str, Any]:
+    """Fetch a checkpoint, unless its folder exists already."""
     from art.exports.s3 import S3Store
 
-    store, place = S3Store(S3Target.model_validate(params["source"])), params["place"]
-    steps, limit = store.steps(place), params["not_after_step"]
-    wanted = params["step"]
-    if wanted is None:
-        wanted = max((step for step in steps if limit is None or step <= limit), default=None)
-    if wanted is None or wanted not in steps:
+    store, limit = S3Store(call.source), call.not_after_step
+    steps, step = store.steps(call.place), call.step
+    if step is None:
+        step = max((one for one in steps if limit is None or one <= limit), default=None)
+    if step is None or step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise NotFoundError(f"there is no such checkpoint at {place} in {params['source']['bucket']}; steps: {there}")
-    target = Path(params["checkpoints"]) / f"{wanted:04d}"
+        raise NotFoundError(f"there is no such checkpoint at {call.place} in {call.source.bucket}; steps: {there}")
+    target = call.checkpoints / f"{step:04d}"
     if not target.is_dir():
-        store.pull(f"{place}/{wanted:04d}", target, on_bytes)
-    return {"step": wanted}
+        store.pull(f"{call.place}/{step:04d}", target, on_bytes)
+    return {"step": step}
 
 
-CALLS: dict[str, Callable[[Params, OnBytes], Params]] = {
-    "copy": copy,
-    "export": export,
-    "merge_adapter": merge_adapter,
-    "push": push,
-    "pull": pull,
+HANDLERS: Mapping[type[Call[Any]], Callable[[Any, OnBytes], dict[str, Any]]] = {
+    Copy: copy,
+    Export: export,
+    MergeAdapter: merge_adapter,
+    Push: push,
+    Pull: pull,
 }
 
 
@@ -91,7 +84,7 @@ def main() -> None:
     die_with_parent()
     ignore_ctrl_c()
     log_to_stderr()
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print; that is not an answer
     request = json.loads(sys.stdin.readline())
     told = 0.0
 
@@ -106,7 +99,8 @@ def main() -> None:
             tell(progress=[done, total])
 
     try:
-        tell(result=CALLS[request["call"]](request["params"], on_bytes))
+        call = decode_call(FILE_CALLS, request["call"], request["params"])
+        tell(result=HANDLERS[type(call)](call, on_bytes))
     except Exception as error:  # the boundary of the process
         tell(error=error_body(error))
 

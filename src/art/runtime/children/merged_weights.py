@@ -1,6 +1,6 @@
-"""Checkpoints as whole models, for an engine that takes no adapters: merged with the base, in a folder of their own.
+"""Checkpoints as whole models, for an engine that takes no adapters: merged with the base, in a separate folder.
 
-A full checkpoint is such a model already, but beside its optimiser, which vLLM would take for weights too.
+A full checkpoint is already a whole model, but its folder also has the optimiser, which vLLM would load as weights.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from art.exports.merge import INDEX, merge
 from art.storage import checkpoints
 
 NARROW = ("BF16", "F16")
-"""What safetensors calls numbers that hold less than float32."""
+"""Dtypes of safetensors files that are less exact than float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
     identity: str
-    """Of its checkpoint."""
+    """Identity of the checkpoint that the model was made from."""
     folder: Path
     info: AdapterInfo
-    """`norm`: of what the adapter's files add, or of the differences from the base in the engine's dtype."""
+    """`norm` is that of the adapter's change, or of the differences from the base in the engine's dtype."""
 
 
 class MergedWeights:
@@ -40,8 +40,8 @@ class MergedWeights:
     def __init__(self, base_model: str, dtype: str, folder: Path) -> None:
         """
         Args:
-            dtype: of the engine's weights.
-            folder: nobody else uses it; what a process before left in it is deleted.
+            dtype: dtype of the engine's weights.
+            folder: used by nobody else. Files that an earlier process left in it are deleted.
         """
         self._base_model = base_model
         self._dtype = dtype
@@ -51,10 +51,10 @@ class MergedWeights:
         self.clear()
 
     def prepare(self, name: str, checkpoint: Path) -> WholeModel:
-        """The model of `checkpoint`; without delay if it was the last one that was prepared.
+        """Make the whole model of `checkpoint`, unless it is the one that was prepared last.
 
         Raises:
-            AdapterError: its files cannot be read, or do not fit the base model.
+            AdapterError: the checkpoint's files cannot be read, or do not fit the base model.
         """
         with self._lock:
             identity = checkpoints.identify(checkpoint)
@@ -69,7 +69,7 @@ class MergedWeights:
             return self._ready
 
     def clear(self) -> None:
-        """Free the disk."""
+        """Delete the prepared model from the disk."""
         with self._lock:
             self._clear()
 
@@ -101,7 +101,7 @@ def _full_info(name: str, checkpoint: Path, base: Path, dtype: str) -> AdapterIn
     files = dict(_tensor_files(base))
     squared, count = 0.0, 0
     with safe_open(checkpoint / checkpoints.MODEL_WEIGHTS, "pt") as model:
-        for key in model.keys():  # noqa: SIM118 - it is no mapping
+        for key in model.keys():  # noqa: SIM118 - not a mapping
             if key not in files:
                 raise AdapterError(f"{name!r} has weights {key!r}, which the base model in {base} does not have")
             with safe_open(files[key], "pt") as start:
@@ -116,7 +116,7 @@ def _full_info(name: str, checkpoint: Path, base: Path, dtype: str) -> AdapterIn
 
 
 def _tensor_files(base: Path) -> Iterator[tuple[str, Path]]:
-    """Each tensor of the model in `base`, with its file."""
+    """Yield each tensor of the model in `base` with its file."""
     if (base / INDEX).is_file():
         for key, file in json.loads((base / INDEX).read_text())["weight_map"].items():
             yield key, base / file
@@ -125,13 +125,13 @@ def _tensor_files(base: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _tensor_kinds(base: Path) -> Iterator[tuple[str, str]]:
-    """Each tensor of the model in `base`, with what safetensors calls its dtype."""
+    """Yield each tensor of the model in `base` with its dtype as safetensors names it."""
     for file in {file for _, file in _tensor_files(base)}:
         yield from ((key, entry["dtype"]) for key, entry in _head(file).items())
 
 
 def _head(file: Path) -> dict[str, Any]:
-    """The JSON that a safetensors file begins with, tensors only."""
+    """Return the JSON header of a safetensors file, tensors only."""
     with file.open("rb") as reader:
         head: dict[str, Any] = json.loads(reader.read(int.from_bytes(reader.read(8), "little")))
     return {key: entry for key, entry in head.items() if key != "__metadata__"}

@@ -1,122 +1,82 @@
-"""What the server asks of a trainer, as calls of `Trainer`: frames' parameters in, results out.
-
-    start            {model, config, shares_gpu}                                  -> {}
-    init_checkpoint  {path, lora}: lora or null                                   -> {step, metrics}
-    train            {samples, config, from_checkpoint, to_checkpoint, job_id,    -> {step, metrics}
-                      pairs, references}
-    train_sft        the same without pairs and references                        -> {step, metrics}
-    trial            {samples, lora}                                              -> what the update took
-
-Settings that are not valid are a `ConfigError`, and samples an `InvalidRequestError`.
-"""
+"""The handlers of a trainer process: each call of the server becomes a call of `Trainer`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
-from art.errors import ConfigError, InvalidRequestError
-from art.trainer.contract import samples_from_wire
+from art.errors import InvalidRequestError
+from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial
+from art.protocol.samples import StepResult
 
 if TYPE_CHECKING:
     from art.trainer.machine.distributed import Team
     from art.trainer.trainer import OnProgress, Trainer
 
-Params = dict[str, Any]
-_ConfigType = TypeVar("_ConfigType", TrainerConfig, LoraConfig, TrainConfig, TrainSFTConfig)
-
 
 class TrainerCalls:
-    """Makes the calls of one process, on its one `Trainer`."""
+    """Makes the calls of one process on its one `Trainer`."""
 
     def __init__(self, team: Team | None = None) -> None:
         self.team = team
-        """The processes that make the same calls; `None`: this one alone."""
+        """The processes that make the same calls; `None`: this process alone."""
         self._trainer: Trainer | None = None
         self._after: Callable[[], None] | None = None
-        self._methods: dict[str, Callable[[Params, OnProgress | None], Params]] = {
-            "start": self._start,
-            "init_checkpoint": self._init_checkpoint,
-            "train": self._train,
-            "train_sft": self._train_sft,
-            "trial": self._trial,
+        self.handlers: Mapping[type[Call[Any]], Callable[[Any, OnProgress | None], Any]] = {
+            StartTrainer: self._start,
+            InitCheckpoint: lambda call, _: self._started.init_checkpoint(call.path, call.lora),
+            Train: self._train,
+            TrainSft: self._train_sft,
+            Trial: lambda call, _: self._started.trial(call.samples, call.lora),
         }
 
-    def make(self, method: str, params: Params, on_progress: OnProgress | None = None) -> Params:
-        """
+    def make(self, call: Call[Any], on_progress: OnProgress | None = None) -> Any:
+        """Make the call and return its result.
+
         Raises:
-            InvalidRequestError: there is no such method, or no trainer yet.
+            InvalidRequestError: there is no trainer yet.
             ArtError: what the trainer raises.
         """
-        if method not in self._methods:
-            raise InvalidRequestError(f"the trainer has no method {method!r}; it has {', '.join(self._methods)}")
         try:
-            return self._methods[method](params, on_progress)
+            return self.handlers[type(call)](call, on_progress)
         finally:
             if self._after is not None:
                 self._after()
 
-    def _start(self, params: Params, on_progress: OnProgress | None) -> Params:
-        from art.trainer.machine.distributed import (
-            ALONE,  # torch: only once the connection stands and its heartbeat runs
-        )
+    def _start(self, call: StartTrainer, on_progress: OnProgress | None) -> None:
+        # torch: only once the connection exists and heartbeats flow
+        from art.trainer.machine.distributed import ALONE
         from art.trainer.machine.memory import release_memory
         from art.trainer.trainer import Trainer
 
-        self._trainer = Trainer(params["model"], validated(TrainerConfig, params["config"]), self.team or ALONE)
-        if params.get("shares_gpu", False):
-            self._after = release_memory  # torch keeps what it frees, and an engine that slept is to wake up
-        return {}
+        self._trainer = Trainer(call.model, call.config, self.team or ALONE)
+        if call.shares_gpu:
+            self._after = release_memory  # torch keeps what it frees, and the engine needs it to wake up
 
-    def _init_checkpoint(self, params: Params, on_progress: OnProgress | None) -> Params:
-        lora = None if params["lora"] is None else validated(LoraConfig, params["lora"])
-        return asdict(self._started().init_checkpoint(Path(params["path"]), lora))
-
-    def _train(self, params: Params, on_progress: OnProgress | None) -> Params:
-        result = self._started().train(
-            config=validated(TrainConfig, params["config"]),
-            pairs=[(chosen, rejected) for chosen, rejected in params.get("pairs", ())],
-            references={int(step): Path(path) for step, path in params.get("references", {}).items()},
+    def _train(self, call: Train, on_progress: OnProgress | None) -> StepResult:
+        return self._started.train(
+            call.samples,
+            call.config,
+            from_checkpoint=call.from_checkpoint,
+            to_checkpoint=call.to_checkpoint,
+            job_id=call.job_id,
+            pairs=call.pairs,
+            references=call.references,
             on_progress=on_progress,
-            **_job(params),
         )
-        return asdict(result)
 
-    def _train_sft(self, params: Params, on_progress: OnProgress | None) -> Params:
-        config = validated(TrainSFTConfig, params["config"])
-        return asdict(self._started().train_sft(config=config, on_progress=on_progress, **_job(params)))
+    def _train_sft(self, call: TrainSft, on_progress: OnProgress | None) -> StepResult:
+        return self._started.train_sft(
+            call.samples,
+            call.config,
+            from_checkpoint=call.from_checkpoint,
+            to_checkpoint=call.to_checkpoint,
+            job_id=call.job_id,
+            on_progress=on_progress,
+        )
 
-    def _trial(self, params: Params, on_progress: OnProgress | None) -> Params:
-        lora = None if params["lora"] is None else validated(LoraConfig, params["lora"])
-        return self._started().trial(samples_from_wire(params["samples"]), lora)
-
+    @property
     def _started(self) -> Trainer:
         if self._trainer is None:
-            raise InvalidRequestError("the trainer has no model yet: call `start` first")
+            raise InvalidRequestError("the trainer has no model yet: call `start_trainer` first")
         return self._trainer
-
-
-def _job(params: Params) -> dict[str, Any]:
-    """The arguments that both training methods share."""
-    return {
-        "samples": samples_from_wire(params["samples"]),
-        "from_checkpoint": Path(params["from_checkpoint"]),
-        "to_checkpoint": Path(params["to_checkpoint"]),
-        "job_id": params["job_id"],
-    }
-
-
-def validated(kind: type[_ConfigType], value: Params) -> _ConfigType:
-    """
-    Raises:
-        ConfigError: `value` is not a valid `kind`.
-    """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        raise ConfigError(f"{kind.__name__} is not valid: {error}") from error

@@ -1,10 +1,13 @@
-"""The trainer process: frames in, `Trainer` calls, frames out. `art.runtime.children.trainer_calls` lists the methods.
+"""The trainer process: `python -m art.runtime.children.trainer_child --fd N`.
 
-`train` and `train_sft` also send {progress: {done, total}}, any number of times, before their result.
+    frame --> decode_call --> TrainerCalls --> Trainer --> result
+                                 |
+                                 +--> the other processes of the team, which make the same call
 
-One call at a time, in order. A failed call leaves the process alive. A cancelled call that waits is dropped; one that
-runs ends behind its micro-batch, with a `JobCancelledError`: nothing of it is kept, since a checkpoint is written last.
-A base model that is sharded cannot be stopped so, as its processes meet within every layer; the parent ends those.
+It serves one call at a time, in order, and survives a failed call. A waiting call that is cancelled is dropped. A
+running one ends after its current micro-batch with a `JobCancelledError` and leaves nothing, because the checkpoint is
+written last. A trainer with a sharded base model cannot stop like this, since its processes meet within every layer;
+the parent kills it instead.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import Any
 
 from art.config import TrainerConfig
 from art.errors import ArtError, JobCancelledError, ProcessError
+from art.protocol.calls import TRAINER_CALLS, Call, Progress, StartTrainer, decode_call
 from art.runtime.children.child import Child, child_from_argv
-from art.runtime.children.trainer_calls import TrainerCalls, validated
+from art.runtime.children.trainer_calls import TrainerCalls
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +38,7 @@ class TrainerServer:
         self._may_stop = True
 
     def run(self) -> None:
-        """Serve until the process is killed, or exits because the parent is gone or another process of its team is."""
+        """Serve until the process is killed, or exits because the parent or another process of its team is gone."""
         while True:
             self._child.tick("idle")
             frame = self._child.inbox.get()
@@ -44,20 +48,16 @@ class TrainerServer:
     def _answer(self, call_id: int, method: str, params: dict[str, Any]) -> None:
         def on_progress(done: int, total: int) -> None:
             self._child.tick(f"{method}: micro-batch {done} of {total}")
-            self._child.socket.reply(call_id, {"progress": {"done": done, "total": total}}, last=False)
+            self._child.socket.reply(call_id, Progress(done=done, total=total), last=False)
             if self._may_stop and self._is_cancelled(call_id):
-                raise JobCancelledError(f"`{method}` was cancelled behind micro-batch {done} of {total}")
+                raise JobCancelledError(f"`{method}` was cancelled after micro-batch {done} of {total}")
 
         self._child.tick(method)
         try:
-            if method == "start":
-                config = validated(TrainerConfig, params["config"])
-                self._may_stop = not config.shard_base
-                self._start_team(config)
-            if self._calls.team is not None:
-                self._calls.team.broadcast((method, params))
-            result = self._calls.make(method, params, on_progress)
-        except ProcessError:  # the team broke: the supervisor starts all anew, and the call over
+            call = decode_call(TRAINER_CALLS, method, params)
+            self._tell_team(call)
+            result = self._calls.make(call, on_progress)
+        except ProcessError:  # the team broke: the supervisor restarts all of it and repeats the call
             _log.exception("%s failed", method)
             time.sleep(_LAST_WORDS_S)
             os._exit(1)
@@ -68,15 +68,23 @@ class TrainerServer:
         else:
             self._child.socket.reply(call_id, result)
 
+    def _tell_team(self, call: Call[Any]) -> None:
+        """Pass a call on to the other processes, which `start_trainer` starts first."""
+        if isinstance(call, StartTrainer):
+            self._may_stop = not call.config.shard_base
+            self._start_team(call.config)
+        if self._calls.team is not None:
+            self._calls.team.broadcast(call)
+
     def _start_team(self, config: TrainerConfig) -> None:
-        """The other processes, if there are to be any and are none yet."""
+        """Start the other processes, unless they run or the configuration asks for a single one."""
         if config.num_processes > 1 and self._calls.team is None:
-            from art.runtime.children.trainer_team import start_team  # torch: only once the connection stands
+            from art.runtime.children.trainer_team import start_team  # torch: only once the connection exists
 
             self._calls.team = start_team(config, self._child)
 
     def _is_cancelled(self, call_id: int) -> bool:
-        """Whether the caller of a call has gone meanwhile, or wants it to stop."""
+        """Tell whether the caller has gone meanwhile, or wants the call to stop."""
         with self._child.inbox.mutex:
             return any(frame.get("cancel") == call_id for frame in self._child.inbox.queue)
 

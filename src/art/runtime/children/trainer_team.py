@@ -1,11 +1,12 @@
 """The other processes of a trainer that trains in several: started by the first, as `torchrun` would start them.
 
-    server process -- socket --> process 0 of the trainer -- objects and gradients --> processes 1, 2, ...
+    server process -- socket --> process 0 of the trainer -- calls and gradients --> processes 1, 2, ...
 
-Process 0 tells the others each call, and all make it. They ignore Ctrl-C as it does, and end with it: Linux kills
-them, and elsewhere, or before that is arranged, the end of their stdin does it. In turn process 0 never goes on without
-one of them: it says in the log which one died or fell silent, and leaves. The supervisor then starts all anew, and the
-call over. Process k writes a log of its own, `<log of process 0>.<k>`, and a byte to its stdout every second.
+Process 0 passes each call to the others, and all of them make it. Like process 0 they ignore Ctrl-C. They end with it:
+Linux kills them, and elsewhere, or before that is arranged, the end of their stdin ends them. In turn process 0 never
+continues without one of them. It logs which one died or fell silent, and exits; the supervisor then restarts all
+processes, and the call is repeated. Process k writes its own log, `<log of process 0>.<k>`, and a byte to its stdout
+every second.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 from torch import distributed as dist
 
@@ -41,17 +41,17 @@ from art.trainer.machine.distributed import Team
 _log = logging.getLogger(__name__)
 
 _TAIL_LINES = 8
-"""Of the log of a process that died: they must fit into the end of the log of process 0."""
+"""Lines from the log of a process that died. They must fit into the end of the log of process 0."""
 _BEATS_PER_ROTATION = 60
 
 
 def start_team(config: TrainerConfig, child: Child) -> Team:
-    """Start processes 1, 2, ... as helpers of `child`, and meet them; returns process 0's place.
+    """Start processes 1, 2, ... as helpers of `child`, meet them, and return the team as process 0 sees it.
 
     Raises:
         ConfigError: this machine has fewer devices than processes.
     """
-    listener = socket.create_server(("127.0.0.1", 0))  # objects are pickles: nobody else may join
+    listener = socket.create_server(("127.0.0.1", 0))  # calls are sent as pickles: nobody else may join
     port = listener.getsockname()[1]
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -63,7 +63,7 @@ def start_team(config: TrainerConfig, child: Child) -> Team:
     }
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Process 0 serves the meeting point, on a port that is its own already, and then comes to it like the others.
+    # Process 0 serves the meeting point on the port that it has already opened, then connects to it like the others.
     store = dist.TCPStore(
         "127.0.0.1",
         port,
@@ -76,12 +76,12 @@ def start_team(config: TrainerConfig, child: Child) -> Team:
         member = _Member(rank, config, child)
         threading.Thread(target=member.leave_after, name=f"process-{rank}", daemon=True).start()
     team = Team.from_environment(config)
-    del store  # torch holds it from here on
+    del store  # torch keeps its own reference
     return team
 
 
 class _Member:
-    """Process `rank`, as process 0 sees it."""
+    """Process `rank`, seen from process 0."""
 
     def __init__(self, rank: int, config: TrainerConfig, child: Child) -> None:
         self._rank = rank
@@ -98,7 +98,7 @@ class _Member:
         child.helpers[self._process.pid] = self._log_path
 
     def leave_after(self) -> None:
-        """End this process, process 0, when the other one dies or is silent for too long."""
+        """End this process, which is process 0, when the other one dies or stays silent for too long."""
         process, stdout = self._process, self._process.stdout
         assert stdout is not None
         num_beats, patience_s = 0, max(self._silence_s, FIRST_HEARTBEAT_S)
@@ -119,7 +119,7 @@ class _Member:
 
 
 def main() -> None:
-    """The whole life of a process other than the first."""
+    """Run one of the processes after the first."""
     die_with_parent()
     ignore_ctrl_c()
     log_to_stderr(f"[{os.environ['RANK']}] ")
@@ -128,15 +128,15 @@ def main() -> None:
     threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()
     team = Team.from_environment(TrainerConfig.model_validate_json(sys.argv[1]))
     calls = TrainerCalls(team)
-    nothing: dict[str, Any] = {}
     while True:
-        method, params = team.broadcast(("", nothing))
+        call = team.broadcast(None)
+        assert call is not None
         try:
-            calls.make(method, params)
+            calls.make(call)
         except ProcessError:
             raise
-        except Exception as error:  # process 0 has the same, and answers it
-            _log.info("%s: %s", method, error)
+        except Exception as error:  # process 0 has the same error, and answers with it
+            _log.info("%s: %s", call.method, error)
 
 
 def _beat() -> None:

@@ -1,7 +1,7 @@
-"""Whose turn it is: projects that wait for the same processes take turns, and inside one the first to come is first.
+"""A queue in which projects take turns. Within a project, jobs run in the order in which they came.
 
-The project whose last turn is longest ago goes next; one that never had a turn goes before all others. So a project
-with a hundred queued steps holds up another one for one step at most.
+The project whose last turn is longest ago goes next; a project that never had a turn goes before all others. So a
+project with a hundred queued steps delays another project by at most one step.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Iterator, Mapping
 
 
 class FairQueue:
-    """Job ids by project. `last_turns` are those of an earlier run, as numbers that grow with time."""
+    """Queues job ids of several projects."""
 
     def __init__(self, last_turns: Mapping[str, float] | None = None) -> None:
+        """`last_turns` has the time of each project's last turn before a restart."""
         order = sorted((last_turns or {}).items(), key=lambda turn: turn[1])
         self._last_turn = {project: number for number, (project, _) in enumerate(order, 1)}
         self._next_turn = len(order) + 1
         self._waiting: dict[str, deque[str]] = {}
-        """Only projects with jobs, in the order in which they came."""
+        """The waiting jobs of each project that has some, in the order in which they came."""
 
     def put(self, project: str, job_id: str) -> None:
         self._waiting.setdefault(project, deque()).append(job_id)
 
     def take(self) -> str | None:
-        """The next job, which is out of the queue now; `None` if there is none."""
+        """Remove and return the next job; `None` if no job waits."""
         job_id = next(self._in_order(), None)
         if job_id is not None:
             project = next(project for project, jobs in self._waiting.items() if jobs[0] == job_id)
@@ -33,7 +34,7 @@ class FairQueue:
         return job_id
 
     def remove(self, job_id: str) -> bool:
-        """Whether it was waiting."""
+        """Remove a job; returns whether it was waiting."""
         for project, jobs in self._waiting.items():
             if job_id in jobs:
                 jobs.remove(job_id)
@@ -43,15 +44,15 @@ class FairQueue:
         return False
 
     def places(self) -> dict[str, int]:
-        """1 is the next. Jobs that come later can change them, but nobody is overtaken twice by the same project."""
+        """The place of each waiting job; 1 is the next. A later job can overtake one, but each project only once."""
         return {job_id: place for place, job_id in enumerate(self._in_order(), 1)}
 
     def _in_order(self) -> Iterator[str]:
-        """As they would be taken if no more came."""
+        """The order in which the jobs would run if no more came."""
         left = {project: deque(jobs) for project, jobs in self._waiting.items()}
         last_turn, turn = dict(self._last_turn), self._next_turn
         while left:
-            project = min(left, key=lambda project: last_turn.get(project, 0))  # of equals the one that came first
+            project = min(left, key=lambda project: last_turn.get(project, 0))  # the first one among equals
             last_turn[project], turn = turn, turn + 1
             yield left[project].popleft()
             if not left[project]:

@@ -1,6 +1,7 @@
-"""The work of jobs on files: fork and pull, which give a model another checkpoint, and export and push.
+"""How jobs on files are done: fork and pull, which give a model another checkpoint, and export and push.
 
-Each runs in a process of its own (`file_child`): what it loads is gone afterwards, and to cancel it is to kill it.
+Each job runs in a process of its own (`file_child`). The process frees what it loaded when it ends, and a cancelled job
+is stopped by killing it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from art.errors import ConfigError, ConflictError, JobCancelledError, ProcessError, error_from_code
+from art.protocol.calls import Call
 from art.protocol.exits import describe_exit
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.runner import Done, JobControl
-from art.runtime.jobs.store import Entry, Job
+from art.runtime.jobs.job import AdoptPayload, Entry, FilePayload, Job
 from art.runtime.jobs.training_work import training_lane
+from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -29,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 LINE_BYTES = 2**20
 FindModel = Callable[[str, str], tuple[RegisteredModel, BaseModelHost] | None]
-"""By project and name; `None`: not registered."""
+"""Returns the model of a project and name with its host, or `None` if it is not registered."""
 
 
-async def run_file_call(call: str, params: dict[str, Any], log: Path, control: JobControl) -> dict[str, Any]:
+async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobControl) -> dict[str, Any]:
     """Run one call of `file_child` to its end; the process is killed when the job is cancelled.
 
     Raises:
-        JobCancelledError: it was cancelled.
+        JobCancelledError: the job was cancelled.
         ProcessError: the process died.
-        ArtError: what the call raised.
+        ArtError: the call raised it.
     """
     control.check()
     with open_log(log) as stderr:
@@ -46,16 +50,16 @@ async def run_file_call(call: str, params: dict[str, Any], log: Path, control: J
             sys.executable, "-m", "art.runtime.children.file_child", stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=stderr, limit=LINE_BYTES,
         )  # fmt: skip
-    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call}")
+    killing = asyncio.create_task(_kill_when(control.stop, process), name=f"stop-{call.method}")
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps({"call": call, "params": params}).encode() + b"\n")
+        process.stdin.write(to_json({"call": call.method, "params": call.params}) + b"\n")
         answer: dict[str, Any] = {}
         async for line in process.stdout:
             answer = json.loads(line)
             if (progress := answer.get("progress")) is not None:
-                await control.progress(call, *progress)
+                await control.progress(call.method, *progress)
         status = await process.wait()
     finally:
         killing.cancel()
@@ -68,8 +72,8 @@ async def run_file_call(call: str, params: dict[str, Any], log: Path, control: J
     if (error := answer.get("error")) is not None:
         raise error_from_code(error["code"], error["message"], param=error.get("param"))
     if control.stop.is_set():
-        raise JobCancelledError(f"`{call}` was cancelled")
-    raise ProcessError(f"the process of `{call}` died ({describe_exit(status)}){log_tail(log)}")
+        raise JobCancelledError(f"`{call.method}` was cancelled")
+    raise ProcessError(f"the process of `{call.method}` died ({describe_exit(status)}){log_tail(log)}")
 
 
 async def _kill_when(stop: asyncio.Event, process: asyncio.subprocess.Process) -> None:
@@ -79,7 +83,7 @@ async def _kill_when(stop: asyncio.Event, process: asyncio.subprocess.Process) -
 
 
 class FileWork:
-    """Exports and pushes. The payload is the request of `file_child`: `call` and `params`."""
+    """Runs exports and pushes."""
 
     def __init__(self, data_dir: DataDir) -> None:
         self._log = data_dir.logs / "files.log"
@@ -91,18 +95,16 @@ class FileWork:
         return None
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        result = await run_file_call(job.payload["call"], job.payload["params"], self._log, control)
-        return Done({"step": job.payload["step"], "result": result | job.payload["result"]})
+        assert isinstance(job.payload, FilePayload)
+        result = await run_file_call(job.payload.call, self._log, control)
+        return Done({"step": job.payload.step, "result": result | job.payload.result})
 
     async def recorded(self, job: Job, done: Done) -> None:
         return None
 
 
 class AdoptWork:
-    """Forks and pulls: a checkpoint from elsewhere becomes the newest of a model, registered or not.
-
-    The payload is that of `FileWork`; `origin` says where the checkpoint is from, in words that tell it from others.
-    """
+    """Runs forks and pulls: a checkpoint from elsewhere becomes the newest of a model, registered or not."""
 
     def __init__(
         self,
@@ -111,7 +113,11 @@ class AdoptWork:
         adopted_from: Callable[[str, str], Awaitable[list[str]]],
         on_published: Callable[[RegisteredModel, int], None],
     ) -> None:
-        """`adopted_from` gives the origins that a model has had before."""
+        """
+        Args:
+            adopted_from: returns the origins of the model's earlier forks and pulls.
+            on_published: called with a model and its new step.
+        """
         self._data_dir = data_dir
         self._log = data_dir.logs / "files.log"
         self._find = find
@@ -119,44 +125,46 @@ class AdoptWork:
         self._on_published = on_published
 
     def lane(self, job: Entry) -> str:
-        found = self._find(job.project, job.name)
-        return "files" if found is None else training_lane(found[0].base_model)
+        registered = self._find(job.project, job.name)
+        return "files" if registered is None else training_lane(registered[0].base_model)
 
     def from_step(self, job: Job) -> int:
-        """Where the model stood before the job first ran: what it has made itself since is not in its way."""
+        """The model's newest step before the job first ran. A checkpoint that the job itself wrote does not count."""
         if job.from_step is not None:
             return job.from_step
-        found = self._find(job.project, job.name)
-        if found is not None:
-            return found[0].step
+        registered = self._find(job.project, job.name)
+        if registered is not None:
+            return registered[0].step
         return checkpoints.latest(self._data_dir.model(job.project, job.name).checkpoints) or 0
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        origin = job.payload["origin"]
-        found = self._find(job.project, job.name)
+        payload = job.payload
+        assert isinstance(payload, AdoptPayload)
+        origin = payload.origin
+        registered = self._find(job.project, job.name)
         if from_step:
             if origin in await self._adopted_from(job.project, job.name):
-                finding = f"was begun from {origin} before, and goes on at step {from_step}"
+                finding = f"was begun from {origin} before, and continues at step {from_step}"
                 return Done({"step": from_step, "findings": [finding], "result": {"origin": origin}})
             raise ConflictError(
                 f"{job.project}/{job.name} is at step {from_step} already, and {origin} would take its place; choose "
                 "another name",
                 param="name",
             )
-        if found is not None and job.payload["step"] == 0:
+        if registered is not None and payload.step == 0:
             finding = "step 0 of every model is its base model: there is nothing to copy"
             return Done({"step": 0, "findings": [finding], "result": {"origin": origin}})
-        result = await run_file_call(job.payload["call"], job.payload["params"], self._log, control)
-        step = int(result.get("step", job.payload["step"]))
+        result = await run_file_call(payload.call, self._log, control)
+        step = int(result["step"]) if payload.step is None else payload.step
         target = self._data_dir.model(job.project, job.name).checkpoint(step)
         changes = {"step": step, "result": {"origin": origin}, "checkpoint_path": str(target)}
-        if found is None:
+        if registered is None:
             return Done(changes)
-        model, host = found
+        model, host = registered
         try:
             _check_same(model, target)
             if step > 0:
-                await host.load(model.adapter_id(step), target)
+                await host.adapters.load(model.adapter_id(step), target)
         except BaseException:
             if step > 0:
                 await asyncio.to_thread(checkpoints.delete, target)
@@ -164,9 +172,9 @@ class AdoptWork:
         return Done(changes, published_step=step)
 
     async def recorded(self, job: Job, done: Done) -> None:
-        found = self._find(job.project, job.name)
-        if found is not None and done.published_step is not None:
-            self._on_published(found[0], done.published_step)
+        registered = self._find(job.project, job.name)
+        if registered is not None and done.published_step is not None:
+            self._on_published(registered[0], done.published_step)
 
 
 def _check_same(model: RegisteredModel, checkpoint: Path) -> None:

@@ -1,10 +1,9 @@
-"""Runs jobs; survives restarts.
+"""Run jobs. A job that a crash interrupted runs again.
 
-    submit --> JobStore (durable) --> lane: a fair queue, one job at a time --> Work.run --> ended; who waits is told
+    submit --> JobStore (durable) --> lane: a fair queue, one job at a time --> Work.run --> ended; waiters are told
 
-What trains a base model, or moves a model of it to another step, is one lane: its jobs need the same trainer, and the
-step that they start from must not change under them. Whatever else a job is, its kind of `Work` knows. Whatever dies on
-the way, the job runs again.
+All jobs that train a base model, or move one of its models to another step, share a lane: they need the same trainer,
+and the step that they start from must not change while they run. Everything else about a job is in its `Work`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
 from art.protocol.job_states import ENDED, JobKind, JobState
@@ -24,94 +23,40 @@ from art.protocol.jobs import JobEvent
 from art.protocol.rpc import error_body
 from art.protocol.training import JobProgress, JobStatus, WireError
 from art.runtime.jobs.fair_queue import FairQueue
-from art.runtime.jobs.store import Entry, Job, JobStore
+from art.runtime.jobs.job import Entry, Job, Payload
+from art.runtime.jobs.store import JobStore
+from art.runtime.jobs.work import JobControl, Work
 from art.runtime.supervision.waits import waiting
 
 logger = logging.getLogger(__name__)
 
 
 RECORD_AGAIN_S = 5.0
-"""Between attempts to record a failure."""
+"""Time between attempts to record the end of a job."""
 IDLE_TIMEOUT_S = 24 * 3600.0
-"""Longest wait for the jobs of a model to end, as the client's for a single one."""
+"""Longest wait for the jobs of a model to end. Clients wait as long for a single job."""
 PROGRESS_EVERY_S = 1.0
-"""Between two events of progress within a phase; each is written down."""
+"""Shortest time between two progress events within a phase; each event is stored."""
 FORGET_EVERY_S = 3600.0
 HEARTBEAT_S = 10.0
-"""Between two signs of life of an event stream."""
-
-
-class JobControl:
-    """What the work of a running job sees of the outside."""
-
-    def __init__(self, report: Callable[[JobProgress], Any]) -> None:
-        self.stop = asyncio.Event()
-        """Set when the job is cancelled."""
-        self._report = report
-
-    async def progress(self, phase: str, done: int, total: int) -> None:
-        await self._report(JobProgress(phase=phase, done=done, total=total))
-
-    def check(self) -> None:
-        """
-        Raises:
-            JobCancelledError: the job is to stop.
-        """
-        if self.stop.is_set():
-            raise JobCancelledError("the job was cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a job has come to."""
-
-    changes: Mapping[str, Any]
-    """Of its status."""
-    published_step: int | None = None
-    """The model's newest from now on."""
-    learnt_from: Sequence[str] = ()
-    """Ids of the exchanges that the step learnt from."""
-
-
-class Work(Protocol):
-    """How jobs of some kinds are done. Everything may happen twice, as the process can die before it is recorded."""
-
-    def lane(self, job: Entry) -> str:
-        """Jobs of one lane run one at a time."""
-        ...
-
-    def from_step(self, job: Job) -> int | None:
-        """What to remember before the job first runs."""
-        ...
-
-    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        """
-        Raises:
-            JobCancelledError: stopped, with nothing left behind.
-            ArtError: the job failed.
-        """
-        ...
-
-    async def recorded(self, job: Job, done: Done) -> None:
-        """Act on a job that is known to have succeeded from now on."""
-        ...
+"""Time between two signs of life in an event stream."""
 
 
 @dataclass(slots=True)
-class _Live:
+class _ActiveJob:
     """An unfinished job."""
 
     entry: Entry
     recovered: bool
-    """A server before this one was given it."""
+    """Whether an earlier server took the job."""
     control: JobControl
     begun: bool = False
-    """Its work runs, or is about to."""
+    """Whether its work runs or is about to."""
     progress: JobProgress | None = None
     reported: float = 0.0
-    """When progress was last written down."""
+    """When progress was last stored."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced by another, whenever there is something new."""
+    """Set at each change, and then replaced by a new event."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     since: float = field(default_factory=time.monotonic)
 
@@ -127,32 +72,32 @@ class _Lane:
 
 
 class JobRunner:
-    """Owns the running of jobs."""
+    """Queues and runs jobs."""
 
     def __init__(self, store: JobStore, works: Mapping[JobKind, Work]) -> None:
-        self._store = store
+        self.store = store
         self._works = works
         self._lanes: dict[str, _Lane] = {}
         self._last_turns: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _ActiveJob] = {}
         self._unrecorded: dict[str, JobStatus] = {}
-        """Failures that the database would not take, e.g. because the disk is full."""
+        """Ends of jobs that could not be recorded, e.g. because the disk is full."""
 
     async def recover(self) -> None:
-        """Queue what a server before this one left unfinished."""
-        self._last_turns = await self._store.last_turns()
-        for entry in await self._store.recover():
-            logger.info("job %s (%s of %s/%s) goes on after a restart", *_words(entry))
+        """Queue the jobs that an earlier server left unfinished."""
+        self._last_turns = await self.store.last_turns()
+        for entry in await self.store.recover():
+            logger.info("job %s (%s of %s/%s) goes on after a restart", *_job_label(entry))
             self._enqueue(entry, recovered=True)
 
     async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
-        """The status of a job that was submitted before, `None` for a new one.
+        """The status of a job that was submitted before; `None` for a new one.
 
         Raises:
-            ConflictError: the id is taken by a job with other content.
+            ConflictError: the id belongs to a job with another request.
         """
-        status = await self._store.known(job_id, fingerprint)
+        status = await self.store.known(job_id, fingerprint)
         return None if status is None else self._with_now(status)
 
     async def submit(
@@ -160,25 +105,28 @@ class JobRunner:
         job_id: str,
         kind: JobKind,
         model: tuple[str, str],
-        payload: dict[str, Any],
+        payload: Payload,
         fingerprint: int,
-        needs: Sequence[str] = (),
     ) -> JobStatus:
-        """Store and queue a job of a model (project and name); a known id returns its status and does nothing else.
+        """Store and queue a job. If the id is known, only return the status.
+
+        Args:
+            model: project and name.
+            fingerprint: checksum of the request, see `JobStore.add`.
 
         Raises:
-            ConflictError: the id is taken by a job with other content.
+            ConflictError: the id belongs to a job with another request.
         """
         entry = Entry(job_id, kind, *model, lane="")
         lane = self._works[kind].lane(entry)
-        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload, needs=needs)
-        status = await self._store.add(job, fingerprint)
+        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload)
+        status = await self.store.add(job, fingerprint)
         if status.state == "queued" and job_id not in self._live:
             self._enqueue(Entry(job_id, kind, *model, lane))
         return self._with_now(status)
 
     def counts(self) -> Counter[str]:
-        """How many jobs run and how many wait."""
+        """The numbers of running and of queued jobs."""
         return Counter("running" if live.begun else "queued" for live in self._live.values())
 
     async def status(self, job_id: str) -> JobStatus:
@@ -186,10 +134,10 @@ class JobRunner:
         Raises:
             NotFoundError: there is no such job.
         """
-        return self._unrecorded.get(job_id) or self._with_now(await self._store.status(job_id))
+        return self._unrecorded.get(job_id) or self._with_now(await self.store.status(job_id))
 
     async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
-        """Status of the job once it has ended, or after `timeout_s`.
+        """The status of the job when it has ended, or after `timeout_s`.
 
         Raises:
             NotFoundError: there is no such job.
@@ -202,11 +150,11 @@ class JobRunner:
         return await self.status(job_id)
 
     async def find(self, **which: Any) -> list[JobStatus]:
-        """Jobs as `JobStore.find` gives them, newest first."""
-        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self._store.find(**which)]
+        """Jobs, newest first. Takes the arguments of `JobStore.find`."""
+        return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self.store.find(**which)]
 
     async def cancel(self, job_id: str) -> JobStatus:
-        """Stop a job: one that is queued at once, one that runs as soon as its work can. What has ended stays as it is.
+        """Stop a job: a queued one at once, a running one as soon as its work can stop. An ended job stays as it is.
 
         Raises:
             NotFoundError: there is no such job.
@@ -214,20 +162,20 @@ class JobRunner:
         live = self._live.get(job_id)
         if live is not None:
             if (lane := self._lanes.get(live.entry.lane)) is not None and lane.queue.remove(job_id):
-                await self._store.move(job_id, "cancelled")
+                await self.store.move(job_id, "cancelled")
                 self._end(job_id)
             elif not live.begun:
                 live.control.stop.set()
             else:
-                with contextlib.suppress(ConflictError):  # it has ended meanwhile, or is being cancelled
-                    await self._store.move(job_id, "cancelling")
+                with contextlib.suppress(ConflictError):  # it ended in the meantime, or is being cancelled
+                    await self.store.move(job_id, "cancelling")
                     live.control.stop.set()
                     live.notify()
         return await self.status(job_id)
 
     async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent | None, None]:
-        """What happens to a job: stored events with a number above `after`, then new ones until it has ended; where it
-        stands in the queue; and `None` as a sign of life every `HEARTBEAT_S`.
+        """Yield the stored events of a job with a number above `after`, then new ones until it has ended. Changes of
+        its place in the queue are events too. `None` is a sign of life, after `HEARTBEAT_S` without an event.
 
         Raises:
             NotFoundError: there is no such job.
@@ -236,7 +184,7 @@ class JobRunner:
         while True:
             live = self._live.get(job_id)
             changed = live.changed if live is not None else None
-            for event in await self._store.events(job_id, after):
+            for event in await self.store.events(job_id, after):
                 after = event.number or after
                 if event.state in ENDED:
                     yield event.model_copy(update={"status": await self.status(job_id)})
@@ -244,7 +192,7 @@ class JobRunner:
                 yield event
             if live is None or changed is None:
                 status = await self.status(job_id)
-                if after == 0 or job_id in self._unrecorded:  # its end was never written down as an event
+                if after == 0 or job_id in self._unrecorded:  # its end was never stored as an event
                     yield JobEvent(kind="state", at=status.ended_at or time.time(), state=status.state, status=status)
                 return
             if (now := self._place(live)) != place and now is not None:
@@ -257,7 +205,11 @@ class JobRunner:
                 yield None
 
     async def idle(self, project: str, name: str, *, recovered_only: bool = False) -> None:
-        """Wait until the jobs that are now queued or running for this model have ended."""
+        """Wait until all jobs of this model have ended that are queued or running now.
+
+        Args:
+            recovered_only: wait only for jobs that an earlier server took.
+        """
         for job in list(self._live.values()):
             if (job.entry.project, job.entry.name) == (project, name) and (job.recovered or not recovered_only):
                 logger.info("waiting for a job (%s) of %s/%s", job.entry.kind, project, name)
@@ -265,7 +217,7 @@ class JobRunner:
                     await job.ended.wait()
 
     def describe(self) -> list[str]:
-        """Unfinished jobs, in the order they came."""
+        """Describe the unfinished jobs, in the order in which they came."""
         now = time.monotonic()
         return [
             f"{job_id} ({live.entry.kind}) of {live.entry.project}/{live.entry.name}, for {now - live.since:.0f} s"
@@ -275,10 +227,10 @@ class JobRunner:
         ]
 
     async def forget_regularly(self, age_s: float) -> None:
-        """Delete the progress of jobs of a certain age, now and every `FORGET_EVERY_S`, until cancelled."""
+        """Delete progress events of ended jobs older than `age_s`, now and every `FORGET_EVERY_S`, until cancelled."""
         while True:
             try:
-                await self._store.forget_progress(time.time() - age_s)
+                await self.store.forget_progress(time.time() - age_s)
             except ArtError as error:
                 logger.warning("the progress of old jobs could not be deleted, next try in an hour: %s", error)
             await asyncio.sleep(FORGET_EVERY_S)
@@ -289,21 +241,21 @@ class JobRunner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _with_now(self, status: JobStatus) -> JobStatus:
-        """The status with what is not written down: it changes too often."""
+        """Add the place in the queue and the newest progress, which change too often to be stored."""
         live = self._live.get(status.job_id)
         if live is None:
             return status
         return status.model_copy(update={"queue_place": self._place(live), "progress": live.progress})
 
-    def _place(self, live: _Live) -> int | None:
+    def _place(self, live: _ActiveJob) -> int | None:
         lane = self._lanes.get(live.entry.lane)
         return None if lane is None or live.begun else lane.queue.places().get(live.entry.job_id)
 
     def _enqueue(self, entry: Entry, *, recovered: bool = False) -> None:
-        if not entry.lane:  # stored by a version that had none
+        if not entry.lane:  # stored by a version without lanes
             lane = self._works[entry.kind].lane(entry)
             entry = Entry(entry.job_id, entry.kind, entry.project, entry.name, lane)
-        live = _Live(entry, recovered, JobControl(lambda progress: self._report(live, progress)))
+        live = _ActiveJob(entry, recovered, JobControl(lambda progress: self._report(live, progress)))
         self._live[entry.job_id] = live
         lane_of_job = self._lanes.get(entry.lane)
         if lane_of_job is None:
@@ -313,13 +265,13 @@ class JobRunner:
         lane_of_job.queue.put(entry.project, entry.job_id)
         lane_of_job.arrived.set()
 
-    async def _report(self, live: _Live, progress: JobProgress) -> None:
+    async def _report(self, live: _ActiveJob, progress: JobProgress) -> None:
         now, before = time.monotonic(), live.progress
         live.progress = progress
         is_due = now - live.reported >= PROGRESS_EVERY_S or progress.done == progress.total
         if is_due or before is None or before.phase != progress.phase:
             live.reported = now
-            await self._store.add_progress(live.entry.job_id, progress)
+            await self.store.add_progress(live.entry.job_id, progress)
             live.notify()
 
     async def _work(self, lane: _Lane) -> None:
@@ -329,12 +281,12 @@ class JobRunner:
                 await lane.arrived.wait()
                 continue
             for waiting_job in lane.queue.places():
-                self._live[waiting_job].notify()  # each has moved up
+                self._live[waiting_job].notify()  # each moved up one place
             live = self._live[job_id]
             try:
                 await self._run(live)
             except JobCancelledError:
-                logger.info("job %s (%s of %s/%s) was cancelled", *_words(live.entry))
+                logger.info("job %s (%s of %s/%s) was cancelled", *_job_label(live.entry))
                 await self._record(self._ended_as(live, "cancelled"))
             except ArtError as error:
                 logger.error("job %s failed: %s", job_id, error)
@@ -345,16 +297,16 @@ class JobRunner:
             finally:
                 self._end(job_id)
 
-    async def _run(self, live: _Live) -> None:
-        job = await self._store.load(live.entry.job_id)
+    async def _run(self, live: _ActiveJob) -> None:
+        job = await self.store.load(live.entry.job_id)
         work = self._works[job.kind]
         from_step = work.from_step(job)
         live.control.check()
         live.begun = True
-        await self._store.move(job.job_id, "running", from_step=from_step)
+        await self.store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
-        await self._store.finish(
+        await self.store.finish(
             job.job_id, changes=done.changes, published_step=done.published_step, learnt_from=done.learnt_from
         )
         await work.recorded(job, done)
@@ -365,7 +317,7 @@ class JobRunner:
         live.notify()
 
     @staticmethod
-    def _ended_as(live: _Live, state: JobState, error: Exception | None = None) -> JobStatus:
+    def _ended_as(live: _ActiveJob, state: JobState, error: Exception | None = None) -> JobStatus:
         entry = live.entry
         return JobStatus(
             job_id=entry.job_id, kind=entry.kind, project=entry.project, name=entry.name, state=state,
@@ -374,8 +326,8 @@ class JobRunner:
 
     async def _record(self, status: JobStatus) -> None:
         try:
-            await self._store.move(status.job_id, status.state, changes={"error": status.error})
-        except ConflictError:  # recorded as succeeded, and what came behind that failed
+            await self.store.move(status.job_id, status.state, changes={"error": status.error})
+        except ConflictError:  # it was recorded as succeeded, and a later part failed
             logger.exception("job %s has ended already", status.job_id)
         except ArtError:
             logger.exception("the end of job %s cannot be recorded yet", status.job_id)
@@ -383,13 +335,13 @@ class JobRunner:
             self._tasks.append(asyncio.create_task(self._record_later(status), name=f"record-{status.job_id}"))
 
     async def _record_later(self, status: JobStatus) -> None:
-        """The caller knows of the end already. Until it is recorded a restarted server would run the job again."""
+        """Try until the end of a job is recorded. Until then a restarted server would run the job again."""
         while status.job_id in self._unrecorded:
             await asyncio.sleep(RECORD_AGAIN_S)
             with contextlib.suppress(ArtError):  # logged when it first happened
-                await self._store.move(status.job_id, status.state, changes={"error": status.error})
+                await self.store.move(status.job_id, status.state, changes={"error": status.error})
                 del self._unrecorded[status.job_id]
 
 
-def _words(entry: Entry) -> tuple[str, ...]:
+def _job_label(entry: Entry) -> tuple[str, ...]:
     return entry.job_id, entry.kind, entry.project, entry.name

@@ -1,7 +1,7 @@
 """Jobs and their events, in SQLite. What is written here survives `kill -9`.
 
-The state of a job changes in `_move` only, which looks it up in the table of `protocol.job_states` within the same
-transaction: no job can take a way that the table does not have.
+Only `_move` changes the state of a job. It checks the change against the table of `protocol.job_states` in the same
+transaction, so no job can make a transition that the table does not have.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
-from art.errors import ConflictError, NotFoundError, OverloadedError
+from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
 from art.runtime.jobs import trained_exchanges
+from art.runtime.jobs.job import PAYLOADS, Entry, Job, Payload
 from art.runtime.registry import set_step
 from art.storage.database import Database
 
@@ -40,43 +41,16 @@ _LATER_COLUMNS = {
     "lane": "TEXT NOT NULL DEFAULT ''",
     "started_at": "REAL",
     "needs": "TEXT NOT NULL DEFAULT '[]'",
+    "exchanges": "TEXT NOT NULL DEFAULT '[]'",
 }
-"""Of `jobs`, for databases that were made without them."""
+"""Columns of `jobs` that databases of older versions do not have. `needs` has paths of checkpoints and `exchanges` has
+ids of exchanges, that the job needs until it has ended."""
 _UNFINISHED = ", ".join(f"'{state}'" for state in UNFINISHED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    job_id: str
-    kind: JobKind
-    project: str
-    name: str
-    lane: str
-    """Jobs of one lane run one at a time, see `JobRunner`."""
-    payload: dict[str, Any]
-    """All that is needed to run the job, and to run it again. Of a training: `call`, the trainer's arguments, resolved
-    samples among them; `metrics`, `ledger`, `findings` and `exchange_ids` of the plan, and `repeated`, which tells of
-    an earlier step with the same answers. Of others: the request."""
-    from_step: int | None = None
-    """Where the model stood when the job first began to run."""
-    needs: Sequence[str] = ()
-    """Paths of checkpoints that must stay until it is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A job without its payload, which may be large."""
-
-    job_id: str
-    kind: JobKind
-    project: str
-    name: str
-    lane: str
-
-
 class JobStore:
-    """Every method is one transaction. It shares the database with the registry: a step is published and its job ended
-    at once."""
+    """Stores jobs; every method is one transaction. The store shares the database with the registry, so that a step is
+    published and its job is ended in one transaction."""
 
     def __init__(
         self,
@@ -87,8 +61,8 @@ class JobStore:
     ) -> None:
         """
         Args:
-            max_per_project: jobs of one project that may be unfinished at once; `None`: any number.
-            on_dropped: told of a job that failed or was cancelled, in the transaction that records it.
+            max_per_project: largest number of unfinished jobs of one project; `None` for no limit.
+            on_dropped: called with the id of a job that failed or was cancelled, in the transaction that records it.
         """
         self._on_dropped = on_dropped
         self._max_per_project = max_per_project
@@ -98,10 +72,10 @@ class JobStore:
         await self._database.run(_create)
 
     async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
-        """The status of the job that has this id already, `None` if there is none.
+        """The status of the job that has this id already, or `None`.
 
         Raises:
-            ConflictError: the id is taken by a job that was asked for in other words.
+            ConflictError: the id belongs to a job with another request.
         """
         return await self._database.run(lambda db: _known(db, job_id, fingerprint))
 
@@ -109,14 +83,18 @@ class JobStore:
         """Store a queued job, or return the status of the one that has this id already.
 
         Args:
-            fingerprint: of the request as it came. What it is resolved to depends on the model's step, and would make
-                a request that is sent again look like another one.
+            fingerprint: checksum of the request as it came. The payload would not do: it depends on the model's step,
+                so a request that is sent again would look like another one.
 
         Raises:
-            ConflictError: the id is taken by a job that was asked for in other words.
-            OverloadedError: the project has as many unfinished jobs as it may.
+            ConflictError: the id belongs to a job with another request.
+            OverloadedError: the project has the largest allowed number of unfinished jobs.
         """
         payload = await asyncio.to_thread(_pack, job.payload)
+        needs, exchanges = (
+            orjson.dumps(list(ids)).decode()
+            for ids in (job.payload.needed_checkpoints(), job.payload.needed_exchanges())
+        )
         now = time.time()
         status = JobStatus(
             job_id=job.job_id, kind=job.kind, project=job.project, name=job.name, state="queued", created_at=now
@@ -126,31 +104,41 @@ class JobStore:
             if (known := _known(db, job.job_id, fingerprint)) is not None:
                 return known
             _check_room(db, job.project, self._max_per_project)
-            needs = orjson.dumps(list(job.needs)).decode()
-            values = (job.job_id, job.kind, job.project, job.name, "queued", fingerprint, payload, job.lane, needs)
-            columns = "job_id, kind, project, name, state, fingerprint, payload, lane, needs, status, created_at"
-            db.execute(
-                f"INSERT INTO jobs ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, status.model_dump_json(), now),
-            )
+            values = {
+                "job_id": job.job_id, "kind": job.kind, "project": job.project, "name": job.name, "state": "queued",
+                "fingerprint": fingerprint, "payload": payload, "lane": job.lane, "needs": needs,
+                "exchanges": exchanges, "status": status.model_dump_json(), "created_at": now,
+            }  # fmt: skip
+            marks = ", ".join("?" * len(values))
+            db.execute(f"INSERT INTO jobs ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
             _add_event(db, job.job_id, JobEvent(kind="state", at=now, state="queued"))
             return status
 
         return await self._database.run(insert)
 
     async def load(self, job_id: str) -> Job:
-        """An unfinished job with its payload."""
+        """An unfinished job with its payload.
+
+        Raises:
+            TrainingError: another version of ART stored the job, and its payload has another form.
+        """
         columns = "kind, project, name, lane, payload, from_step"
         rows = await self._read(f"SELECT {columns} FROM jobs WHERE job_id = ?", (job_id,))
         ((kind, project, name, lane, payload, from_step),) = rows
-        content = await asyncio.to_thread(_unpack, payload)
+        try:
+            content = await asyncio.to_thread(_unpack, kind, payload)
+        except ValidationError as error:
+            raise TrainingError(
+                f"job {job_id} ({kind} of {project}/{name}) was queued by another version of ART, and this version "
+                "cannot read it. Submit it again under a new id"
+            ) from error
         return Job(
             job_id=job_id, kind=kind, project=project, name=name, lane=lane, payload=content, from_step=from_step
         )
 
     async def recover(self) -> list[Entry]:
-        """Queue again what ran when the server before this one ended, and end what it was about to stop; all queued
-        jobs, oldest first."""
+        """Queue jobs again that ran when the last server ended, and end jobs that it was about to stop. Returns all
+        queued jobs, oldest first."""
 
         def recover(db: sqlite3.Connection) -> list[Entry]:
             begun = db.execute("SELECT job_id, state FROM jobs WHERE state IN ('running', 'cancelling')").fetchall()
@@ -193,27 +181,33 @@ class JobStore:
         return [JobStatus.model_validate_json(row[0]) for row in rows]
 
     async def step_metrics(self, project: str, name: str, step: int, limit: int) -> list[dict[str, float]]:
-        """Metrics of up to `limit` reinforcement-learning steps that lead to `step` without a gap, oldest first."""
+        """Metrics of up to `limit` consecutive reinforcement-learning steps up to `step`, oldest first."""
         rows = await self._read(
             "SELECT kind, status FROM jobs WHERE project = ? AND name = ? AND state = 'succeeded' "
             "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY created_at DESC, rowid DESC LIMIT ?",
             (project, name, limit),
         )
-        found: list[dict[str, float]] = []
+        metrics: list[dict[str, float]] = []
         for kind, text in rows:
             status = JobStatus.model_validate_json(text)
-            if kind != "train" or status.step != step - len(found):
+            if kind != "train" or status.step != step - len(metrics):
                 break
-            found.append(status.metrics)
-        return found[::-1]
+            metrics.append(status.metrics)
+        return metrics[::-1]
 
-    async def needed(self) -> list[str]:
+    async def needed_checkpoints(self) -> list[str]:
         """Paths of checkpoints that unfinished jobs need."""
         rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")
         return [path for (needs,) in rows for path in orjson.loads(needs)]
 
+    @staticmethod
+    def needed_exchanges(db: sqlite3.Connection) -> list[str]:
+        """Ids of exchanges that unfinished jobs need, as seen by the transaction of `db`."""
+        rows = db.execute(f"SELECT exchanges FROM jobs WHERE state IN ({_UNFINISHED}) AND exchanges != '[]'")
+        return [exchange_id for (exchanges,) in rows for exchange_id in orjson.loads(exchanges)]
+
     async def origins(self, project: str, name: str) -> list[str]:
-        """Where checkpoints that this model was given came from."""
+        """The places that this model's forked and pulled checkpoints came from."""
         rows = await self._read(
             "SELECT json_extract(status, '$.result.origin') FROM jobs "
             "WHERE project = ? AND name = ? AND state = 'succeeded' AND kind IN ('fork', 'pull')",
@@ -224,10 +218,10 @@ class JobStore:
     async def move(
         self, job_id: str, state: JobState, *, changes: Mapping[str, Any] | None = None, from_step: int | None = None
     ) -> JobStatus:
-        """Give a job another state, and its status further `changes`.
+        """Change the state of a job, and its status by `changes`.
 
         Raises:
-            ConflictError: this state cannot follow the one that it has.
+            ConflictError: the new state cannot follow the current one.
             NotFoundError: there is no such job.
         """
         return await self._database.run(lambda db: self._move(db, job_id, state, changes, from_step))
@@ -235,7 +229,7 @@ class JobStore:
     async def finish(
         self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None, learnt_from: Sequence[str] = ()
     ) -> JobStatus:
-        """Succeeded: where it published a step, the model moves to it in the same transaction.
+        """Record that a job succeeded. If it published a step, the model moves to that step in the same transaction.
 
         Args:
             learnt_from: ids of the exchanges that the step learnt from.
@@ -251,7 +245,7 @@ class JobStore:
         return await self._database.run(finish)
 
     async def repeated_step(self, exchange_ids: Sequence[str]) -> int | None:
-        """The step that learnt from all of these exchanges before, or the newest of several; `None` if one is new."""
+        """The newest step that learnt from these exchanges, if earlier steps learnt from all of them; else `None`."""
         return await self._database.run(lambda db: trained_exchanges.repeated_step(db, exchange_ids))
 
     async def add_progress(self, job_id: str, progress: JobProgress) -> None:
@@ -259,7 +253,7 @@ class JobStore:
         await self._database.run(lambda db: _add_event(db, job_id, event))
 
     async def events(self, job_id: str, after: int) -> list[JobEvent]:
-        """Those with a number above `after`, in order.
+        """The events with a number above `after`, in order.
 
         Raises:
             NotFoundError: there is no such job.
@@ -272,8 +266,12 @@ class JobStore:
         return [JobEvent.model_validate_json(event).model_copy(update={"number": number}) for number, event in rows]
 
     async def forget_progress(self, before: float) -> int:
-        """Delete the progress of jobs that were asked for before that time and are over; how many events are gone.
-        Their states stay, under their numbers. Which exchanges of before that time were trained is forgotten too."""
+        """Delete the progress events of ended jobs that are older than the Unix time `before`, and the note of which
+        exchanges older than that were trained. Events of states stay and keep their numbers.
+
+        Returns:
+            The number of deleted events.
+        """
         sql = (
             "DELETE FROM job_events WHERE json_extract(event, '$.kind') = 'progress' AND job_id IN "
             f"(SELECT job_id FROM jobs WHERE created_at < ? AND state NOT IN ({_UNFINISHED}))"
@@ -339,9 +337,11 @@ def _move(
     status = JobStatus.model_validate_json(row[1]).model_copy(update={"state": state, **times, **(changes or {})})
     db.execute(
         "UPDATE jobs SET state = ?, status = ?, from_step = coalesce(?, from_step), "
-        "started_at = coalesce(?, started_at), payload = CASE WHEN ? THEN NULL ELSE payload END WHERE job_id = ?",
-        (state, status.model_dump_json(), from_step, times.get("started_at"), state in ENDED, job_id),
+        "started_at = coalesce(?, started_at) WHERE job_id = ?",
+        (state, status.model_dump_json(), from_step, times.get("started_at"), job_id),
     )
+    if state in ENDED:
+        db.execute("UPDATE jobs SET payload = NULL, exchanges = '[]' WHERE job_id = ?", (job_id,))
     _add_event(db, job_id, JobEvent(kind="state", at=now, state=state))
     return status
 
@@ -369,10 +369,9 @@ def _unknown(job_id: str) -> NotFoundError:
     return NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
 
-def _pack(payload: dict[str, Any]) -> bytes:
-    return zlib.compress(orjson.dumps(payload), 1)
+def _pack(payload: Payload) -> bytes:
+    return zlib.compress(payload.model_dump_json().encode(), 1)
 
 
-def _unpack(payload: bytes) -> dict[str, Any]:
-    content: dict[str, Any] = orjson.loads(zlib.decompress(payload))
-    return content
+def _unpack(kind: JobKind, payload: bytes) -> Payload:
+    return PAYLOADS[kind].model_validate_json(zlib.decompress(payload))

@@ -1,4 +1,4 @@
-"""The table of answers that training steps have learnt from. It tells a step that repeats another one."""
+"""The table of answers that training steps have learnt from. It shows whether a step repeats earlier ones."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The work of `train` and `train_sft`.
+"""How jobs of the kinds `train` and `train_sft` are done.
 
-    trainer makes checkpoint n+1 from n --> engine publishes and proves it --> recorded: the model is at n+1
+    recorded exchanges --build_samples--> trainer makes checkpoint n+1 from n --> engine publishes and proves it
+    --> recorded: the model is at n+1
 
-A request with nothing to learn is a job as well: it succeeds without a checkpoint, so that a client that asks again
-gets the same answer. The trainer recognises a checkpoint that a job has already written and gives its recorded result,
-so nothing is trained twice.
+A request with nothing to learn is a job as well. It succeeds without a checkpoint, so that a client that asks again
+gets the same answer. The trainer recognises a checkpoint that this job wrote before and returns its recorded result, so
+nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from art.credit.plan import close_ledger, close_unused_ledger
+from art.config import TrainConfig, TrainSFTConfig
+from art.credit.ledger import close_ledger, close_unused_ledger
+from art.credit.samples import build_samples
 from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingError
-from art.metrics.findings import find_findings
+from art.gateway.record.recorder import Recorder
+from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
+from art.protocol.calls import Train, TrainSft
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.runner import Done, JobControl
-from art.runtime.jobs.store import Entry, Job
+from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
+from art.runtime.jobs.work import Done, JobControl
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -30,16 +35,23 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingWork:
-    """`on_published` is told of each new step; `earlier_metrics` is `JobStore.step_metrics`."""
+    """Runs training jobs."""
 
     def __init__(
         self,
         data_dir: DataDir,
+        recorder: Recorder,
         find: Callable[[str, str], tuple[RegisteredModel, BaseModelHost]],
         on_published: Callable[[RegisteredModel, int], None],
         earlier_metrics: Callable[[str, str, int, int], Awaitable[list[dict[str, float]]]],
     ) -> None:
+        """
+        Args:
+            on_published: called with a model and its new step.
+            earlier_metrics: `JobStore.step_metrics`.
+        """
         self._data_dir = data_dir
+        self._recorder = recorder
         self._find = find
         self._on_published = on_published
         self._earlier_metrics = earlier_metrics
@@ -50,7 +62,7 @@ class TrainingWork:
     def from_step(self, job: Job) -> int:
         """
         Raises:
-            TrainingError: the job began at another step than the model is at now.
+            TrainingError: the model has moved to another step since the job first began.
         """
         model, _ = self._find(job.project, job.name)
         if job.from_step is not None and job.from_step != model.step:
@@ -66,44 +78,61 @@ class TrainingWork:
         model, host = self._find(job.project, job.name)
         paths, step = self._data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
-        call = job.payload["call"]
-        if not call["samples"]:
+        assert isinstance(job.payload, TrainPayload | SftPayload)
+        payload, plan = job.payload, job.payload.plan
+        if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
-        await asyncio.to_thread(_make_way, target, job.job_id)
+        await asyncio.to_thread(_remove_unpublished, target, job.job_id)
+        call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
         try:
-            result = await host.train(
-                job.kind, **call, from_checkpoint=str(source), to_checkpoint=str(target), job_id=job.job_id,
-                stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total),
-            )  # fmt: skip
+            result = await host.trainer.train(
+                call, stop=control.stop, on_progress=lambda done, total: control.progress("train", done, total)
+            )
         except NothingTrainableError as error:
             if job.kind != "train":
                 raise
             return _untrained(job, from_step, source, refused=str(error))
         except TrainingError as error:
-            if (repeated := job.payload.get("repeated")) is None:
+            if payload.repeated is None:
                 raise
-            raise TrainingError(f"{repeated}. This time it failed: {error}") from error
-        if control.stop.is_set():  # it had ended before it could be stopped, and nobody has seen it
+            raise TrainingError(f"{payload.repeated}. This time it failed: {error}") from error
+        if control.stop.is_set():  # the call ended before it could be stopped; its checkpoint was not published
             await asyncio.to_thread(checkpoints.delete, target)
         control.check()
         await control.progress("publish", 0, 1)
-        ledger = job.payload["ledger"]
-        accounts = close_ledger(ledger, result["metrics"]) if ledger is not None else {}
-        published = await host.load(model.adapter_id(step), target)
-        metrics = result["metrics"] | job.payload["metrics"] | accounts | published
+        ledger = close_ledger(plan.ledger, result.metrics) if plan.ledger else {}
+        published = await host.adapters.load(model.adapter_id(step), target)
+        metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
-        before = (await asyncio.to_thread(checkpoints.read_state, source)).metrics
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
-        found = find_findings(metrics, before, highs=_own_bounds(job))
-        metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in found}
-        repeated = job.payload.get("repeated")
-        findings = [*job.payload["findings"], *([repeated] if repeated else ()), *map(str, found)]
+        measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
+        metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in measured}
+        findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
-        changes = {
-            "step": step, "trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target),
-        }  # fmt: skip
-        return Done(changes, published_step=step, learnt_from=job.payload.get("exchange_ids", ()))
+        changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
+        return Done(changes | {"step": step}, published_step=step, learnt_from=plan.exchange_ids)
+
+    def _build_call(
+        self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str
+    ) -> Train | TrainSft:
+        if isinstance(payload, SftPayload):
+            return TrainSft(
+                samples=payload.samples,
+                config=payload.config,
+                from_checkpoint=source,
+                to_checkpoint=target,
+                job_id=job_id,
+            )
+        return Train(
+            samples=build_samples(payload.plan.samples, self._recorder),
+            config=payload.config,
+            from_checkpoint=source,
+            to_checkpoint=target,
+            job_id=job_id,
+            pairs=payload.plan.pairs,
+            references=payload.references,
+        )
 
     async def recorded(self, job: Job, done: Done) -> None:
         if done.published_step is not None:
@@ -111,13 +140,14 @@ class TrainingWork:
 
 
 def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = None) -> Done:
-    """The end of a job without anything to learn: the model stays at `step`.
+    """End a job that has nothing to learn: the model stays at `step`.
 
     Args:
-        refused: why the trainer took none of the samples that were planned. It learns from every sample that the gate
-            lets pass.
+        refused: why the trainer took none of the planned samples.
     """
-    metrics, ledger, findings = job.payload["metrics"], job.payload["ledger"], job.payload["findings"]
+    assert isinstance(job.payload, TrainPayload)
+    plan = job.payload.plan
+    metrics, ledger, findings = plan.metrics, plan.ledger, plan.findings
     if refused is not None:
         metrics = metrics | {"data/step_num_groups_trainable": 0.0}
         ledger = close_unused_ledger(ledger, "sampler_mismatch")
@@ -131,18 +161,19 @@ def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = N
 
 
 def training_lane(base_model: str) -> str:
-    """Of all jobs that change the step of a model of `base_model`."""
+    """The lane of every job that can change the step of a model trained from `base_model`."""
     return f"training of {base_model}"
 
 
-def _own_bounds(job: Job) -> dict[str, float]:
-    """Upper bounds of metrics that the job's own settings put in place of those of the rules."""
-    gate = job.payload["call"]["config"].get("mismatch")
-    return {} if gate is None else {"offpolicy/mismatch_masked_share": gate["alarm"]}
+def _find_findings(metrics: dict[str, float], source: Path, config: TrainConfig | TrainSFTConfig) -> list[Finding]:
+    """Compare a step with the rules of `find_findings`. The job's own settings replace the bound of one of them."""
+    gate = None if isinstance(config, TrainSFTConfig) else config.mismatch
+    highs = {} if gate is None else {"offpolicy/mismatch_masked_share": gate.alarm}
+    return find_findings(metrics, checkpoints.read_state(source).metrics, highs=highs)
 
 
-def _make_way(target: Path, job_id: str) -> None:
-    """Remove a checkpoint that another job wrote but never published (its publish failed)."""
+def _remove_unpublished(target: Path, job_id: str) -> None:
+    """Remove a checkpoint that another job wrote but did not publish."""
     if not target.exists():
         return
     try:

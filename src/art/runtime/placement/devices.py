@@ -1,6 +1,6 @@
-"""What this machine has to compute on, found without torch: the server process must not load it.
+"""The devices of this machine, found without torch, which the server process must not load.
 
-GPUs are asked of `nvidia-smi`, which comes with NVIDIA's driver, and counted as the server's CUDA_VISIBLE_DEVICES does.
+`nvidia-smi`, a part of NVIDIA's driver, lists the GPUs. They are numbered as in the server's CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=cs
 _QUERY_TIMEOUT_S = 30.0
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _DEVICE_FILES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
-"""Of NVIDIA's driver and of AMD's, whose devices torch calls "cuda" too."""
+"""Device files of NVIDIA's and AMD's drivers. torch calls both kinds of device "cuda"."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -28,28 +28,28 @@ class Gpu:
 
     name: str
     memory_bytes: int | None
-    """`None` where it is not known: of a slice of a GPU (MIG)."""
+    """`None` where it is unknown, as for a slice of a GPU (MIG)."""
     selector: str
-    """What names it in CUDA_VISIBLE_DEVICES."""
+    """The GPU's name in CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
     gpus: tuple[Gpu, ...] | None
-    """By index; `None` where there are some that cannot be listed (no `nvidia-smi`): torch will tell then."""
+    """The GPUs by index; `None` if there are GPUs that cannot be listed, because `nvidia-smi` is missing."""
     has_mps: bool
     memory_bytes: int
     """Main memory that this process may use."""
 
     @property
     def default_kind(self) -> str:
-        """What the device "auto" is."""
+        """The kind of device that "auto" means here."""
         return "cpu" if self.gpus == () and not self.has_mps else "mps" if self.gpus == () else "cuda"
 
 
 @functools.cache
 def find_devices() -> Devices:
-    """Of this machine; asked once."""
+    """Find the devices of this machine. Looks once per process."""
     visible = os.environ.get(VISIBLE)
     listing = None if visible == "" else _ask_nvidia_smi()
     gpus: tuple[Gpu, ...] | None = ()
@@ -70,9 +70,10 @@ def _ask_nvidia_smi() -> str | None:
 
 
 def parse_gpus(listing: str, visible: str | None) -> tuple[Gpu, ...]:
-    """The GPUs of `nvidia-smi`'s listing that `visible`, the variable CUDA_VISIBLE_DEVICES, leaves, in its order.
+    """Parse `nvidia-smi`'s listing, one GPU per line such as "0, GPU-a, NVIDIA H100, 81559".
 
-    Example: listing "0, GPU-a, NVIDIA H100, 81559", one GPU per line, and visible "1,0" give GPU 1, then GPU 0.
+    Args:
+        visible: the variable CUDA_VISIBLE_DEVICES. It selects and orders GPUs: "1,0" gives GPU 1, then GPU 0.
     """
     by_selector: dict[str, Gpu] = {}
     order: list[Gpu] = []
@@ -91,15 +92,15 @@ def parse_gpus(listing: str, visible: str | None) -> tuple[Gpu, ...]:
     for selector in (word.strip() for word in visible.split(",")):
         if selector.startswith("MIG"):
             chosen.append(Gpu(name="slice of a GPU", memory_bytes=None, selector=selector))
-        elif (found := _find(by_selector, selector)) is not None:
-            chosen.append(replace(found, selector=selector))
+        elif (selected := _find(by_selector, selector)) is not None:
+            chosen.append(replace(selected, selector=selector))
         else:
             break  # CUDA ignores what follows an unknown device
     return tuple(chosen)
 
 
 def _find(by_selector: Mapping[str, Gpu], selector: str) -> Gpu | None:
-    """CUDA takes the beginning of a UUID for the whole."""
+    """Find a GPU by index or UUID. Like CUDA, take the beginning of a UUID for the whole."""
     exact = by_selector.get(selector)
     if exact is not None or not selector.startswith("GPU-"):
         return exact

@@ -1,9 +1,9 @@
-"""Which devices engine and trainer get, and whether that can work: settled before anything starts.
+"""Choice of devices for engine and trainer, and a check that they can work, before any process starts.
 
-A child sees only its own GPUs (CUDA_VISIBLE_DEVICES), and counts them from 0. What is not said is chosen:
+A child sees only its own GPUs (CUDA_VISIBLE_DEVICES) and numbers them from 0. Where the settings leave the choice open:
 
     one GPU                       engine and trainer share it
-    more than the trainer takes   the trainer has the first ones, the engine the next
+    more than the trainer takes   the trainer gets the first ones, the engine the next
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ Part = Literal["engine", "trainer"]
 
 ELSEWHERE = "elsewhere"
 VLLM_MEMORY_SHARE = 0.9
-"""Of a GPU, what `vllm serve` takes by default (its flag `gpu_memory_utilization`)."""
+"""Share of a GPU's memory that `vllm serve` takes by default (its flag `gpu_memory_utilization`)."""
 CONTEXT_BYTES = 2**29
-"""A process on a GPU takes about so much for itself: CUDA's context and the kernels of torch."""
+"""Memory that each process on a GPU takes for CUDA's context and torch's kernels, approximately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Devices of one part."""
+    """The devices of the engine or of the trainer."""
 
     kind: str
     """`cpu`, `cuda`, `mps`, or `elsewhere` for servers that run already."""
     indices: tuple[int, ...] = ()
-    """Of GPUs, as the server counts them."""
+    """Indices of the GPUs in the server's numbering."""
 
     def __str__(self) -> str:
         return ", ".join(f"cuda:{index}" for index in self.indices) or self.kind
 
     def environment(self, devices: Devices) -> dict[str, str]:
-        """Variables that show a process just these devices."""
+        """Return the environment variables that show a process only these devices."""
         if self.kind != "cuda":
             return {VISIBLE: ""} if self.kind == "cpu" else {}
         if not self.indices or devices.gpus is None:
             return {}
         gpus = devices.gpus
         selected = ",".join(gpus[index].selector for index in self.indices if index < len(gpus))
-        # nvidia-smi counts by PCI bus, CUDA by speed unless it is told.
+        # nvidia-smi orders GPUs by PCI bus. CUDA orders them by speed, unless this variable says otherwise.
         by_bus = all(gpus[index].selector.isdigit() for index in self.indices if index < len(gpus))
         return {VISIBLE: selected} | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if by_bus else {})
 
@@ -59,14 +59,14 @@ class Placement:
 
     @property
     def shared(self) -> bool:
-        """Whether both live in the same memory."""
+        """Whether engine and trainer use the same memory."""
         if self.engine.kind != "cuda" or self.trainer.kind != "cuda":
             return self.engine.kind == self.trainer.kind
         return bool(set(self.engine.indices) & set(self.trainer.indices))
 
 
 def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
-    """What is asked for, and the rest as the table above; it may be impossible, see `check_placement`."""
+    """Place engine and trainer by the settings, else by the table above. `check_placement` tells whether it works."""
     engine, trainer = settings.engine, settings.trainer
     kinds = {
         "engine": devices.default_kind if engine.device == "auto" else engine.device,
@@ -98,34 +98,35 @@ def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
 
 
 def _sleeps(engine: VllmConfig, placement: Placement) -> bool:
-    """Without a GPU vLLM would free nothing."""
-    wanted = engine.sleep == "always" or (engine.sleep == "auto" and placement.engine.kind == "cuda")
-    return wanted and placement.shared
+    """Tell whether vLLM sleeps while the trainer works. Without a GPU a sleep would free nothing."""
+    may_sleep = engine.sleep == "always" or (engine.sleep == "auto" and placement.engine.kind == "cuda")
+    return may_sleep and placement.shared
 
 
 def check_placement(
     placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int | None = None
 ) -> None:
-    """
+    """Refuse a placement that cannot work.
+
     Args:
-        num_weights: of the base model, if known.
+        num_weights: number of weights of the base model, if known.
 
     Raises:
-        ConfigError: a device is not there, there are fewer than processes, or the weights alone do not fit.
+        ConfigError: a device is missing, there are fewer devices than processes, or the weights alone do not fit.
     """
     _check_device("engine", placement.engine, settings.engine, devices)
     _check_device("trainer", placement.trainer, settings.trainer, devices)
-    wanted = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
-    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != wanted:
+    num_gpus = settings.engine.num_devices if isinstance(settings.engine, VllmConfig) else 1
+    if placement.engine.kind == "cuda" and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
         raise ConfigError(
-            f"the flags of vLLM make {wanted} GPUs (data, pipeline and tensor parallel sizes together), but the engine "
-            f"has {placement.engine}, of {_gpus(devices)}; make the two agree",
+            f"the flags of vLLM make {num_gpus} GPUs (data, pipeline and tensor parallel sizes together), but the "
+            f"engine has {placement.engine}, of {_gpus(devices)}; make the two agree",
             param="flags",
         )
     if isinstance(settings.engine, VllmConfig) and settings.engine.sleep == "always" and not placement.shared:
         raise ConfigError(
             f'`engine.sleep` is "always", but the engine runs on {placement.engine} and the trainer on '
-            f"{placement.trainer}: it would stand still for nothing. Leave `sleep` out, or give both the same device",
+            f"{placement.trainer}: it would pause for nothing. Leave `sleep` out, or give both the same device",
             param="sleep",
         )
     num_processes, num_devices = settings.trainer.num_processes, len(placement.trainer.indices)
@@ -145,32 +146,32 @@ def check_placement(
 
 
 def _check_device(part: Part, place: Place, config: EngineSettings | TrainerConfig, devices: Devices) -> None:
-    given = f"`{part}.device` is {config.device!r}"
+    setting = f"`{part}.device` is {config.device!r}"
     if place.kind == "mps" and not devices.has_mps:
-        raise ConfigError(f'{given}, but this is no Mac with Apple silicon; use "auto" or "cpu"', param="device")
+        raise ConfigError(f'{setting}, but this is no Mac with Apple silicon; use "auto" or "cpu"', param="device")
     if place.kind != "cuda" or devices.gpus is None:
         return
     if config.device_indices:
-        given = f"`{part}.device_indices` is {list(config.device_indices)}"
+        setting = f"`{part}.device_indices` is {list(config.device_indices)}"
     if not devices.gpus:
         raise ConfigError(
-            f"{given}, but this machine shows {_gpus(devices)}. Is the driver installed, and {VISIBLE} not empty? "
+            f"{setting}, but this machine shows {_gpus(devices)}. Is the driver installed, and {VISIBLE} not empty? "
             'Else use "auto" or "cpu"',
             param="device",
         )
     if missing := [index for index in config.device_indices if index >= len(devices.gpus)]:
         raise ConfigError(
-            f"{given}, but this machine shows {_gpus(devices)}, so there is no {missing[0]}; use indices from 0 to "
+            f"{setting}, but this machine shows {_gpus(devices)}, so there is no {missing[0]}; use indices from 0 to "
             f"{len(devices.gpus) - 1}",
             param="device_indices",
         )
 
 
 def _check_memory(placement: Placement, settings: ModelSettings, devices: Devices, num_weights: int) -> None:
-    """Refuse what cannot fit whatever the batches: the trial step of the preflight measures the rest."""
+    """Refuse weights that cannot fit, whatever the batches. The trial step of the preflight measures the rest."""
     engine, trainer = settings.engine, settings.trainer
     kinds = placement.engine.kind, placement.trainer.kind
-    engine_bytes = weight_bytes(num_weights, kinds[0], engine.dtype)  # a rounded engine keeps whole numbers
+    engine_bytes = weight_bytes(num_weights, kinds[0], engine.dtype)  # a quantized engine keeps unquantized weights too
     trainer_bytes = weight_bytes(num_weights, kinds[1], trainer.dtype, trainer.quantization)
     num_engine_devices = max(1, len(placement.engine.indices))
     needs: dict[tuple[str, int], dict[str, float]] = {}
@@ -196,8 +197,11 @@ def _check_memory(placement: Placement, settings: ModelSettings, devices: Device
 
 
 def _check_vllm_share(engine: VllmConfig, limit: int, trainer_bytes: float, where: str, *, sleeps: bool) -> None:
-    """vLLM takes its share of a GPU at once, whatever the model's size. When it sleeps, the trainer has that for its
-    activations; but its weights stay."""
+    """Check that vLLM's share of a GPU leaves room for the trainer's weights.
+
+    vLLM takes its share at once, whatever the model's size. While it sleeps, the trainer can use that memory for
+    activations, but the trainer's weights always stay on the GPU.
+    """
     share = float(str(engine.flags.get("gpu_memory_utilization", VLLM_MEMORY_SHARE)))
     if share * limit + trainer_bytes > limit:
         most = f"{'at most' if sleeps else 'well below'} {max(0.0, 1 - trainer_bytes / limit):.2f}"

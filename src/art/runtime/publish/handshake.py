@@ -1,15 +1,15 @@
 """The proof that an engine samples from what was trained: it must reproduce the trainer's log-probs of the probe.
 
-    base model alone        how well engine and trainer agree where nothing was trained: the measure of their noise
-    policy, base, policy, base in one batch     the policy must agree as well as that, and leave the base as it is
+    base model alone                          measures the noise between engine and trainer before any training
+    policy, base, policy, base in one batch   the policy must agree as well as that, and must not change the base
 
-The first is what makes the proof sharp. A step at a learning rate of 1e-6 moves log-probs by some 1e-4 nats, which no
-bound for all machines could tell from noise; float32 kernels agree to about 2e-6, so weights of the step before, with a
-layer missing, or without any effect are seen. In bfloat16 the noise hides steps that small; there the norm, and the
-manifest's hashes before it, have to do.
+The first measurement makes the proof sharp. A step at a learning rate of 1e-6 moves log-probs by about 1e-4 nats, which
+no bound for all machines could tell from noise. Float32 kernels agree to about 2e-6, so the proof detects weights of
+the previous step, a missing layer, or weights without effect. In bfloat16 the noise hides such small steps, and only
+the norm and the manifest's hashes protect them.
 
-An engine that holds one policy has no base model beside it, so its noise is not known: the policy has to agree to
-`FLOOR_NATS` then. There are no neighbours that it could change.
+An engine that holds one policy has no base model beside it, so its noise is unknown. Its policy must agree to
+`FLOOR_NATS`, and there are no neighbours that it could change.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from art.engine import Engine
 from art.storage.checkpoints import Probe
 
 TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
-"""Largest difference of one token, by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5; a
-bfloat16 forward pass is good to about 3e-2 per token."""
+"""Largest allowed difference of one token, by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5,
+and bfloat16 forward passes to about 3e-2."""
 FLOOR_NATS = {"float32": 2e-5, "bfloat16": 0.05}
-"""Root mean square difference that is never held against an engine: about ten times what is usual."""
+"""Root mean square difference that is always allowed: about ten times the usual one."""
 NOISE_FACTOR = 10.0
-"""How much worse than on the base model the agreement may be: adapters add matrix products of their own."""
+"""How many times worse than on the base model the agreement may be, since adapters add matrix products."""
 NORM_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
-"""Largest relative difference between the norm of what was trained and of what was loaded. In float32 both agree to
-1e-7; bfloat16 rounds it by about 1e-3."""
+"""Largest relative difference between the norms of the trained and the loaded weights. In float32 they agree to 1e-7;
+bfloat16 rounds them by about 1e-3."""
 NUM_COPIES = 2
-"""Of policy and base in one batch: an engine may take the first request alone."""
+"""Copies of policy and base in one batch. An engine may take the first request alone, so one copy is not enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the engine gives for the probe's tokens: lists of [T - 1] log-probs."""
+    """The engine's log-probs of the probe's tokens: lists of [T - 1]."""
 
     base_alone: list[float] | None
-    """`None` of an engine that holds one policy; `base` is empty then."""
+    """`None` for an engine that holds one policy; `base` is then empty."""
     policy: list[list[float]]
     """Scored in one batch with `base`."""
     base: list[list[float]]
 
 
 async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_policy: bool) -> Scores:
-    """Base requests that share a batch with requests for an adapter are where engines have been wrong in silence."""
+    """Score the probe with policy and base in one batch, where engines have applied adapters to the wrong requests."""
     if one_policy:
         policy = await asyncio.gather(*(engine.score(probe.token_ids, adapter_id) for _ in range(NUM_COPIES)))
         return Scores(base_alone=None, policy=policy, base=[])
@@ -59,10 +59,10 @@ async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_poli
 
 
 def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float | None) -> str | None:
-    """Why these scores do not prove the policy, or `None`.
+    """Explain why these scores do not prove the policy, or return `None`.
 
     Args:
-        tolerance: largest difference of one token, in place of all bounds of this module.
+        tolerance: largest allowed difference of one token; replaces all bounds of this module.
     """
     limit = tolerance if tolerance is not None else _of(TOLERANCE_NATS, dtype)
     effect = largest_gap(probe.base_logprobs, probe.logprobs)
@@ -83,8 +83,9 @@ def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float |
     bound = tolerance if tolerance is not None else max(_of(FLOOR_NATS, dtype), NOISE_FACTOR * noise)
     rms = _worst([rms_gap(served, probe.logprobs) for served in scores.policy])
     if not rms <= bound:
-        known = scores.base_alone is not None
-        measure = f"while those of the base model agree to {noise:.4g}" if known else f"at most {bound:.4g} is allowed"
+        measure = f"at most {bound:.4g} is allowed"
+        if scores.base_alone is not None:
+            measure = f"while those of the base model agree to {noise:.4g}"
         return (
             f"the engine's log-probs of the probe differ from the trainer's by {rms:.4g} nats (root mean square), "
             f"{measure} (training has moved them by up to {effect:.4g})"
@@ -99,12 +100,12 @@ def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float |
 
 
 def norm_differs(loaded: float, trained: float, dtype: str) -> bool:
-    """Whether the engine has loaded other weights than the trainer saved; NaN differs."""
+    """Tell whether the norms show that the engine loaded other weights than the trainer saved. NaN differs."""
     return not abs(loaded - trained) <= _of(NORM_TOLERANCE, dtype) * trained
 
 
 def largest_gap(a: Sequence[float], b: Sequence[float]) -> float:
-    """Largest absolute difference; infinite when lengths differ, NaN when any value is."""
+    """Return the largest absolute difference: infinite when lengths differ, NaN when any value is NaN."""
     if len(a) != len(b):
         return math.inf
     gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
@@ -112,12 +113,12 @@ def largest_gap(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def worst_gap(copies: Sequence[Sequence[float]], logprobs: Sequence[float]) -> float:
-    """`largest_gap` of the copy that has the largest."""
+    """Return the largest `largest_gap` of all copies."""
     return _worst([largest_gap(copy, logprobs) for copy in copies])
 
 
 def rms_gap(a: Sequence[float], b: Sequence[float]) -> float:
-    """Root mean square difference of two lists of the same length."""
+    """Return the root mean square difference of two lists of the same length."""
     return math.sqrt(math.fsum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / max(len(a), 1))
 
 

@@ -1,8 +1,8 @@
-"""From checkpoint to served policy: load its weights, then prove that the engine samples from what was trained.
+"""From checkpoint to served policy: load its weights, then prove that the engine samples from the trained policy.
 
-The trainer left its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
-what it has just loaded (`handshake.py`). Anything wrong on the way - a stale file, a dropped layer, an adapter that
-matches nothing, a scale applied twice - moves these numbers, and the checkpoint is then not served.
+The trainer stored its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
+the weights that it has just loaded (`handshake.py`). Any fault on the way (a stale file, a dropped layer, an adapter
+that matches nothing, a scale applied twice) moves these numbers, and the checkpoint is not served.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 async def publish(
     engine: Engine, adapter_id: str, checkpoint: Path, tolerance: float | None = None
 ) -> dict[str, float]:
-    """Load `checkpoint` as `adapter_id` and prove it; returns `publish/...` and `time/publish_s` metrics.
+    """Load `checkpoint` as `adapter_id`, prove it, and return the metrics `publish/...` and `time/publish_s`.
 
     Raises:
         CorruptCheckpointError: a file of the checkpoint differs from its manifest.
@@ -41,7 +41,7 @@ async def publish(
     trained_norm = checkpoints.read_state(checkpoint).metrics.get("loss/adapter_norm", info.norm)
     problem = find_problem(scores, probe, dtype=about.dtype, tolerance=tolerance)
     if problem is None and norm_differs(info.norm, trained_norm, about.dtype):
-        # Catches what a probe cannot show: weights whose effect on it is below the noise.
+        # Catches weights whose effect on the probe is below the noise.
         problem = f"the engine loaded a change of norm {info.norm:.6g}, the trainer saved one of {trained_norm:.6g}"
     if problem is not None:
         await engine.unload_adapter(adapter_id)

@@ -1,8 +1,8 @@
-"""Whether a process leaks: from its resident memory, second after second.
+"""Detection of memory leaks from the resident memory of a process.
 
-Caches that fill, allocators that keep what they had, long calls: all of them grow, and then stop. A leak goes on. So
-the lowest value of each window is compared with that of the window before: a leak is a long row of windows that each
-end higher, by a fair amount in all, and by hardly less in the second half than in the first.
+Caches that fill, allocators that keep memory and long calls all grow and then stop. A leak goes on. So the lowest value
+of each window is compared with that of the previous window. A leak is a long row of windows in which each value is
+higher than the one before, the total growth is large, and the second half grew by hardly less than the first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from art.config import MemoryConfig
 logger = logging.getLogger(__name__)
 
 _STEADY = 0.7
-"""The second half must have grown by this share of what the first half did. A cache that fills slows down."""
+"""Least growth of the second half as a share of the first half's. The growth of a filling cache slows down."""
 _BUSY_WINDOWS = 10
-"""A window ends when the process is idle, so that it holds the end of a call; after so many lengths, in any case."""
+"""A window ends when the process is idle, so that it covers whole calls, but at the latest after this many lengths."""
 
 
 class MemoryWatch:
-    """Told of each heartbeat of one process, from when it has loaded its model; a new process needs a new watch."""
+    """Watches the memory of one process, from the time when it has loaded its model."""
 
     def __init__(self, config: MemoryConfig) -> None:
         self._config = config
@@ -32,18 +32,18 @@ class MemoryWatch:
         self._floor = float("inf")
         self._is_warm = False
         self._fits: bool | None = None
-        """Whether the limit leaves room for the process as it is when it begins."""
+        """Whether the process was below the limit when it began; `None` before the first heartbeat."""
 
     def add(self, rss_bytes: int, *, idle: bool, now: float) -> None:
-        """`now` in seconds of a monotonic clock."""
+        """Take in a heartbeat; `now` is in seconds of a monotonic clock."""
         self._rss_bytes = rss_bytes
         limit = self._config.limit_bytes
         if self._fits is None and limit is not None:
             self._fits = rss_bytes <= limit
             if not self._fits:
                 logger.warning(
-                    "a process that has just begun uses %s of memory, more than `memory.limit_bytes` = %s: to start it "
-                    "anew would not help, so the limit is ignored. Raise it, or use a smaller model or context",
+                    "a process that has just begun uses %s of memory, more than `memory.limit_bytes` = %s: a restart "
+                    "would not help, so the limit is ignored. Raise it, or use a smaller model or context",
                     _gib(rss_bytes), _gib(limit),
                 )  # fmt: skip
         if self._window_start is None:
@@ -51,13 +51,13 @@ class MemoryWatch:
         self._floor = min(self._floor, rss_bytes)
         length_s = now - self._window_start
         if length_s >= self._config.leak_window_s * (1 if idle else _BUSY_WINDOWS):
-            if self._is_warm:  # in the first window caches fill
+            if self._is_warm:  # caches fill in the first window
                 self._floors.append(self._floor)
             self._is_warm = True
             self._window_start, self._floor = now, float("inf")
 
     def problem(self) -> str | None:
-        """Why the process should be started anew, or `None`."""
+        """Explain why the process should be restarted, or return `None`."""
         limit = self._config.limit_bytes
         if self._fits and limit is not None and self._rss_bytes > limit:
             return f"it uses {_gib(self._rss_bytes)} of memory, more than the limit of {_gib(limit)}"

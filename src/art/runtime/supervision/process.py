@@ -1,7 +1,7 @@
 """Starts, watches and restarts the engine and trainer processes.
 
-A `ChildProcess` is up, starting, or given up on. Whoever needs it awaits `connect()`: that returns at once when it is
-up, waits while it (re)starts, and raises `ProcessError` with the last lines of the child's log when it cannot be had.
+A `ChildProcess` is up, starting, or given up. Callers await `connect()`. It returns at once when the child is up, waits
+while the child starts or restarts, and raises `ProcessError` with the last lines of the log when the child is given up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art.config import MemoryConfig
+from art.config import MemoryConfig, RestartConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
@@ -30,18 +30,14 @@ from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILED_STARTS = 3
-"""Starts in a row that may fail before a child is given up on."""
-CRASH_LIMIT, CRASH_WINDOW_S = 20, 120.0
-"""More crashes than this within the window, and a child that comes up but keeps dying is given up on."""
 EXIT_TIMEOUT_S = 3.0
-"""From the end of a child's connection to its exit."""
+"""Time from the end of a child's connection to its exit."""
 CHECK_S = 1.0
-"""Between two looks at a child that runs."""
+"""Time between two checks of a running child."""
 LOG_CHECKS = 60
-"""Looks between two at the length of its log."""
+"""Checks of the child between two checks of the length of its log."""
 INTERRUPT_AFTER_S = 60.0
-"""How long a child that is to be started anew may go on with its calls, if they can be interrupted."""
+"""An interruptible child that is due for a restart may continue its calls for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +53,32 @@ class ChildSpec:
     stall_timeout_s: float
     """How long the main thread may work on one thing."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    restarts: RestartConfig = field(default_factory=RestartConfig)
     interruptible: bool = False
-    """Calls of a child that ends go on with its successor, at little cost: it need not be idle to be started anew."""
+    """The child may restart while it is busy: its calls continue on the new process at little cost."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables, e.g. which GPUs it sees."""
+    """More environment variables, e.g. which GPUs the child sees."""
 
     def environment(self) -> dict[str, str]:
-        """Passive waiting and a fixed thread count: spinning OpenMP barriers of two processes on the same cores cost
-        more than ten times the work itself. Must be set before torch is imported."""
+        """Return the child's environment, with passive waiting and a fixed thread count.
+
+        Spinning OpenMP barriers of two processes on the same cores cost more than ten times the work itself. The
+        variables must be set before torch is imported.
+        """
         threads = str(self.num_threads)
         return os.environ | {
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "OMP_WAIT_POLICY": "PASSIVE",
             "TOKENIZERS_PARALLELISM": "false",
-            "TQDM_DISABLE": "1",  # the last lines of a log are to tell of a death, not of its loading
+            "TQDM_DISABLE": "1",  # progress bars would hide the cause of a death in the last lines of the log
             "PYTHONUNBUFFERED": "1",
             **self.variables,
         }
 
 
 class ChildProcess:
-    """One supervised child. `initialise` runs on each new connection before anybody else may use it; no process is
-    started while `may_start` is not set."""
+    """One supervised child."""
 
     def __init__(
         self,
@@ -87,24 +86,29 @@ class ChildProcess:
         initialise: Callable[[RpcClient], Awaitable[None]],
         may_start: asyncio.Event | None = None,
     ) -> None:
+        """
+        Args:
+            initialise: runs on each new connection before anybody else may use it.
+            may_start: no process starts while this event is not set.
+        """
         self.spec = spec
         self._initialise = initialise
         self._may_start = may_start
         self._process: asyncio.subprocess.Process | None = None
         self._connection: RpcClient | None = None
-        """To the process that runs or starts."""
+        """The connection to the process that runs or starts."""
         self._client: RpcClient | None = None
-        """The same, once it may be used."""
+        """The connection once `initialise` has run on it."""
         self._changed = asyncio.Condition()
         self._failure: ArtError | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._vitals: Vitals | None = None
         self._cause: str | None = None
-        """Why the process that runs now was killed by this one."""
+        """Why this supervisor killed the current process."""
         self._last_end: str | None = None
         self.num_waiting = 0
-        """Callers that wait until it is up."""
-        self._crashes: deque[float] = deque(maxlen=CRASH_LIMIT)
+        """Callers that wait until the child is up."""
+        self._crashes: deque[float] = deque(maxlen=spec.restarts.crashes)
         self.num_restarts = 0
 
     @property
@@ -120,7 +124,7 @@ class ChildProcess:
         }  # fmt: skip
 
     def start(self) -> None:
-        """Begin to start, also if it was given up on; does not wait."""
+        """Begin to start the child, even if it was given up. Does not wait."""
         if self._failure is not None:
             self._failure, self._supervisor = None, None
             self._crashes.clear()
@@ -130,11 +134,11 @@ class ChildProcess:
             )
 
     async def connect(self) -> RpcClient:
-        """The live connection.
+        """Wait for the live connection.
 
         Raises:
-            ProcessError: the child was given up on, or did not come up in time.
-            ArtError: what `initialise` said no to, e.g. a model that cannot be loaded.
+            ProcessError: the child was given up, or did not come up in time.
+            ArtError: `initialise` refused, e.g. a model that cannot be loaded.
         """
         while (client := self.live_client) is None:
             if self._failure is None:
@@ -143,8 +147,8 @@ class ChildProcess:
         return client
 
     async def _until_changed(self) -> None:
-        """Wait until the child is up or given up on; raises in the latter case."""
-        deadline_s = self.spec.start_timeout_s * MAX_FAILED_STARTS
+        """Wait until the child is up. Raises if it is given up."""
+        deadline_s = self.spec.start_timeout_s * self.spec.restarts.failed_starts
         self.num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
@@ -162,8 +166,7 @@ class ChildProcess:
 
     @property
     def live_client(self) -> RpcClient | None:
-        """The connection, if there is one. A dead child's stays here for a moment, until its death is noticed: nobody
-        may be sent there."""
+        """The connection, if there is one. Leaves out the connection of a child that has died unnoticed."""
         return self._client if self._client is not None and not self._client.closed else None
 
     @property
@@ -171,7 +174,7 @@ class ChildProcess:
         return self._failure is not None
 
     async def close(self) -> None:
-        """End the child and the watching of it; whoever waits for it gets a `ProcessError`."""
+        """End the child and its supervision. Everybody who waits for it gets a `ProcessError`."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -184,7 +187,7 @@ class ChildProcess:
             await _until_exit(self._process)
 
     async def _supervise(self) -> None:
-        failed_starts = 0
+        failed_starts, limit = 0, self.spec.restarts.failed_starts
         while True:
             if self._may_start is not None:
                 await self._may_start.wait()
@@ -193,10 +196,8 @@ class ChildProcess:
             except Exception as raised:
                 error = raised if isinstance(raised, ArtError) else _unforeseen(self.spec.name, raised)
                 failed_starts += 1
-                logger.error(
-                    "the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, MAX_FAILED_STARTS, error
-                )
-                if failed_starts >= MAX_FAILED_STARTS or not isinstance(error, ProcessError):
+                logger.error("the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, limit, error)
+                if failed_starts >= limit or not isinstance(error, ProcessError):
                     await self._give_up(error)
                     return
                 await asyncio.sleep(0.5 * 2**failed_starts)
@@ -208,21 +209,26 @@ class ChildProcess:
             self.num_restarts += 1
             if retired is not None:
                 self._last_end = retired
-                continue
-            death = self._death(process)
-            self._last_end = death.message.splitlines()[0]
-            client.fail(death)
-            await client.close()
-            logger.error("restarting the %s: %s", self.spec.name, death.message)
-            self._crashes.append(time.monotonic())
-            if len(self._crashes) == CRASH_LIMIT and self._crashes[-1] - self._crashes[0] < CRASH_WINDOW_S:
-                await self._give_up(
-                    ProcessError(f"{death.message}\nIt died {CRASH_LIMIT} times in {CRASH_WINDOW_S:.0f} s.")
-                )
+            elif not await self._bury(process, client):
                 return
 
+    async def _bury(self, process: asyncio.subprocess.Process, client: RpcClient) -> bool:
+        """Report the death of a child to its callers; return whether it may be started again."""
+        death = self._death(process)
+        self._last_end = death.message.splitlines()[0]
+        client.fail(death)
+        await client.close()
+        logger.error("restarting the %s: %s", self.spec.name, death.message)
+        restarts, crashes = self.spec.restarts, self._crashes
+        crashes.append(time.monotonic())
+        if len(crashes) < restarts.crashes or crashes[-1] - crashes[0] >= restarts.crash_window_s:
+            return True
+        total = f"It died {restarts.crashes} times in {restarts.crash_window_s:.0f} s."
+        await self._give_up(ProcessError(f"{death.message}\n{total}"))
+        return False
+
     async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient, asyncio.Task[str | None]]:
-        """A child that is ready, its connection, and the task that watches it."""
+        """Start the child; return it when it is ready, with its connection and the task that watches it."""
         spec = self.spec
         ours, theirs = socket.socketpair()
         with theirs, open_log(spec.log_path) as log:
@@ -265,26 +271,29 @@ class ChildProcess:
         return process, client, watch
 
     async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient) -> str | None:
-        """Returns when the process is gone. Kills it when its heartbeat stops, or its main thread does; lets it go when
-        it should be started anew, and then returns the reason."""
+        """Watch the process until it is gone. Kill it when its heartbeat or its main thread stops.
+
+        Returns:
+            why the process was ended to be restarted, or `None` if it died.
+        """
         vitals = self._vitals
         assert vitals is not None
         exited = asyncio.ensure_future(process.wait())
-        num_checks, wanted_since = 0, None
+        num_checks, due_since = 0, None
         try:
             while not exited.done():
                 before = time.monotonic()
                 await asyncio.wait([exited], timeout=CHECK_S)
                 if (late_s := time.monotonic() - before - CHECK_S) > CHECK_S:
-                    vitals.forgive(late_s)
+                    vitals.extend_deadlines(late_s)
                 if exited.done():
                     break
                 if (problem := vitals.stuck(client.pending)) is not None:
                     await self._kill(process, problem)
                     continue
                 if self._client is client and (reason := vitals.memory_problem()) is not None:
-                    wanted_since = wanted_since or before
-                    waited_s = time.monotonic() - wanted_since
+                    due_since = due_since or before
+                    waited_s = time.monotonic() - due_since
                     if vitals.is_idle(client.pending) or (self.spec.interruptible and waited_s > INTERRUPT_AFTER_S):
                         return await self._retire(process, client, reason)
                 num_checks += 1
@@ -295,7 +304,7 @@ class ChildProcess:
         return None
 
     async def end(self, cause: str) -> None:
-        """Kill the process that runs now, for a reason that its callers are told; it is started anew."""
+        """Kill the current process and tell its callers why. The supervisor then restarts it."""
         if self._process is not None:
             await self._kill(self._process, cause)
 
@@ -303,19 +312,19 @@ class ChildProcess:
         if process.returncode is not None or self._cause is not None:
             return
         self._cause = f"{cause} and was killed"
-        logger.error("the %s (pid %d) is to be killed: %s", self.spec.name, process.pid, cause)
-        await asyncio.to_thread(dump_stacks, self.status)  # into its log, whose end goes with the error
+        logger.error("killing the %s (pid %d): %s", self.spec.name, process.pid, cause)
+        await asyncio.to_thread(dump_stacks, self.status)  # into its log, whose last lines become part of the error
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
     async def _retire(self, process: asyncio.subprocess.Process, client: RpcClient, reason: str) -> str:
-        """End a healthy process; it leaves by itself when its connection ends."""
-        logger.warning("the %s (pid %d) is started anew: %s", self.spec.name, process.pid, reason)
+        """End a healthy process, which exits by itself when its connection ends."""
+        logger.warning("restarting the %s (pid %d): %s", self.spec.name, process.pid, reason)
         await self._set_client(None)
-        client.fail(ProcessError(f"the {self.spec.name} is started anew: {reason}"))
+        client.fail(ProcessError(f"the {self.spec.name} was restarted: {reason}"))
         await client.close()
         await _until_exit(process)
-        return f"the {self.spec.name} was started anew: {reason}"
+        return f"the {self.spec.name} was restarted: {reason}"
 
     async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
@@ -336,11 +345,11 @@ class ChildProcess:
 
     @property
     def pending(self) -> list[PendingCall]:
-        """Calls that the child, also one that starts, has not answered."""
+        """Calls that the child has not answered, including a child that is starting."""
         return self._connection.pending if self._connection else []
 
     def stalled_s(self) -> float:
-        """How long somebody has waited for this child without any sign of progress; 0 if nobody does."""
+        """Seconds for which callers have waited for this child without any progress; 0 if none waits."""
         if self._vitals is None or self._failure is not None:
             return 0.0
         return self._vitals.stalled_s(self.pending)
@@ -360,7 +369,7 @@ class ChildProcess:
 
 
 async def _until_exit(process: asyncio.subprocess.Process) -> None:
-    """Wait for a process that was asked to leave, and kill it if it does not."""
+    """Wait for a process that was asked to exit, and kill it if it does not."""
     if process.returncode is None:
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
@@ -376,7 +385,7 @@ def _unforeseen(name: str, error: Exception) -> ProcessError:
 
 
 def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:
-    """Threads for engine and trainer: what is asked for, else disjoint halves of the usable cores."""
+    """Return the thread counts of engine and trainer: as configured, else disjoint halves of the usable cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     half = max(1, cores // 2)
     return engine_threads or half, trainer_threads or max(1, cores - half)

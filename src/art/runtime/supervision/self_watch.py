@@ -1,8 +1,8 @@
-"""What `art-server` does about itself, when it is asked how it stands, when it stands still, and when it will not end.
+"""How `art-server` watches itself: a report on request, stacks when it is blocked, and an end that is enforced.
 
-SIGUSR1   its event loop writes a report to `logs/report.txt`: `art status` shows it
-SIGUSR2   a handler in C writes the main thread's stack, where the event loop is, to `logs/server-stacks.log`: for when
-          the loop is blocked
+SIGUSR1   the event loop writes a report to `logs/report.txt`, which `art status` shows
+SIGUSR2   a handler in C writes the stack of the main thread, which runs the event loop, to `logs/server-stacks.log`;
+          it works while the loop is blocked
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARM_S = 5.0
 
 
 class ServerWatch:
-    """For the life of one server; `run` is to be a task of its own."""
+    """Watches one server for its whole life. `run` needs its own task."""
 
     def __init__(self, data_dir: DataDir, report: Callable[[], Awaitable[str]]) -> None:
         self._data_dir = data_dir
@@ -38,7 +38,7 @@ class ServerWatch:
         self._stacks: TextIO | None = None
 
     def install(self) -> None:
-        """Take the signals, before anybody can know of this process: they would end it."""
+        """Handle the signals. Must come before others can find this process, because unhandled signals would end it."""
         self._data_dir.logs.mkdir(parents=True, exist_ok=True)
         self._stacks = self._data_dir.server_stacks.open("a")
         faulthandler.enable()
@@ -48,7 +48,7 @@ class ServerWatch:
         asyncio.get_running_loop().add_signal_handler(REPORT_SIGNAL, self._on_report_signal)
 
     async def run(self) -> None:
-        """As long as the event loop runs, put off the traceback that says where it stands still."""
+        """Keep postponing the traceback that is written when the event loop is blocked."""
         while True:
             faulthandler.dump_traceback_later(BLOCKED_AFTER_S, repeat=True)
             await asyncio.sleep(_ARM_S)
@@ -67,7 +67,7 @@ class ServerWatch:
 
 
 def end_within(seconds: float) -> None:
-    """End this process at once, and its children with it, if it has not ended by itself in `seconds`."""
+    """Kill this process, and its children with it, unless it ends by itself within `seconds`."""
 
     def wait() -> None:
         time.sleep(seconds)

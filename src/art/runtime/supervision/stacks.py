@@ -1,4 +1,4 @@
-"""Where everybody stands: the stacks of this process's asyncio tasks, and of the main threads of child processes."""
+"""Stacks of this process's asyncio tasks and of the main threads of child processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from art.runtime.supervision.vitals import process_state
 from art.storage.logs import log_since, log_size
 
 DUMP_TIMEOUT_S = 2.0
-"""A process writes its stacks within milliseconds, unless it is stopped or starved."""
+"""Longest wait for stacks. A process writes them within milliseconds, unless it is stopped or starved."""
 MAX_NAMES = 5
 
 
 def task_stacks() -> str:
-    """All tasks of the running event loop with what each awaits, outermost first; tasks at the same place are shown
-    once."""
+    """Describe what each task of the running event loop awaits, outermost first; equal tasks appear once."""
     tasks = asyncio.all_tasks()
     places: dict[str, list[str]] = {}
     for task in tasks:
@@ -50,7 +49,7 @@ def _await_chain(task: asyncio.Task[Any]) -> str:
 
 
 def _frame_of(waited: Any) -> tuple[CodeType | None, int, Any]:
-    """Code and line at which a coroutine is suspended, and what it awaits there."""
+    """Return the code and line at which a coroutine is suspended, and the object that it awaits there."""
     if isinstance(waited, CoroutineType):
         frame, inner = waited.cr_frame, waited.cr_await
     elif isinstance(waited, GeneratorType):
@@ -58,7 +57,7 @@ def _frame_of(waited: Any) -> tuple[CodeType | None, int, Any]:
     elif isinstance(waited, AsyncGeneratorType):
         frame, inner = waited.ag_frame, waited.ag_await
     elif (generators := [one for one in gc.get_referents(waited) if isinstance(one, AsyncGeneratorType)]) != []:
-        return _frame_of(generators[0])  # one step of an asynchronous generator does not tell of which
+        return _frame_of(generators[0])  # `waited` is one step of this generator, which it does not name
     else:
         return None, 0, None
     return (None, 0, None) if frame is None else (frame.f_code, frame.f_lineno, inner)
@@ -71,11 +70,13 @@ def _describe(waited: Any) -> str:
 
 
 def dump_stacks(status: Mapping[str, Any]) -> str:
-    """Let the processes of a child write their stacks into their logs, and return what they wrote. Blocks for
-    `DUMP_TIMEOUT_S` at most.
+    """Make the processes of a child write their stacks into their logs, and return what they wrote.
+
+    Blocks for at most `DUMP_TIMEOUT_S`.
 
     Args:
-        status: of a `ChildProcess`; its heartbeat says who can do that. The signal would end any other process.
+        status: the status of a `ChildProcess`. Its heartbeat lists the processes that handle the signal, which would
+            kill any other process.
     """
     asked = []
     for pid, log in status.get("dumps_stacks", ()):

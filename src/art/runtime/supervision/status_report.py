@@ -13,12 +13,12 @@ from art.runtime.supervision.stacks import dump_stacks, task_stacks
 from art.runtime.supervision.waits import current_waits
 
 STACKS_HEADING = "Stacks"
-"""Begins the part that few need to read."""
+"""Heading of the last part, which few readers need."""
 MAX_WAITS = 40
 
 
 async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -> str:
-    """The report as it stands now. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer."""
+    """Write the current report. Takes `stacks.DUMP_TIMEOUT_S` if a process does not answer."""
     waits = [str(wait) for wait in current_waits()] + [
         wait for process in processes for wait in describe_waits(process)
     ]
@@ -40,18 +40,18 @@ async def write_report(processes: Sequence[ChildProcess], jobs: Iterable[str]) -
 
 
 def describe_waits(process: ChildProcess) -> list[str]:
-    """Who waits for this child, and what it does meanwhile."""
+    """List who waits for this child, and what it does meanwhile."""
     status, name, now = process.status, process.spec.name, time.monotonic()
-    found = []
+    lines = []
     if process.num_waiting:
-        found.append(f"{process.num_waiting} callers wait for the {name}, which is {status['state']}")
+        lines.append(f"{process.num_waiting} callers wait for the {name}, which is {status['state']}")
     doing = (
         f"it does `{status['doing']}` since {status['since_s']:.0f} s" if "doing" in status else "it has said nothing"
     )
     for call in process.pending:
         waited_s = now - call.since
-        found.append(f"{call.caller} waits for the {name} to answer `{call.method}`, for {waited_s:.0f} s; {doing}")
-    return found
+        lines.append(f"{call.caller} waits for the {name} to answer `{call.method}`, for {waited_s:.0f} s; {doing}")
+    return lines
 
 
 def _section(heading: str, lines: Iterable[str]) -> str:
@@ -76,7 +76,7 @@ def _describe(process: ChildProcess) -> str:
 
 
 def _describe_vllm(status: dict[str, Any]) -> str:
-    """Its own share of the memory, and what it was seen to do last."""
+    """Describe vLLM's share of the memory and its last progress."""
     parts = [] if status["rss_bytes"] is None else [f"{status['rss_bytes'] / 2**30:.2f} GiB"]
     if "progress_s" in status:
         parts.append(

@@ -1,9 +1,9 @@
-"""What a supervisor knows of a running child: its heartbeat, and what follows from it.
+"""What a supervisor knows of a running child: its heartbeat and the conclusions from it.
 
     heartbeat {"doing": "step", "since_s": 0.2, "rss_bytes": ..., ...}  -->  is it stuck?  since when?  does it leak?
 
-`doing` is `idle` or what its main thread works on, `since_s` how long ago it last said so. Pure bookkeeping: it is
-`process.py` that acts on it. Times are those of `time.monotonic`.
+`doing` is `idle` or what the main thread works on; `since_s` is how long ago it last said so. This module only keeps
+books, and `process.py` acts on them. Times are readings of `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art.protocol.rpc import PendingCall
 from art.runtime.supervision.memory_watch import MemoryWatch
 
 FIRST_HEARTBEAT_S = 60.0
-"""What a process may take at least until its first heartbeat: the interpreter comes up on a busy machine."""
+"""Least time a process gets for its first heartbeat, since the interpreter starts slowly on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,14 @@ class Limits:
     """What a child may do before it is ended."""
 
     heartbeat_timeout_s: float
-    """Silence."""
+    """How long it may send no heartbeat."""
     stall_timeout_s: float
     """How long the main thread may work on one thing."""
     memory: MemoryConfig = field(default_factory=MemoryConfig)
 
 
 class Vitals:
-    """Of one process, from its start to its end."""
+    """The books of one process, from its start to its end."""
 
     def __init__(self, limits: Limits, pid: int) -> None:
         self._limits = limits
@@ -42,9 +42,9 @@ class Vitals:
         self._memory = MemoryWatch(limits.memory)
         self._last_heartbeat = self._last_tick = self._heard_at = time.monotonic()
         self.is_ready = False
-        """Whether it has loaded its model. Until then its supervisor's `start_timeout_s` counts."""
+        """Whether the process has loaded its model. Until then `start_timeout_s` limits it."""
         self.heartbeat: dict[str, Any] = {}
-        """The last one; empty before the first."""
+        """The newest heartbeat; empty before the first."""
 
     def on_heartbeat(self, heartbeat: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -54,8 +54,8 @@ class Vitals:
         if self.is_ready and (rss_bytes := heartbeat.get("rss_bytes")):
             self._memory.add(rss_bytes, idle=self.doing == "idle", now=now)
 
-    def forgive(self, late_s: float) -> None:
-        """This process itself stood still for so long, and what was sent meanwhile is not read yet."""
+    def extend_deadlines(self, late_s: float) -> None:
+        """Give the child more time, because the supervisor itself was blocked and has not read its heartbeats yet."""
         self._last_heartbeat += late_s
 
     @property
@@ -63,15 +63,15 @@ class Vitals:
         return str(self.heartbeat.get("doing", "starting"))
 
     def stuck(self, pending: Sequence[PendingCall]) -> str | None:
-        """What is wrong with a child that runs, as a sentence about it; or `None`."""
+        """Describe what is wrong with the running child, or return `None`."""
         now = time.monotonic()
         silent_s, same_s = now - self._last_heartbeat, now - self._last_tick
         if silent_s > max(self._limits.heartbeat_timeout_s, 0.0 if self.heartbeat else FIRST_HEARTBEAT_S):
             return f"it was silent for {silent_s:.0f} s{self._state()}"
         if self.is_ready and self.doing != "idle" and same_s > self._limits.stall_timeout_s:
             return f"it made no progress for {same_s:.0f} s ({self.doing})"
-        # An idle child has read and answered all that it was sent: if it still sends heartbeats this long after a call,
-        # the missing answer will never come. A child that is silent may not have read the call.
+        # An idle child has answered every call that it has read. If it still sends heartbeats this long after a call,
+        # the missing answer will never come. A silent child may not have read the call.
         owed = [call for call in pending if self._heard_at - call.last_frame > self._limits.heartbeat_timeout_s]
         if owed and self.heartbeat and self.doing == "idle" and same_s > self._limits.heartbeat_timeout_s:
             return f"it owes an answer to `{owed[0].method}` for {now - owed[0].last_frame:.0f} s, and is idle"
@@ -84,7 +84,7 @@ class Vitals:
         return not pending and self.doing == "idle"
 
     def stalled_s(self, pending: Sequence[PendingCall]) -> float:
-        """How long somebody has waited for this child without any sign of progress; 0 if nobody does."""
+        """Seconds for which callers have waited for this child without any progress; 0 if none waits."""
         if not pending:
             return 0.0
         now = time.monotonic()
@@ -98,7 +98,10 @@ class Vitals:
 
 
 def process_state(pid: int) -> str | None:
-    """The letter of Linux's /proc (R runs, S waits, D waits for a device, T stopped); `None` elsewhere or if gone."""
+    """Return the state letter of Linux's /proc: R runs, S waits, D waits for a device, T stopped.
+
+    `None` on other systems, or if the process is gone.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

@@ -1,6 +1,8 @@
-"""What tasks of the server wait for, in words, with a deadline each: `async with waiting("the trainer of ...", 60.0)`.
+"""Waits of the server's tasks, each with a description and a deadline.
 
-A wait for an answer of a child process is a `PendingCall` of its connection, and not repeated here.
+    async with waiting("the trainer of ...", 60.0): ...
+
+A wait for the answer of a child process is a `PendingCall` of its connection and does not appear here.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ class Wait:
 
 
 _waits: set[Wait] = set()
-"""Of this process: it has one event loop."""
+"""All current waits of this process, which has one event loop."""
 
 
 @contextlib.asynccontextmanager
 async def waiting(what: str, within_s: float) -> AsyncIterator[None]:
-    """Do in the body what may take until `what` has come about, and nothing else.
+    """Wrap exactly one wait. The body must only wait for `what`.
 
     Raises:
         ProcessError: it took longer than `within_s`.
@@ -50,17 +52,17 @@ async def waiting(what: str, within_s: float) -> AsyncIterator[None]:
     except TimeoutError:
         if not timeout.expired():
             raise
-        raise ProcessError(f"waited {within_s:g} s for {what}, in vain") from None
+        raise ProcessError(f"timed out after {within_s:g} s waiting for {what}") from None
     finally:
         _waits.discard(wait)
 
 
 @contextlib.asynccontextmanager
 async def acquired(lock: asyncio.Lock, what: str, within_s: float) -> AsyncIterator[None]:
-    """Hold `lock`, after a wait for `what` of at most `within_s`.
+    """Hold `lock` during the body. Getting it, described by `what`, may take at most `within_s`.
 
     Raises:
-        ProcessError: it took longer.
+        ProcessError: the wait took longer.
     """
     async with waiting(what, within_s):
         await lock.acquire()
@@ -71,5 +73,5 @@ async def acquired(lock: asyncio.Lock, what: str, within_s: float) -> AsyncItera
 
 
 def current_waits() -> list[Wait]:
-    """Oldest first."""
+    """All current waits, oldest first."""
     return sorted(_waits, key=lambda wait: wait.since)

@@ -1,7 +1,7 @@
-"""Says in the log who waits for whom, when nothing has moved for a while.
+"""Logs who waits for whom when nothing has moved for a while.
 
-What counts as progress: an answer of a child process, or its main thread beginning something new. A child that keeps a
-caller waiting without either is reported, and so is a wait of the server's own while no child works at all.
+Progress is an answer of a child process, or new work of its main thread. The log reports a child that keeps a caller
+waiting without progress, and a wait inside the server while no child works at all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from art.runtime.supervision.waits import current_waits
 logger = logging.getLogger(__name__)
 
 CHECKS_PER_REPORT = 20
-"""Looks in the time after which a report is due."""
+"""Checks within the time after which a report is due."""
 
 
 class Watchdog:
-    """`run` is to be a task of its own. Reports again after twice the time, and so on, until something moves."""
+    """Reports after `after_s` without progress, and again when the wait has doubled. `run` needs its own task."""
 
     def __init__(
         self, processes: Callable[[], list[ChildProcess]], report: Callable[[], Awaitable[str]], after_s: float
@@ -42,7 +42,7 @@ class Watchdog:
                 due_s = 2 * stalled_s
                 try:
                     logger.warning("no progress for %.0f s\n%s", stalled_s, await self._report())
-                except Exception:  # whatever is wrong with the report, the next one may tell
+                except Exception:  # the next report may work
                     logger.exception("no progress for %.0f s, and no report", stalled_s)
 
     def _stalled_s(self) -> float:

@@ -11,7 +11,7 @@ from art.server.call import INFERENCE_BASES, Call, Route
 
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
-    """Sample answers to a conversation, as OpenAI does it."""
+    """Sample answers to a conversation, as OpenAI's API does."""
     request = parse_chat_request(await call.json())
     request.model = await call.own_model(request.model)
     rollout_id = call.path.get("rollout_id")

@@ -1,4 +1,4 @@
-"""Checkpoints of a model: listed, deleted, fetched file by file, and the jobs that copy, export and send them."""
+"""Checkpoints of a model: list them, delete them, download files, and queue jobs that copy, export and send them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from art.server.idempotency import job_request
 
 
 async def list_checkpoints(call: Call) -> CheckpointList:
-    """Checkpoints with their metrics; `metric` says by which one is the best."""
+    """Checkpoints with their metrics. The best one has the highest mean of `metric`."""
     metric = call.query("metric") or BEST_METRIC
-    found = await call.runtime.checkpoints.list_all(*_model(call), metric)
-    return CheckpointList(steps=[info.step for info in found], checkpoints=found)
+    checkpoints = await call.runtime.checkpoints.list_all(*_model(call), metric)
+    return CheckpointList(steps=[info.step for info in checkpoints], checkpoints=checkpoints)
 
 
 async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
-    """Delete all checkpoints but those named, the newest, the best, and those in use."""
+    """Delete all checkpoints except the named ones, the newest, the best, and those in use."""
     request = await call.body(DeleteCheckpointsRequest)
     return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
 
@@ -39,7 +39,7 @@ async def list_files(call: Call) -> FileList:
 
 
 async def get_file(call: Call) -> None:
-    """One file; `Range` and `If-Range` take up a download that broke off."""
+    """One file. `Range` and `If-Range` resume a download that broke off."""
     path, info = await call.runtime.checkpoints.file(
         *_model(call), _step(call), call.path["file"], call.path.get("format")
     )
@@ -47,7 +47,7 @@ async def get_file(call: Call) -> None:
 
 
 async def log_metrics(call: Call) -> Recorded:
-    """Tell the server what was measured at a step, so that it knows the best checkpoint."""
+    """Store metrics that were measured at a step, so that the server knows the best checkpoint."""
     row = await call.body(MetricsRow)
     await call.runtime.checkpoints.log_metrics(*_model(call), row)
     return Recorded(row_id=row.row_id)
@@ -118,7 +118,7 @@ ROUTES = [
     Route("POST", f"{_MODEL}/metrics", log_metrics, scope="train", request=MetricsRow, response=Recorded),
     Route("POST", f"{_MODEL}/fork", fork, scope="train", request=ForkRequest, response=JobStatus, status=202),
     Route("POST", f"{_MODEL}/export", export, scope="train", request=ExportRequest, response=JobStatus, status=202),
-    # With the server's keys, to an address of the caller's choice.
+    # These use the server's own credentials, with an address that the caller chooses.
     Route("POST", f"{_MODEL}/push", push, scope="admin", request=PushRequest, response=JobStatus, status=202),
     Route("POST", f"{_MODEL}/pull", pull, scope="admin", request=PullRequest, response=JobStatus, status=202),
 ]

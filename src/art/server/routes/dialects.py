@@ -1,4 +1,4 @@
-"""`/v1/responses` and `/v1/messages`: the same gateway in OpenAI's newer and in Anthropic's dialect."""
+"""`/v1/responses` and `/v1/messages`: the gateway in OpenAI's newer dialect and in Anthropic's dialect."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def _previous(call: Call, response_id: str | None) -> list[Message]:
     if response_id is None:
         return []
     try:
-        found = exchange_of_response(response_id)
-        if found is None:
+        if (reference := exchange_of_response(response_id)) is None:
             raise NotFoundError("")
-        exchange_id, has_instructions = found
+        exchange_id, has_instructions = reference
         messages = call.runtime.gateway.recorded_messages(exchange_id, project=call.caller.project)
     except NotFoundError:
         raise NotFoundError(
@@ -56,7 +55,7 @@ def _previous(call: Call, response_id: str | None) -> list[Message]:
 
 
 def _responses_failure(error: Exception) -> dict[str, Any]:
-    """The last event of a stream that breaks off: OpenAI's fields, and `error`, which makes its client raise."""
+    """The last event of a stream that fails: OpenAI's fields, and `error`, which makes OpenAI's client raise."""
     known = public_error(error)
     fields = {"code": known.code, "message": known.message, "param": known.param}
     return {"type": "error", **fields, "error": {"type": "server_error", **fields}}

@@ -1,4 +1,4 @@
-"""Jobs: their state, their events, their end."""
+"""Jobs: read their state, follow their events, cancel them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from art.server.asgi import cancel_on_disconnect, send_bytes
 from art.server.call import Call, Route
 
 MAX_WAIT_S = 60.0
-"""Longest time that one status request is held open."""
+"""Longest time that a status request waits for its job to end."""
 MAX_LISTED = 1000
 RETRY_MS = 1000
-"""After how long a browser comes back to a stream that broke."""
+"""Time after which a browser reconnects to a broken stream."""
 NO_CONTENT = 204
 
 
 async def job_status(call: Call) -> JobStatus:
-    """The state of a job; with `wait_s` the answer comes when it ends, or after so long."""
+    """The state of a job. With `wait_s` the answer waits for the job to end, but not longer than that."""
     wait_s = _wait_s(call.query("wait_s"))
     async with cancel_on_disconnect(call.receive):
-        return await call.runtime.job_status(call.path["job_id"], wait_s)
+        return await call.runtime.jobs.wait(call.path["job_id"], wait_s)
 
 
 async def list_jobs(call: Call) -> JobList:
-    """Jobs, newest first; a key of one project sees those of that."""
+    """Jobs, newest first. A key for one project sees the jobs of that project."""
     project = call.query("project")
     if call.caller.project is not None:
         call.caller.check_project(project or call.caller.project)
         project = call.caller.project
     limit = _whole_number("limit", call.query("limit") or "100", most=MAX_LISTED)
     unfinished = call.query("unfinished") in ("1", "true")
-    jobs = await call.runtime.list_jobs(project=project, name=call.query("name"), unfinished=unfinished, limit=limit)
+    jobs = await call.runtime.jobs.find(project=project, name=call.query("name"), unfinished=unfinished, limit=limit)
     return JobList(jobs=jobs)
 
 
 async def cancel_job(call: Call) -> JobStatus:
-    """Stop a job; one that has ended stays as it is."""
-    return await call.runtime.cancel_job(call.path["job_id"])
+    """Stop a job. A job that has ended stays as it is."""
+    return await call.runtime.jobs.cancel(call.path["job_id"])
 
 
 async def job_events(call: Call) -> None:
-    """Events of a job behind number `Last-Event-ID`, until it has ended; 204 to who has them all, and need not ask."""
+    """Events of a job after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
     last = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"last-event-id"), None)
     after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
-    stream = contextlib.aclosing(call.runtime.job_events(call.path["job_id"], after))
+    stream = contextlib.aclosing(call.runtime.jobs.events(call.path["job_id"], after))
     async with cancel_on_disconnect(call.receive), stream as events:
         first = await anext(events, ...)
         if first is ...:
             await send_bytes(call.send, NO_CONTENT, b"")
             return
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        # Or a proxy such as nginx would keep the events until it has many.
+        # Without this, a proxy such as nginx holds events back to send many at once.
         headers.append((b"x-accel-buffering", b"no"))
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send(call, f"retry: {RETRY_MS}\n\n".encode() + _frame(first))
@@ -63,7 +63,7 @@ async def job_events(call: Call) -> None:
 
 
 def _frame(event: JobEvent | None) -> bytes:
-    """A line that begins with a colon is a comment: a sign of life."""
+    """One server-sent event; for `None` a comment (a line with a leading colon), which keeps the connection alive."""
     if event is None:
         return b": alive\n\n"
     number = "" if event.number is None else f"id: {event.number}\n"

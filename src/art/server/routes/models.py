@@ -1,4 +1,4 @@
-"""`/v1/models`: what can be sampled from, as OpenAI lists it."""
+"""`/v1/models`: the models that can be sampled from, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from art.server.call import INFERENCE_BASES, Call, Route
 
 async def list_models(call: Call) -> ModelList:
     """The models that can be sampled from."""
-    models = await call.runtime.list_models()
+    models = call.runtime.models.list_all()
     cards = [
         ModelCard(id=model.inference_name, owned_by=model.project, base_model=model.base_model, step=model.step)
         for model in models

@@ -1,4 +1,4 @@
-"""What those who run a server ask: is it there, is it ready for work, how much does it do, what can it be asked."""
+"""Routes for operators: health, readiness, metrics, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ async def health(call: Call) -> dict[str, Any]:
 
 
 async def ready(call: Call) -> None:
-    """Whether the server can be given work; with status 503 if not."""
+    """Whether the server is ready for work; status 503 if not."""
     if call.server.is_draining:
-        obstacles = {"server": "it is ending"}
+        obstacles = {"server": "it is shutting down"}
     else:
         obstacles = await call.server.obstacles(call.runtime.obstacles)
     answer = Readiness(ready=not obstacles, obstacles=obstacles if _is_trusted(call) else {})
@@ -31,9 +31,9 @@ async def ready(call: Call) -> None:
 
 
 async def metrics(call: Call) -> None:
-    """What the server does and has done, for Prometheus."""
+    """Current and total numbers for Prometheus."""
     if call.caller.project is not None:
-        raise PermissionDeniedError("metrics are of all projects: they need a key that is for all of them")
+        raise PermissionDeniedError("metrics cover all projects; use a key that is not limited to one project")
     measurements = [*call.server.measurements(), *await call.runtime.measurements()]
     body = call.server.metrics.render(measurements)
     await send_bytes(call.send, 200, body, content_type=CONTENT_TYPE)
@@ -45,7 +45,8 @@ async def openapi(call: Call) -> None:
 
 
 def _is_trusted(call: Call) -> bool:
-    """Only who may see all projects is told of base models, which may be folders of the machine."""
+    """Whether the caller may see details such as base models, which can be folders of the machine: only keys for all
+    projects may."""
     return call.caller.project is None and call.caller.may("infer")
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that other programs run under a base URL of their own: what was recorded, its reward, and lists of them."""
+"""Rollouts that other programs run under a base URL of their own: read the record, set the reward, list rollouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from art.server.call import Call, Route
 
 
 async def get_rollout(call: Call) -> RolloutRecord:
-    """The end of a rollout, and the conversations recorded under its base URL."""
+    """The outcome of a rollout, and the conversations recorded under its base URL."""
     return await call.runtime.gateway.rollouts.get(call.path["rollout_id"], _project(call, call.query("project")))
 
 
 async def put_rollout(call: Call) -> RolloutStatus:
-    """Set group, reward or end of a rollout."""
+    """Set the group, reward or outcome of a rollout."""
     update = await call.body(RolloutUpdate)
     for project in (update.project, update.model and update.model.partition("/")[0]):
         _project(call, project)
@@ -23,17 +23,17 @@ async def put_rollout(call: Call) -> RolloutStatus:
 
 async def list_rollouts(call: Call) -> RolloutPage:
     """Rollouts in the order of their last change."""
-    given: dict[str, Any] = {name: call.query(name) for name in RolloutQuery.model_fields}
-    given["project"] = _project(call, given["project"])
-    query = RolloutQuery.model_validate({name: value for name, value in given.items() if value is not None})
+    values: dict[str, Any] = {name: call.query(name) for name in RolloutQuery.model_fields}
+    values["project"] = _project(call, values["project"])
+    query = RolloutQuery.model_validate({name: value for name, value in values.items() if value is not None})
     return await call.runtime.gateway.rollouts.page(query)
 
 
 def _project(call: Call, asked: str | None) -> str | None:
-    """The project that is asked for, else the only one of the key.
+    """The project that the request names, or the only project of the key.
 
     Raises:
-        PermissionDeniedError: another project than the key's.
+        PermissionDeniedError: the request names another project than the key's.
     """
     if asked is not None:
         call.caller.check_project(asked)

@@ -1,4 +1,4 @@
-"""Models and trainings. Each handler parses, calls the runtime and returns."""
+"""Register models and train them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ async def register(call: Call) -> ModelStatus:
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
     check_registration(request, call.caller, call.server.config)
-    return await call.runtime.register(request)
+    return await call.runtime.registration.register(request)
 
 
 async def model_status(call: Call) -> ModelStatus:
-    """A model and its newest step."""
-    return await call.runtime.model_status(call.path["project"], call.path["name"])
+    """A model, its newest step and its token counts."""
+    return await call.runtime.models.status(call.path["project"], call.path["name"])
 
 
 async def train(call: Call) -> JobStatus:
@@ -35,19 +35,19 @@ async def train(call: Call) -> JobStatus:
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
             await call.own_model(term.teacher)
-    return await call.runtime.submit_train(call.path["project"], call.path["name"], request)
+    return await call.runtime.training.train(call.path["project"], call.path["name"], request)
 
 
 async def train_sft(call: Call) -> JobStatus:
     """Queue supervised fine-tuning."""
     request = await job_request(call, TrainSFTRequest)
-    return await call.runtime.submit_train_sft(call.path["project"], call.path["name"], request)
+    return await call.runtime.training.train_sft(call.path["project"], call.path["name"], request)
 
 
 async def preflight(call: Call) -> PreflightReport:
-    """Look at what training this model needs."""
+    """Check what training this model needs; nothing is trained."""
     request = await call.body(PreflightRequest)
-    return await call.runtime.preflight(call.path["project"], call.path["name"], request)
+    return await call.runtime.training.preflight(call.path["project"], call.path["name"], request)
 
 
 _MODEL = "/api/models/{project}/{name}"

@@ -1,8 +1,8 @@
-"""Where requests wait while an engine must not be asked, because it sleeps or its weights are exchanged.
+"""A gate before an engine: requests wait at it while the engine sleeps or exchanges its weights.
 
 request --> open? --> engine --> answer
               |
-            closed: those that come wait here
+            closed: new requests wait here
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from art.runtime.supervision.waits import waiting
 
 
 class Gate:
-    """Open at first."""
+    """Lets requests pass while it is open, as it is at first."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         """
         Args:
-            what: What lies behind it, in words.
-            timeout_s: Of a wait for it to open.
+            what: names the engine in messages.
+            timeout_s: longest wait for the gate to open.
         """
         self._what = what
         self._timeout_s = timeout_s
@@ -37,11 +37,10 @@ class Gate:
     def is_open(self) -> bool:
         return self._open.is_set()
 
-    async def opened(self) -> None:
-        """Returns when it is open, at once if it is.
-
+    async def wait_until_open(self) -> None:
+        """
         Raises:
-            ProcessError: it stayed closed for too long.
+            ProcessError: the gate stayed closed for too long.
         """
         while not self._open.is_set():
             async with waiting(f"{self._what} to take requests again", self._timeout_s):
@@ -49,7 +48,7 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Let nobody in during the body; who is inside stays there. It opens with the end of the last such body."""
+        """Let no new request pass during the body. The gate opens when the last such body ends."""
         self._num_closers += 1
         self._open.clear()
         try:
@@ -61,25 +60,25 @@ class Gate:
 
 
 class GatedEngine:
-    """Implements `art.engine.Engine`: that of `engine`, behind `gate` where something is computed."""
+    """Implements `art.engine.Engine`. Calls that compute something wait at the gate first."""
 
     def __init__(self, engine: ProcessEngine, gate: Gate) -> None:
         self._engine = engine
         self._gate = gate
         self.in_use: Counter[str | None] = Counter()
-        """Requests that run or wait, by adapter."""
+        """Number of requests that run or wait, by adapter."""
         self._num_inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
-    async def emptied(self, timeout_s: float) -> None:
-        """Returns when nothing is computed behind the gate.
+    async def wait_until_empty(self, timeout_s: float) -> None:
+        """Wait until no request is past the gate.
 
         Raises:
             ProcessError: that took longer than `timeout_s`.
         """
         while self._num_inside:
-            async with waiting("requests of the policy before to end", timeout_s):
+            async with waiting("requests of the previous policy to end", timeout_s):
                 await self._empty.wait()
 
     async def info(self) -> EngineInfo:
@@ -88,7 +87,7 @@ class GatedEngine:
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         self.in_use[request.adapter] += 1
         try:
-            await self._gate.opened()
+            await self._gate.wait_until_open()
             with self._inside():
                 async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
                     async for chunk in chunks:
@@ -103,7 +102,7 @@ class GatedEngine:
         await self._engine.unload_adapter(name)
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        await self._gate.opened()
+        await self._gate.wait_until_open()
         with self._inside():
             return await self._engine.score(token_ids, adapter)
 

@@ -1,0 +1,84 @@
+"""The samples of a step: first as references to recorded exchanges, then as the tokens that the trainer learns from.
+
+A queued job stores `PlannedSample`s. They hold no tokens, because the recorder has them already. `build_samples` makes
+the `TrainingSample`s when the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from art.gateway.record.recorder import Exchange, Recorder
+from art.protocol.samples import TrainingSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedAnswer:
+    """One recorded answer of a sample, and the advantages of its tokens."""
+
+    exchange_id: str
+    num_tokens: int
+    advantages: list[float]
+    """One per sampled token, or a single one that all of them share."""
+
+    def token_advantages(self) -> list[float]:  # [num_tokens]
+        return self.advantages * self.num_tokens if len(self.advantages) == 1 else self.advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSample:
+    """One token path of a rollout, as the answers on it.
+
+    Example: a conversation of two turns, in which the second request extends the tokens of the first exchange
+        answers    ex_1 (2 tokens), ex_2 (2 tokens)
+        tokens     P P P A A E B B      P P P A A E is the prompt of ex_2
+    The prompt of an exchange holds everything before its answer, so the last exchange holds the whole path.
+    """
+
+    sample_id: str
+    rollout_id: str
+    answers: list[PlannedAnswer]
+    """The answers in the order of the tokens; at least one."""
+    weight: float
+    share: float | None
+    """See `TrainingSample`, for `weight` too."""
+    policy_version: int
+    """Oldest weights that sampled one of the answers."""
+    teacher_logprobs: list[float] | None = None  # [T] for distillation
+
+
+def build_samples(planned: Sequence[PlannedSample], recorder: Recorder) -> list[TrainingSample]:
+    """Look up the exchanges of the samples, and lay out their tokens.
+
+    Raises:
+        NotFoundError: an exchange is not recorded any more.
+    """
+    ids = sorted({answer.exchange_id for sample in planned for answer in sample.answers})
+    exchanges = dict(zip(ids, recorder.get(ids), strict=True))
+    return [_build(sample, [exchanges[answer.exchange_id] for answer in sample.answers]) for sample in planned]
+
+
+def _build(planned: PlannedSample, exchanges: list[Exchange]) -> TrainingSample:
+    token_ids = exchanges[-1].prompt_token_ids + exchanges[-1].completion_token_ids
+    size = len(token_ids)
+    loss_mask, logprobs, advantages = [False] * size, [0.0] * size, [0.0] * size
+    for answer, exchange in zip(planned.answers, exchanges, strict=True):
+        start = len(exchange.prompt_token_ids)
+        end = start + answer.num_tokens
+        loss_mask[start:end] = [True] * answer.num_tokens
+        logprobs[start:end] = exchange.sampling_logprobs
+        advantages[start:end] = answer.token_advantages()
+    return TrainingSample(
+        sample_id=planned.sample_id,
+        rollout_id=planned.rollout_id,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        sampling_logprobs=logprobs,
+        advantages=advantages,
+        weight=planned.weight,
+        share=planned.share,
+        temperature=exchanges[0].temperature,
+        policy_version=planned.policy_version,
+        teacher_logprobs=planned.teacher_logprobs,
+    )

@@ -1,0 +1,348 @@
+"""Every call that the server makes of its child processes: the engine, the trainer and file jobs.
+
+A call is a frozen dataclass, and its type parameter is the type of its result. The method in the frame is the name of
+the class in snake case:
+
+    Score(token_ids=[1, 2], adapter=None)  -->  {"method": "score", "params": {"token_ids": [1, 2], "adapter": null}}
+    {"result": [-0.5]}                     -->  [-0.5]
+
+`ENGINE_CALLS`, `VLLM_CALLS`, `TRAINER_CALLS` and `FILE_CALLS` list what each kind of child must serve. Long lists of
+numbers (tokens, log-probs) are taken as they are; everything else is checked when it is decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
+
+from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
+
+from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig, VllmConfig
+from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.errors import ArtError, ConfigError, InvalidRequestError
+from art.protocol.checkpoint_calls import HubTarget, S3Target
+from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
+
+Result = TypeVar("Result", covariant=True)
+_MAX_COMPLAINTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Micro-batches of a training call that are done, of all that it has."""
+
+    done: int
+    total: int
+
+
+class Call(Generic[Result]):
+    """Base of all calls."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    method: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.method = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def decode_result(cls, value: Any) -> Result:
+        """
+        Raises:
+            ArtError: `value` is not a result of this call.
+        """
+        kind: Any = cls
+        try:
+            result: Result = _result_decoder(kind).validate_python(value)
+        except ValidationError as error:
+            raise ArtError(f"the answer to `{cls.method}` is malformed: {_complaints(error)}") from error
+        return result
+
+
+Calls: TypeAlias = Mapping[str, type[Call[Any]]]
+
+
+def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[Any]:
+    """
+    Raises:
+        InvalidRequestError: `calls` has no such method, or the parameters do not fit it.
+        ConfigError: the settings in the parameters are not valid.
+    """
+    kind: Any = calls.get(method)
+    if kind is None:
+        raise InvalidRequestError(f"unknown method {method!r}; this process has {', '.join(calls)}")
+    try:
+        call: Call[Any] = _decoder(kind).validate_python(params)
+    except ValidationError as error:
+        is_config = all(one["loc"][:1] in (("config",), ("lora",)) for one in error.errors(include_url=False))
+        problem = f"`{method}` has invalid parameters: {_complaints(error)}"
+        raise (ConfigError if is_config else InvalidRequestError)(problem) from error
+    return call
+
+
+@functools.cache
+def _decoder(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def _result_decoder(kind: Any) -> TypeAdapter[Any]:
+    (base,) = kind.__orig_bases__
+    return TypeAdapter(get_args(base)[0])
+
+
+def _complaints(error: ValidationError) -> str:
+    errors = error.errors(include_url=False, include_input=False)
+    texts = [f"{'.'.join(map(str, one['loc'])) or 'value'}: {one['msg']}" for one in errors[:_MAX_COMPLAINTS]]
+    return "; ".join(texts) + (f"; and {len(errors) - _MAX_COMPLAINTS} more" if len(errors) > _MAX_COMPLAINTS else "")
+
+
+def _built_by(build: Callable[[Any], Any]) -> PlainValidator:
+    """A validator that builds a value without a look at each number in it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return build(value)
+        except (TypeError, KeyError) as error:  # pydantic reports a ValueError with the place
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+    return PlainValidator(validate)
+
+
+def _build_request(body: dict[str, Any]) -> GenerateRequest:
+    return GenerateRequest(**body | {"stop_token_ids": tuple(body["stop_token_ids"])})
+
+
+def _build_chunk(body: dict[str, Any]) -> TokenChunk:
+    if body["top_logprobs"]:
+        top = [[(token, logprob) for token, logprob in alternatives] for alternatives in body["top_logprobs"]]
+        body = body | {"top_logprobs": top}
+    return TokenChunk(**body)
+
+
+def _build_step(body: dict[str, Any]) -> Progress | StepResult:
+    return Progress(**body) if "done" in body else StepResult(**body)
+
+
+Tokens = Annotated[list[int], SkipValidation]
+Logprobs = Annotated[list[float], SkipValidation]
+Request = Annotated[GenerateRequest, _built_by(_build_request)]
+Chunk = Annotated[TokenChunk, _built_by(_build_chunk)]
+Samples = Annotated[list[TrainingSample], _built_by(samples_from_wire)]
+Numbers = Annotated[dict[str, float], SkipValidation]
+Step = Annotated[StepResult, _built_by(_build_step)]
+StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
+
+
+# -- engine --
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEngine(Call[EngineInfo]):
+    """Load the base model into the embedded engine. Comes once, before all other calls."""
+
+    model: str
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartVllm(Call[EngineInfo]):
+    """Start vLLM servers, or find those that run already. Comes once, before all other calls."""
+
+    model: str
+    config: VllmConfig
+    lora_rank: int | None
+    """Rank of the adapters; `None` where the engine takes none."""
+    python: str | None
+    """Interpreter that has vLLM."""
+    sleeps: bool = False
+    work_dir: Path | None = None
+    """Folder for merged weights, with `weights="merged"`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info(Call[EngineInfo]):
+    """Describe the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Call[Chunk]):
+    """Sample a completion. Its chunks are the results; the last one has a `finish_reason`."""
+
+    request: Request
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score(Call[Logprobs]):
+    """Compute the log-probs of `token_ids[1:]`."""
+
+    token_ids: Tokens
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAdapter(Call[AdapterInfo]):
+    """Load an adapter or a full checkpoint."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareWeights(Call[None]):
+    """Merge the weights that a later `LoadAdapter` of the same name and path will need."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadAdapter(Call[None]):
+    """Forget an adapter. The result comes when its last request has ended."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(Call[Numbers]):
+    """Read the engine's counters and gauges."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sleep(Call[None]):
+    """Free the device's memory. The result comes when it is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake(Call[None]):
+    """Take the memory back. The result comes when the engine has it."""
+
+
+# -- trainer --
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrainer(Call[None]):
+    """Load the base model into the trainer. Comes once, before all other calls."""
+
+    model: str
+    config: TrainerConfig
+    shares_gpu: bool = False
+    """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCheckpoint(Call[Step]):
+    """Write the checkpoint of step 0."""
+
+    path: Path
+    lora: LoraConfig | None
+    """`None` is full fine-tuning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train(Call[StepOrProgress]):
+    """Make one step from one checkpoint to the next. The last result is the `StepResult`."""
+
+    samples: Samples
+    config: TrainConfig
+    from_checkpoint: Path
+    to_checkpoint: Path
+    job_id: str
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """Rollout ids (chosen, rejected) of preference losses."""
+    references: dict[int, Path] = field(default_factory=dict)
+    """Checkpoints that the loss compares with, by step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSft(Call[StepOrProgress]):
+    """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
+
+    samples: Samples
+    config: TrainSFTConfig
+    from_checkpoint: Path
+    to_checkpoint: Path
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Call[Numbers]):
+    """Measure an update without keeping it."""
+
+    samples: Samples
+    lora: LoraConfig | None
+
+
+# -- file jobs --
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy(Call[dict[str, Any]]):
+    """Copy a checkpoint. The result, as of all file jobs, becomes part of the job's result."""
+
+    source: Path
+    target: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export(Call[dict[str, Any]]):
+    """Write a checkpoint for other programs."""
+
+    source: Path
+    target: Path
+    base_model: str
+    format: str
+    llama_cpp: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeAdapter(Call[dict[str, Any]]):
+    """Make a base model out of an adapter that the user named as one."""
+
+    adapter: Path
+    base_model: str
+    target: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(Call[dict[str, Any]]):
+    """Send a checkpoint or an export to a hub or store."""
+
+    source: Path
+    target: HubTarget | S3Target
+    place: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull(Call[dict[str, Any]]):
+    """Fetch a checkpoint from a store."""
+
+    source: S3Target
+    place: str
+    checkpoints: Path
+    """Folder that gets the checkpoint, named by its step."""
+    step: int | None = None
+    """`None` takes the newest."""
+    not_after_step: int | None = None
+
+
+def _by_method(*kinds: type[Call[Any]]) -> Calls:
+    return {kind.method: kind for kind in kinds}
+
+
+_OF_EVERY_ENGINE = (Info, Generate, Score, LoadAdapter, UnloadAdapter, Stats)
+ENGINE_CALLS = _by_method(StartEngine, *_OF_EVERY_ENGINE)
+VLLM_CALLS = _by_method(StartVllm, *_OF_EVERY_ENGINE, PrepareWeights, Sleep, Wake)
+TRAINER_CALLS = _by_method(StartTrainer, InitCheckpoint, Train, TrainSft, Trial)
+FILE_CALLS = _by_method(Copy, Export, MergeAdapter, Push, Pull)

@@ -1,0 +1,73 @@
+"""Input and output of the trainer, as they cross processes. No torch here: the server makes and reads these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from art.errors import InvalidRequestError
+
+Component = Literal["rl", "sft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSample:
+    """One root-to-leaf token path of a trajectory.
+
+    Example: prompt P (3 tokens), answer A (2), tool reply E (1), answer B (2)
+        token_ids          P P P A A E B B
+        loss_mask          0 0 0 1 1 0 1 1
+        sampling_logprobs  0 0 0 a a 0 b b
+        advantages         0 0 0 v v 0 v v
+    """
+
+    sample_id: str
+    """Unique within a step. Errors and reports name it."""
+    rollout_id: str
+    """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
+    token_ids: list[int]  # [T]
+    loss_mask: list[bool]  # [T] True where the policy sampled the token (for SFT: where it is to be learnt)
+    sampling_logprobs: list[float]  # [T] 0.0 where loss_mask is False
+    advantages: list[float]  # [T] 0.0 where loss_mask is False; ignored by component "sft"
+    weight: float = 1.0
+    """Factor of every target's loss."""
+    share: float | None = None
+    """What the sample adds to the divisor of the summed loss. `None` adds `weight` per target, which gives a mean."""
+    temperature: float = 1.0
+    """Sampling temperature. The trainer divides its logits by it too."""
+    policy_version: int = 0
+    """Step of the oldest weights that sampled a token of this sample."""
+    component: Component = "rl"
+    teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
+
+
+def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
+    """A sample named `name` whose every token but the first is a target."""
+    length = len(token_ids)
+    return TrainingSample(
+        sample_id=name,
+        rollout_id=name,
+        token_ids=token_ids,
+        loss_mask=[i > 0 for i in range(length)],
+        sampling_logprobs=[0.0] * length,
+        advantages=[0.0] * length,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Flat names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+
+
+def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
+    """Build samples from a decoded frame. (Encoding needs no function: frames take dataclasses.)
+
+    Raises:
+        InvalidRequestError: a field is missing or unknown.
+    """
+    try:
+        return [TrainingSample(**item) for item in items]
+    except TypeError as error:
+        raise InvalidRequestError(f"a training sample has missing or unknown fields: {error}") from error

@@ -1,0 +1,193 @@
+"""Which policies an engine holds: loading them, making room, and exchanging the one policy of a merged engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+from art.config import ServerConfig
+from art.engines.process import ProcessEngine
+from art.errors import ArtError, ProcessError
+from art.protocol.calls import UnloadAdapter
+from art.protocol.rpc import RpcClient, retry_on_process_death
+from art.runtime.hosting.engine_handle import EngineHandle
+from art.runtime.publish.publish import publish
+from art.runtime.supervision.waits import acquired
+from art.storage import checkpoints
+
+logger = logging.getLogger(__name__)
+
+MAX_LOADED_ADAPTERS = 8
+"""Adapters kept in the engine. The least recently used is unloaded first, and loaded again when it is needed."""
+MAX_LOADED_FULL = 2
+"""Full checkpoints kept in the engine, each as large as a model: the newest, and one whose requests are ending."""
+
+
+class _Weights(NamedTuple):
+    """The weights of an adapter. A step that failed and was trained again has other weights under the same path."""
+
+    checkpoint: Path
+    identity: str
+    is_full: bool
+
+
+class AdapterTable:
+    """Books of the adapters and full checkpoints in one engine. All of them have passed the handshake."""
+
+    def __init__(self, engine: EngineHandle, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
+        """
+        Args:
+            one_policy: each load replaces the policy that was loaded before.
+            sleeps: the engine sleeps while the trainer works.
+        """
+        self.one_policy = one_policy
+        self._engine = engine
+        self._attempts = config.restarts.call_attempts
+        self._tolerance = config.handshake_tolerance
+        self._job_timeout_s = config.job_timeout_s
+        self._load_timeout_s = config.child_start_timeout_s * config.restarts.failed_starts
+        if sleeps or one_policy:  # loads wait until the engine is awake, and exchanges until no request runs
+            self._load_timeout_s += config.job_timeout_s
+        self._loaded: OrderedDict[str, _Weights] = OrderedDict()
+        self._lock = asyncio.Lock()
+        self._unloading: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._loaded)
+
+    def is_loaded(self, adapter_id: str) -> bool:
+        """Tell whether requests may name the adapter now. Counts as a use of it."""
+        if adapter_id not in self._loaded or (self.one_policy and not self._engine.gate.is_open):
+            return False
+        self._loaded.move_to_end(adapter_id)
+        return True
+
+    async def ensure_loaded(self, adapter_id: str, checkpoint: Path) -> str:
+        """Load `adapter_id` for requests, and return the name of the adapter that they get.
+
+        An engine with `one_policy` that already holds a policy keeps it, and its name is returned: requests must not
+        replace each other's policy.
+
+        Raises: as `publish`.
+        """
+        if not self.one_policy:
+            await self.load(adapter_id, checkpoint)
+            return adapter_id
+        async with self._turn(adapter_id):
+            if not self._loaded:
+                await self._exchange(adapter_id, await asyncio.to_thread(_read, checkpoint))
+            return next(iter(self._loaded))
+
+    async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
+        """Publish `checkpoint` as `adapter_id`, unless the engine already holds these weights.
+
+        Returns:
+            metrics of the publish, or none.
+
+        Raises: as `publish`.
+        """
+        async with self._turn(adapter_id):
+            weights = await asyncio.to_thread(_read, checkpoint)
+            if self._loaded.get(adapter_id) == weights:
+                self._loaded.move_to_end(adapter_id)
+                return {}
+            if self.one_policy:
+                return await self._exchange(adapter_id, weights)
+            if weights.is_full:  # first make room: there may be no memory for one more
+                self._make_room(MAX_LOADED_FULL, adapter_id, is_full=True)
+            metrics = await self._publish(adapter_id, weights)
+            if not weights.is_full:
+                self._make_room(MAX_LOADED_ADAPTERS, adapter_id, is_full=False)
+            return metrics
+
+    async def forget(self, adapter_id: str) -> None:
+        """Let no more requests use the adapter; returns when its last one has ended."""
+        if self._loaded.pop(adapter_id, None) is not None:
+            await self._unload(adapter_id)
+
+    async def restore(self, client: RpcClient) -> None:
+        """Publish everything again in a new engine process, since running requests name these adapters.
+
+        Raises:
+            ProcessError: the new process died too.
+        """
+        for adapter_id, weights in list(self._loaded.items()):
+            try:
+                await publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance)
+            except ProcessError:
+                raise
+            except ArtError:
+                # It was deleted or damaged meanwhile. The next request for it gets the error, the others go on.
+                logger.exception("%s could not be loaded again", adapter_id)
+                self._loaded.pop(adapter_id, None)
+
+    def no_loads(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Let nothing be loaded during the body; `what` says what the caller waits for."""
+        return acquired(self._lock, what, self._load_timeout_s)
+
+    def _turn(self, adapter_id: str) -> AbstractAsyncContextManager[None]:
+        return self.no_loads(f"its turn to load {adapter_id} into the {self._engine.process.spec.name}")
+
+    async def _exchange(self, adapter_id: str, weights: _Weights) -> dict[str, float]:
+        """Replace the policy. If the new one fails its handshake, the old one is loaded again.
+
+        Running requests end with the policy that they began with. New requests wait.
+        """
+        await asyncio.to_thread(checkpoints.verify, weights.checkpoint)
+        await self._engine.direct.prepare_weights(adapter_id, weights.checkpoint)
+        with self._engine.gate.closed():
+            await self._engine.gated.wait_until_empty(self._job_timeout_s)
+            before, self._loaded = self._loaded, OrderedDict()
+            try:
+                return await self._publish(adapter_id, weights)
+            except Exception:
+                for name, previous in before.items():
+                    logger.exception("%s failed: loading %s again", adapter_id, name)
+                    await self._publish(name, previous)
+                raise
+
+    async def _publish(self, adapter_id: str, weights: _Weights) -> dict[str, float]:
+        metrics = await retry_on_process_death(
+            self._engine.process.connect,
+            lambda client: publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance),
+            f"publishing {adapter_id}",
+            self._attempts,
+        )
+        self._loaded[adapter_id] = weights
+        self._loaded.move_to_end(adapter_id)
+        return metrics
+
+    def _make_room(self, limit: int, adapter_id: str, *, is_full: bool) -> None:
+        """Unload the least recently used adapters of a kind, until at most `limit` are left with `adapter_id`."""
+        others = [name for name, weights in self._loaded.items() if weights.is_full == is_full and name != adapter_id]
+        for oldest in others[: max(0, len(others) + 1 - limit)]:
+            del self._loaded[oldest]
+            # Not awaited: its last request may run for long, and loading must not wait for it.
+            task = asyncio.create_task(self._unload(oldest), name=f"unload-{oldest}")
+            self._unloading.add(task)
+            task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, adapter_id: str) -> None:
+        try:
+            await (await self._engine.process.connect()).call(UnloadAdapter(name=adapter_id))
+        except ProcessError:
+            # The engine died, and its adapters with it. A repeated call could unload one that was loaded again since.
+            logger.info("%s went with its engine", adapter_id)
+
+
+def _engine_on(client: RpcClient) -> ProcessEngine:
+    """Return the engine at the other end of `client`. Calls fail when it dies: a publish is repeated as a whole."""
+
+    async def connect() -> RpcClient:
+        return client
+
+    return ProcessEngine(connect, attempts=1)
+
+
+def _read(checkpoint: Path) -> _Weights:
+    return _Weights(checkpoint, checkpoints.identify(checkpoint), checkpoints.is_full(checkpoint))

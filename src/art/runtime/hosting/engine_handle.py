@@ -1,0 +1,63 @@
+"""The engine of one base model, seen from the server: its process, its gate, and its sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from art.config import ServerConfig
+from art.engine import EngineInfo
+from art.engines.process import ProcessEngine
+from art.errors import ProcessError
+from art.protocol.calls import Wake
+from art.protocol.rpc import RpcClient
+from art.runtime.hosting.gate import Gate, GatedEngine
+from art.runtime.supervision.process import ChildProcess, ChildSpec
+
+
+class EngineHandle:
+    """One engine process and the two ways to call it: `direct`, and `gated` for requests."""
+
+    def __init__(
+        self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig
+    ) -> None:
+        """
+        Args:
+            initialise: loads the base model and the adapters into a new process.
+        """
+        self._may_start = asyncio.Event()
+        """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
+        self._may_start.set()
+        self.process = ChildProcess(spec, initialise, self._may_start)
+        self.direct = ProcessEngine(lambda: self.process.connect(), config.restarts.call_attempts)
+        self.gate = Gate(f"the {spec.name}", config.job_timeout_s)
+        self.gated = GatedEngine(self.direct, self.gate)
+        self.known_info: EngineInfo | None = None
+        """What `info` returned; `None` before its first call."""
+
+    async def info(self) -> EngineInfo:
+        if self.known_info is None:
+            self.known_info = await self.direct.info()
+        return self.known_info
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
+        try:
+            await self.direct.sleep()
+            self._may_start.clear()
+            yield
+        finally:
+            self._may_start.set()
+            await self._wake()
+
+    async def _wake(self) -> None:
+        client = self.process.live_client
+        if client is None:  # it died, and will be awake when it is back
+            return
+        try:
+            await client.call(Wake())
+        except ProcessError as error:
+            if not client.closed:  # it may have taken back only a part of its memory
+                await self.process.end(f"it did not wake up: {error.message.splitlines()[0]}")

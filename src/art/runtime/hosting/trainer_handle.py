@@ -1,0 +1,124 @@
+"""The trainer of one base model, seen from the server: one call at a time, repeated if the process dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from art.config import LoraConfig, ServerConfig
+from art.errors import JobCancelledError, TrainingError
+from art.protocol.calls import Call, InitCheckpoint, Progress, Train, TrainSft, Trial
+from art.protocol.rpc import RpcClient, retry_on_process_death
+from art.protocol.samples import StepResult, TrainingSample
+from art.runtime.supervision.process import ChildProcess, ChildSpec
+from art.runtime.supervision.waits import acquired
+
+T = TypeVar("T")
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Awaited with the number of micro-batches that are done, and of all."""
+
+STOP_WITHIN_S = 60.0
+"""Time from a cancellation until the trainer's process is killed, if it is still in the same micro-batch."""
+
+
+class TrainerHandle:
+    """One trainer process. Every call but `trial` can be repeated without harm."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        initialise: Callable[[RpcClient], Awaitable[None]],
+        config: ServerConfig,
+        engine_aside: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
+        """
+        Args:
+            initialise: loads the base model into a new process.
+            engine_aside: frees the device for a training call, where engine and trainer share it.
+        """
+        self.process = ChildProcess(spec, initialise)
+        self._engine_aside = engine_aside
+        self._attempts = config.restarts.call_attempts
+        self._job_timeout_s = config.job_timeout_s
+        self._lock = asyncio.Lock()
+
+    async def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> None:
+        """Write the checkpoint of step 0; `lora=None` is full fine-tuning."""
+        async with self._turn("`init_checkpoint`"):
+            await self._run(InitCheckpoint(path=path, lora=lora))
+
+    async def train(
+        self, call: Train | TrainSft, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
+    ) -> StepResult:
+        """Make one step. If the trainer dies, the step starts over from its checkpoint.
+
+        Args:
+            stop: once it is set, the call ends after the current micro-batch.
+
+        Raises:
+            JobCancelledError: `stop` ended the call. A call that was about to end returns instead.
+            ProcessError: the trainer died during every attempt.
+            TrainingError: the step took longer than `job_timeout_s`.
+        """
+        async with self._turn(f"`{call.method}`"), self._engine_aside():
+            return await self._run(call, stop, on_progress)
+
+    async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
+        """Measure a step; see `Trainer.trial`. A trial that kills the trainer is not repeated."""
+        async with self._turn("a trial step"), self._engine_aside():
+            return await (await self.process.connect()).call(Trial(samples=samples, lora=lora))
+
+    def _turn(self, what: str) -> AbstractAsyncContextManager[None]:
+        return acquired(self._lock, f"its turn for {what} in the {self.process.spec.name}", self._job_timeout_s)
+
+    async def _run(
+        self,
+        call: Call[Progress | StepResult],
+        stop: asyncio.Event | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> StepResult:
+        async def connect() -> RpcClient:
+            if stop is not None and stop.is_set():
+                raise JobCancelledError(f"`{call.method}` was cancelled")
+            return await self.process.connect()
+
+        async def attempt(client: RpcClient) -> StepResult:
+            stopping = asyncio.create_task(self._stop_call(client, call.method, stop), name=f"stop-{call.method}")
+            try:
+                async with asyncio.timeout(self._job_timeout_s):
+                    return await _last_result(client, call, on_progress)
+            except TimeoutError:
+                problem = f"`{call.method}` took longer than `job_timeout_s` = {self._job_timeout_s:g} s"
+                await self.process.end(problem)
+                raise TrainingError(f"{problem}; the {self.process.spec.name} was ended") from None
+            finally:
+                stopping.cancel()
+
+        return await retry_on_process_death(connect, attempt, f"`{call.method}`", self._attempts)
+
+    async def _stop_call(self, client: RpcClient, method: str, stop: asyncio.Event | None) -> None:
+        """End a running call once `stop` is set, and its process if the call does not end by itself.
+
+        That is safe at any moment, because checkpoints are written under a temporary name.
+        """
+        if stop is not None:
+            await stop.wait()
+            client.ask_to_stop(method)
+            await asyncio.sleep(STOP_WITHIN_S)
+            await self.process.end(f"`{method}` was cancelled and had not stopped after {STOP_WITHIN_S:g} s")
+
+
+async def _last_result(
+    client: RpcClient, call: Call[Progress | StepResult], on_progress: OnProgress | None
+) -> StepResult:
+    step: StepResult | None = None
+    async for result in client.stream(call):
+        if isinstance(result, StepResult):
+            step = result
+        elif on_progress is not None:
+            await on_progress(result.done, result.total)
+    assert step is not None, "a call that raises nothing ends with its result"
+    return step

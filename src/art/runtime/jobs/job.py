@@ -1,0 +1,117 @@
+"""A job as it is stored. Its payload has everything that is needed to run it, and to run it again after a crash.
+
+A training job names the recorded exchanges that it learns from. It does not hold their tokens a second time, so the
+store reports those exchanges as needed, and the recorder keeps them until the job has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from art.config import TrainConfig, TrainSFTConfig
+from art.credit.plan import StepPlan
+from art.protocol.calls import Copy, Export, Pull, Push
+from art.protocol.job_states import JobKind
+from art.protocol.samples import TrainingSample
+
+
+class Payload(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        """Paths of checkpoints that must not be deleted before the job has ended."""
+        return ()
+
+    def needed_exchanges(self) -> Sequence[str]:
+        """Ids of exchanges that must not be deleted before the job has ended."""
+        return ()
+
+
+class TrainPayload(Payload):
+    """A reinforcement-learning step. Its samples are built from the recorded exchanges when it runs."""
+
+    config: TrainConfig
+    plan: StepPlan
+    references: dict[int, Path] = {}
+    """Paths of checkpoints that the loss compares with, by step."""
+    repeated: str | None = None
+    """A finding, if an earlier step learnt from the same answers."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return [str(path) for path in self.references.values()]
+
+    def needed_exchanges(self) -> Sequence[str]:
+        return self.plan.exchange_ids
+
+
+class SftPayload(Payload):
+    """A supervised step. Its texts were never recorded, so it holds their tokens itself."""
+
+    config: TrainSFTConfig
+    samples: list[TrainingSample]
+    plan: StepPlan
+    """Metrics and findings."""
+    repeated: None = None
+
+
+class FilePayload(Payload):
+    """An export or a push."""
+
+    call: Export | Push
+    step: int
+    result: dict[str, str]
+    """Added to the job's `result` when it has succeeded."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return [str(self.call.source)]
+
+
+class AdoptPayload(Payload):
+    """A fork or a pull: a checkpoint from elsewhere becomes the newest of the model."""
+
+    call: Copy | Pull
+    step: int | None
+    """`None` for the newest in a store, which only the store knows."""
+    origin: str
+    """Describes the place that the checkpoint comes from, and no other."""
+
+    def needed_checkpoints(self) -> Sequence[str]:
+        return [str(self.call.source)] if isinstance(self.call, Copy) else []
+
+
+PAYLOADS: dict[JobKind, type[Payload]] = {
+    "train": TrainPayload,
+    "train_sft": SftPayload,
+    "fork": AdoptPayload,
+    "pull": AdoptPayload,
+    "export": FilePayload,
+    "push": FilePayload,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str
+    """Jobs of one lane run one at a time, see `JobRunner`."""
+    payload: Payload
+    from_step: int | None = None
+    """The model's newest step when the job first began to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job without its payload, which may be large."""
+
+    job_id: str
+    kind: JobKind
+    project: str
+    name: str
+    lane: str

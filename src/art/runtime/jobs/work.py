@@ -1,0 +1,68 @@
+"""What each kind of job implements (`Work`), and what it gets and returns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from art.errors import JobCancelledError
+from art.protocol.training import JobProgress
+from art.runtime.jobs.job import Entry, Job
+
+
+class JobControl:
+    """How a running job reports progress and learns that it was cancelled."""
+
+    def __init__(self, report: Callable[[JobProgress], Any]) -> None:
+        self.stop = asyncio.Event()
+        """Set when the job is cancelled."""
+        self._report = report
+
+    async def progress(self, phase: str, done: int, total: int) -> None:
+        await self._report(JobProgress(phase=phase, done=done, total=total))
+
+    def check(self) -> None:
+        """
+        Raises:
+            JobCancelledError: the job was cancelled.
+        """
+        if self.stop.is_set():
+            raise JobCancelledError("the job was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The result of a job that succeeded."""
+
+    changes: Mapping[str, Any]
+    """New values of fields of the job's status."""
+    published_step: int | None = None
+    """The model's new step; `None` if the step did not change."""
+    learnt_from: Sequence[str] = ()
+    """Ids of the exchanges that the step learnt from."""
+
+
+class Work(Protocol):
+    """How jobs of some kinds are done. Every method can run twice, if the server dies before it records a result."""
+
+    def lane(self, job: Entry) -> str:
+        """The lane of a job. Jobs of one lane run one at a time."""
+        ...
+
+    def from_step(self, job: Job) -> int | None:
+        """The model's step to remember before the job first runs."""
+        ...
+
+    async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
+        """
+        Raises:
+            JobCancelledError: the job was stopped and left nothing on disk.
+            ArtError: the job failed.
+        """
+        ...
+
+    async def recorded(self, job: Job, done: Done) -> None:
+        """Act on the success of a job, once it is recorded."""
+        ...

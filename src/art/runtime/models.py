@@ -1,0 +1,79 @@
+"""The registered models in memory, each with the host of its base model."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from art.errors import NotFoundError
+from art.gateway.record.recorder import Recorder
+from art.protocol.training import ModelStatus, TokenCounts
+from art.runtime.host import BaseModelHost
+from art.runtime.hosts import Hosts
+from art.runtime.registry import RegisteredModel
+from art.storage.layout import DataDir
+
+
+class Models:
+    """Finds registered models by project and name."""
+
+    def __init__(self, data_dir: DataDir, hosts: Hosts, recorder: Recorder) -> None:
+        self.data_dir = data_dir
+        self._hosts = hosts
+        self._recorder = recorder
+        self.by_key: dict[str, RegisteredModel] = {}
+        """The models by `project/name`."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of a model's step or settings."""
+
+    def find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
+        """
+        Raises:
+            NotFoundError: the model is not registered.
+        """
+        model = self.by_key.get(f"{project}/{name}")
+        if model is None:
+            raise NotFoundError(f"there is no model {project}/{name}; register it first", param="name")
+        return model, self._hosts.of(model)
+
+    def find_registered(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost] | None:
+        return self.find(project, name) if f"{project}/{name}" in self.by_key else None
+
+    def checkpoint(self, model: RegisteredModel, step: int) -> Path:
+        return self.data_dir.model(model.project, model.name).checkpoint(step)
+
+    def replace(self, model: RegisteredModel) -> None:
+        """Add a model, or replace everything but its step: a job may have published a step in the meantime."""
+        current = self.by_key.get(model.key, model)
+        self.by_key[model.key] = dataclasses.replace(model, step=current.step)
+        self.on_change()
+
+    def set_step(self, model: RegisteredModel, step: int) -> None:
+        """Note that `step` of a model was published."""
+        self.by_key[model.key] = dataclasses.replace(self.by_key[model.key], step=step)
+        self.on_change()
+
+    def list_all(self) -> list[ModelStatus]:
+        return [status_of(model) for model in self.by_key.values()]
+
+    async def status(self, project: str, name: str) -> ModelStatus:
+        """The status of a model with the number of tokens that it has read and sampled.
+
+        Raises:
+            NotFoundError: the model is not registered.
+        """
+        status = status_of(self.find(project, name)[0])
+        prompt, cached, completion = await asyncio.to_thread(self._recorder.token_counts, project, name)
+        return status.model_copy(update={"tokens": TokenCounts(prompt=prompt, cached=cached, completion=completion)})
+
+
+def status_of(model: RegisteredModel) -> ModelStatus:
+    return ModelStatus(
+        project=model.project,
+        name=model.name,
+        base_model=model.base_model,
+        step=model.step,
+        inference_name=model.key,
+    )

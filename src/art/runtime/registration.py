@@ -1,0 +1,134 @@
+"""Register a model: prepare its base model, start its processes, make its first checkpoint, serve its newest one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from art.errors import ConfigError
+from art.protocol.training import ModelStatus, RegisterRequest
+from art.runtime.base_models import prepare_base_model
+from art.runtime.hosts import Hosts, host_key
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.models import Models, status_of
+from art.runtime.placement.devices import find_devices
+from art.runtime.placement.parameter_count import count_weights
+from art.runtime.placement.placement import check_placement, choose_placement
+from art.runtime.registry import RegisteredModel, Registry
+from art.storage import checkpoints
+from art.storage.layout import validate_name
+
+logger = logging.getLogger(__name__)
+
+
+class Registration:
+    """Registers one model at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        models: Models,
+        hosts: Hosts,
+        jobs: JobRunner,
+        check_directory: Callable[[], None],
+    ) -> None:
+        """`check_directory` raises a `StorageError` if the data directory is gone."""
+        self._registry = registry
+        self._models = models
+        self._hosts = hosts
+        self._jobs = jobs
+        self._check_directory = check_directory
+        self._lock = asyncio.Lock()
+
+    async def register(self, request: RegisterRequest) -> ModelStatus:
+        """Make a model known and ready: its processes run, a first checkpoint exists, and its newest one is served.
+
+        If the last server ended during a step of the model, that step is finished first.
+
+        Raises:
+            ConfigError: there is no such base model, or the model was registered before with another base model or
+                other adapter settings, or it needs devices that this machine does not have.
+            StorageError: the data directory is gone.
+        """
+        self._check_directory()
+        validate_name(request.project, param="project")
+        validate_name(request.name, param="name")
+        await self._jobs.idle(request.project, request.name, recovered_only=True)
+        async with self._lock:
+            base_model = await prepare_base_model(request.base_model, self._models.data_dir)
+            request = request.model_copy(update={"base_model": base_model})
+            known = self._models.by_key.get(f"{request.project}/{request.name}")
+            if known is not None:
+                _check_same(known, request)
+            step = known.step if known else await asyncio.to_thread(self._step_on_disk, request)
+            model = RegisteredModel(
+                project=request.project, name=request.name, base_model=request.base_model, settings=request.settings,
+                step=step,
+            )  # fmt: skip
+            if known is not None and host_key(known) != host_key(model):
+                await self._release_processes(model)
+            try:
+                await self._make_ready(model)
+            except BaseException:
+                if known is not None:
+                    self._models.replace(known)
+                await self._hosts.close_unused(self._models.by_key.values())
+                raise
+            self._models.replace(model)
+        return status_of(self._models.by_key[model.key])
+
+    def _step_on_disk(self, request: RegisterRequest) -> int:
+        """The first step of a model that the database does not know: the newest checkpoint in its folder, which may
+        have been copied from elsewhere, or 0."""
+        paths = self._models.data_dir.model(request.project, request.name)
+        step = checkpoints.latest(paths.checkpoints)
+        if step is None:
+            return 0
+        state = checkpoints.read_state(paths.checkpoint(step))
+        lora = request.settings.model_dump(mode="json", include={"lora"})["lora"]
+        if state.base_model == request.base_model and state.lora == lora:
+            return step
+        if step == 0:  # left by a registration that failed later on
+            checkpoints.delete(paths.checkpoint(0))
+            return 0
+        raise ConfigError(
+            f"{paths.checkpoint(step)} was trained from base model {state.base_model!r} with LoRA settings "
+            f"{state.lora}; got {request.base_model!r} and {lora} (None is full fine-tuning). Use another model "
+            "name, or the same base model and settings"
+        )
+
+    async def _release_processes(self, model: RegisteredModel) -> None:
+        """End the processes that ran with the model's earlier settings, unless other models use them."""
+        await self._jobs.idle(model.project, model.name)
+        logger.info("%s gets new settings: its processes are started again", model.key)
+        self._models.replace(model)
+        await self._hosts.close_unused(self._models.by_key.values())
+
+    async def _make_ready(self, model: RegisteredModel) -> None:
+        num_weights = await asyncio.to_thread(count_weights, model.base_model)
+        devices = await asyncio.to_thread(find_devices)
+        check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
+        host = self._hosts.of(model)
+        host.retry()
+        if not (first := self._models.checkpoint(model, 0)).exists() and model.step == 0:
+            host.start()
+            await host.trainer.init_checkpoint(first, model.settings.lora)
+        await host.adapters.ensure_loaded(model.adapter_id(model.step), self._models.checkpoint(model, model.step))
+        await self._registry.save_model(model)
+
+
+def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:
+    if known.base_model != request.base_model:
+        raise ConfigError(
+            f"model {known.key} was trained from base model {known.base_model!r}; got {request.base_model!r}. "
+            "Use another model name, or the same base model; if its directory has moved, leave a symbolic link at the "
+            "old path and register with that",
+            param="base_model",
+        )
+    if known.settings.lora != request.settings.lora:
+        raise ConfigError(
+            f"model {known.key} was trained with LoRA settings {known.settings.lora!r}; got {request.settings.lora!r} "
+            "(None is full fine-tuning). Use another model name, or the same settings",
+            param="settings",
+        )

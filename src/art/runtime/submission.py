@@ -1,0 +1,145 @@
+"""Turn a training request into a queued job: check that the model can be trained, resolve and plan, and store the plan.
+
+TrainRequest --resolve (art.credit)--> exact tokens --plan_step--> StepPlan --> JobRunner --> TrainingWork
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from art.credit.plan import StepPlan, plan_step
+from art.credit.plan_findings import describe_repeated
+from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
+from art.credit.resolve import ResolvedGroup, exchange_ids, resolve
+from art.credit.samples import build_samples
+from art.credit.sft import sft_samples
+from art.gateway.chat import Gateway
+from art.protocol.preflight import PreflightReport, PreflightRequest
+from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest, WireGroup
+from art.runtime.checks.observation_check import check_observations
+from art.runtime.checks.preflight import Preflight, quick_checks
+from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
+from art.runtime.host import BaseModelHost
+from art.runtime.jobs.job import SftPayload, TrainPayload
+from art.runtime.jobs.runner import JobRunner
+from art.runtime.models import Models
+from art.runtime.registry import RegisteredModel
+from art.runtime.resolver import PolicyResolver
+
+
+class Submission:
+    """Takes training requests."""
+
+    def __init__(
+        self,
+        models: Models,
+        gateway: Gateway,
+        resolver: PolicyResolver,
+        jobs: JobRunner,
+        preflight: Preflight | None,
+        check_directory: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            preflight: checks a model before its first step; `None` skips the checks.
+            check_directory: raises a `StorageError` if the data directory is gone.
+        """
+        self._models = models
+        self._recorder = gateway.recorder
+        self._rollouts = gateway.rollouts
+        self._resolver = resolver
+        self._jobs = jobs
+        self._preflight = preflight
+        self._check_directory = check_directory
+
+    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+        """Plan a reinforcement-learning step and queue it.
+
+        Raises:
+            TrajectoryError: the trajectories cannot be trained as they are.
+            ConflictError: the job id belongs to another request.
+            ConfigError: the quick checks of the preflight fail.
+            StorageError: the data directory is gone.
+        """
+        self._check_directory()
+        model, host = self._models.find(project, name)
+        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
+            if known.state not in ("failed", "cancelled"):  # the server may have died before it could mark them
+                await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+            return known
+        warnings = await self._ensure_ready(model, host)
+        references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
+        plan = await asyncio.to_thread(self._plan, model, request)
+        plan.findings += warnings
+        if plan.samples and (teacher := teacher_name(request.config)) is not None:
+            await self._ask_teacher(teacher, host, plan)
+        repeated = await self._jobs.store.repeated_step(plan.exchange_ids) if plan.samples else None
+        payload = TrainPayload(
+            config=request.config,
+            plan=plan,
+            references=references,
+            repeated=None if repeated is None else describe_repeated(len(plan.exchange_ids), repeated),
+        )
+        status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
+        await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+        return status
+
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+        """Queue a supervised step. Raises as `train` does."""
+        self._check_directory()
+        model, host = self._models.find(project, name)
+        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
+            return known
+        warnings = await self._ensure_ready(model, host)
+        samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
+        plan = StepPlan(metrics=counts, findings=warnings)
+        payload = SftPayload(config=request.config, samples=samples, plan=plan)
+        return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
+
+    async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
+        """Check what training this model needs; nothing is trained. See `checks/preflight.py` and `checks/trial.py`."""
+        model, host = self._models.find(project, name)
+        checks = []
+        if request.quick:
+            checks += await quick_checks(host, self._models.data_dir.root, self._models.checkpoint(model, model.step))
+        if request.trial:
+            info = await host.engine_info()
+            sample = random_sample(length=request.trial_tokens or info.max_context, vocab_size=info.vocab_size)
+            checks.append(await check_trial("longest sequence", model, host, [sample]))
+        if request.groups:
+            groups = await asyncio.to_thread(self._resolve, model, request.groups)
+            checks.append(await check_observations(await self._resolver.resolve(model.key), groups))
+            checks.append(await check_trial("step of the rollouts", model, host, rollout_samples(groups)))
+        return PreflightReport(checks=checks)
+
+    async def _ensure_ready(self, model: RegisteredModel, host: BaseModelHost) -> list[str]:
+        """Run the preflight before the first step of a model, and return its warnings."""
+        if self._preflight is None:
+            return []
+        checkpoint = self._models.checkpoint(model, model.step)
+        return await self._preflight.ensure(model, host, self._models.data_dir.root, checkpoint)
+
+    def _plan(self, model: RegisteredModel, request: TrainRequest) -> StepPlan:
+        return plan_step(self._resolve(model, request.groups), request.config, step=model.step)
+
+    def _resolve(self, model: RegisteredModel, groups: list[WireGroup]) -> list[ResolvedGroup]:
+        exchanges = self._recorder.find(exchange_ids(groups))
+        return resolve(groups, exchanges, project=model.project, name=model.name)
+
+    async def _ask_teacher(self, teacher: str, host: BaseModelHost, plan: StepPlan) -> None:
+        """Add the teacher's log-probs to the planned samples: only now is the teacher known to be at this step."""
+        samples = await asyncio.to_thread(build_samples, plan.samples, self._recorder)
+        by_sample = await ask_teacher(await self._resolver.resolve(teacher), host.engine, samples)
+        plan.samples = [
+            replace(sample, teacher_logprobs=logprobs) for sample, logprobs in zip(plan.samples, by_sample, strict=True)
+        ]
+
+
+def _fingerprint(key: str, request: TrainRequest | TrainSFTRequest) -> int:
+    """Checksum of the request, to tell a resubmission from another job with the same id."""
+    return zlib.crc32(request.model_dump_json().encode(), zlib.crc32(f"{type(request).__name__} {key}".encode()))

@@ -1,0 +1,27 @@
+"""Calls that are not in `art.protocol.calls`, for tests of what children do with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from art.protocol.calls import Call
+
+
+@dataclass(frozen=True)
+class Raw(Call[Any]):
+    """Any method with any parameters."""
+
+    name: str
+    body: dict[str, Any]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.body
+
+
+Raw.method = property(lambda self: self.name)  # type: ignore[assignment]
+
+
+def raw(method: str, **params: Any) -> Raw:
+    return Raw(method, params)

@@ -1,0 +1,117 @@
+"""How often a call is made whose process dies every time: as often as `RestartConfig.call_attempts` says, never more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art.runtime.hosting.adapter_table
+from art.config import ModelSettings, RestartConfig, ServerConfig, TrainConfig
+from art.engine import EngineInfo
+from art.errors import ProcessError
+from art.protocol import calls
+from art.protocol.rpc import retry_on_process_death
+from art.runtime.host import BaseModelHost
+from art.runtime.supervision.process import ChildProcess
+from art.storage.layout import DataDir
+
+ATTEMPTS = 3
+INFO = EngineInfo(vocab_size=3, max_context=8, dtype="float32", device="cpu")
+
+
+class Mortal:
+    """A connection whose process dies under the calls named `deadly`."""
+
+    def __init__(self, *deadly: str) -> None:
+        self.deadly = deadly
+        self.made: list[str] = []
+
+    async def call(self, call: calls.Call[Any]) -> Any:
+        self.made.append(call.method)
+        if call.method in self.deadly:
+            raise ProcessError(f"died during {call.method}")
+        return INFO
+
+    async def stream(self, call: calls.Call[Any]) -> Any:
+        yield await self.call(call)
+
+
+@pytest.fixture
+def client() -> Mortal:
+    return Mortal("load_adapter", "score", "train", "trial", "init_checkpoint")
+
+
+@pytest.fixture
+def host(client: Mortal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseModelHost:
+    async def connect(_: ChildProcess) -> Mortal:
+        return client
+
+    monkeypatch.setattr(ChildProcess, "connect", connect)
+    monkeypatch.setattr(art.runtime.hosting.adapter_table.checkpoints, "identify", lambda path: "x")
+    monkeypatch.setattr(art.runtime.hosting.adapter_table.checkpoints, "verify", lambda path: None)
+    config = ServerConfig(restarts=RestartConfig(call_attempts=ATTEMPTS))
+    return BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config)
+
+
+async def test_a_publish_is_tried_as_often_as_the_policy_says(
+    host: BaseModelHost, client: Mortal, tmp_path: Path
+) -> None:
+    with pytest.raises(ProcessError, match="died during load_adapter"):
+        await host.adapters.load("m@1", tmp_path)
+    assert client.made == ["load_adapter"] * ATTEMPTS
+    assert not host.adapters.is_loaded("m@1")
+
+
+async def test_a_request_is_tried_as_often_as_the_policy_says(host: BaseModelHost, client: Mortal) -> None:
+    with pytest.raises(ProcessError, match="died during score"):
+        await host.engine.score([1, 2], None)
+    assert client.made == ["score"] * ATTEMPTS
+
+
+async def test_a_step_is_tried_as_often_as_the_policy_says_and_a_trial_once(
+    host: BaseModelHost, client: Mortal, tmp_path: Path
+) -> None:
+    step = calls.Train(samples=[], config=TrainConfig(), from_checkpoint=tmp_path, to_checkpoint=tmp_path, job_id="job")
+    with pytest.raises(ProcessError, match="died during train"):
+        await host.trainer.train(step)
+    with pytest.raises(ProcessError, match="died during init_checkpoint"):
+        await host.trainer.init_checkpoint(tmp_path, None)
+    with pytest.raises(ProcessError, match="died during trial"):
+        await host.trainer.trial([], None)
+    assert client.made == ["train"] * ATTEMPTS + ["init_checkpoint"] * ATTEMPTS + ["trial"]
+
+
+async def test_a_process_that_cannot_start_is_final() -> None:
+    asked: list[int] = []
+
+    async def connect() -> Any:
+        asked.append(1)
+        raise ProcessError("it was given up")
+
+    async def never(client: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(ProcessError, match="given up"):
+        await retry_on_process_death(connect, never, "a call", ATTEMPTS)
+    assert len(asked) == 1
+
+
+async def test_starts_that_fail_are_counted_too(tmp_path: Path) -> None:
+    config = ServerConfig(restarts=RestartConfig(failed_starts=1))
+    host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config)
+    spec = host.engine_process.spec
+    assert spec.restarts.failed_starts == 1
+    process = ChildProcess(
+        type(spec)(**{name: getattr(spec, name) for name in spec.__slots__} | {"module": "no_such"}), _started
+    )
+    with pytest.raises(ProcessError, match="No module named no_such"):
+        await process.connect()
+    log = spec.log_path.read_text()
+    assert log.count("No module named no_such") == 1
+    await process.close()
+
+
+async def _started(client: Any) -> None:
+    await client.call(calls.Info())
