@@ -119,6 +119,8 @@ def test_malformed_calls_and_answers_are_named() -> None:
         decode_call(TRAINER_CALLS, "init_checkpoint", {"path": "a", "lora": {"rank": 0}})
     with pytest.raises(ArtError, match="the answer to `info` is malformed: vocab_size: "):
         calls.Info.decode_result({})
+    with pytest.raises(ArtError, match="the answer to `generate` is malformed: 'top_logprobs'"):
+        calls.Generate.decode_result({"token_ids": [1]})
     with pytest.raises(ArtError, match=r"the answer to `train` is malformed: .*'speed'"):
         calls.Train.decode_result({"speed": 3})
 

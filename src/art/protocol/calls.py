@@ -135,7 +135,6 @@ def _build_step(body: dict[str, Any]) -> Progress | StepResult:
 Tokens = Annotated[list[int], SkipValidation]
 Logprobs = Annotated[list[float], SkipValidation]
 Request = Annotated[GenerateRequest, _built_by(_build_request)]
-Chunk = Annotated[TokenChunk, _built_by(_build_chunk)]
 Samples = Annotated[list[TrainingSample], _built_by(samples_from_wire)]
 Numbers = Annotated[dict[str, float], SkipValidation]
 Step = Annotated[StepResult, _built_by(_build_step)]
@@ -174,11 +173,18 @@ class Info(Call[EngineInfo]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generate(Call[Chunk]):
+class Generate(Call[TokenChunk]):
     """Sample a completion. Its chunks are the results; the last one has a `finish_reason`."""
 
     request: Request
     stream: bool
+
+    @classmethod
+    def decode_result(cls, value: Any) -> TokenChunk:
+        try:
+            return _build_chunk(value)  # without pydantic, since this runs for every token
+        except (TypeError, KeyError) as error:
+            raise ArtError(f"the answer to `{cls.method}` is malformed: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
