@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from art.errors import TrajectoryError
-from art.trajectory import Trajectory, TrajectoryGroup, close_unstarted
+from art.trajectory import PendingGroup, Trajectory, TrajectoryGroup, close_unstarted
 
 _GATHER = "`groups = await art.gather_trajectory_groups(...)`"
 _GATHER_LOOSE = "`trajectories = await art.gather_trajectories(...)`"
@@ -56,7 +56,7 @@ def check_pending_groups(groups: Any) -> list[Any]:
     Raises:
         TrajectoryError: it is something else.
     """
-    if isinstance(groups, TrajectoryGroup) or hasattr(groups, "_num_trajectories"):
+    if isinstance(groups, TrajectoryGroup) or isinstance(groups, PendingGroup):
         _discard(groups)
         raise TrajectoryError("`groups` is one group; put it into a list: `[art.TrajectoryGroup(...)]`")
     return _check("groups", groups, (Awaitable, TrajectoryGroup), "TrajectoryGroup", _how_to_make_pending_groups)
@@ -121,7 +121,7 @@ def describe(item: Any) -> str:
     if item is None:
         return "None"
     if isinstance(item, Awaitable):
-        return f"a {'group' if hasattr(item, '_num_trajectories') else 'coroutine'} that was not awaited"
+        return f"a {'group' if isinstance(item, PendingGroup) else 'coroutine'} that was not awaited"
     name = type(item).__name__
     text = f": {item!r}" if isinstance(item, (str, int, float, BaseException)) else ""
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{text[:60]}"
