@@ -2,10 +2,11 @@
 
 from typing import Literal
 
-from art.backend import LocalTrainResult, TrainResult
+from art.backend import TrainResult
 from art.config import TrainConfig, TrainSFTConfig
 from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 
+LocalTrainResult = TrainResult
 Verbosity = Literal[0, 1, 2]
 
 __all__ = [

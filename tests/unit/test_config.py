@@ -24,7 +24,7 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.dev import train_config
+from art.config.algorithms import train_config
 from art.errors import ConfigError
 
 DISTILL = DistillConfig(teacher="p/teacher")

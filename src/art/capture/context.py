@@ -23,7 +23,6 @@ from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 from art.capture.captured import Captured, CapturedModel, current
-from art.capture.foreign import watch_clients
 from art.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -38,6 +37,8 @@ async def capture(model: CapturedModel | None = None) -> AsyncIterator[Captured]
     When the block raises, nothing is fetched from the server, and the error goes on. When it ends and nothing was
     captured, a warning says why.
     """
+    from art.capture.foreign import watch_clients
+
     captured = Captured(model)
     token = current.set(captured)
     try:

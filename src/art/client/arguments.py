@@ -56,7 +56,7 @@ def check_pending_groups(groups: Any) -> list[Any]:
     Raises:
         TrajectoryError: it is something else.
     """
-    if isinstance(groups, TrajectoryGroup) or isinstance(groups, PendingGroup):
+    if isinstance(groups, (TrajectoryGroup, PendingGroup)):
         _discard(groups)
         raise TrajectoryError("`groups` is one group; put it into a list: `[art.TrajectoryGroup(...)]`")
     return _check("groups", groups, (Awaitable, TrajectoryGroup), "TrajectoryGroup", _how_to_make_pending_groups)

@@ -7,7 +7,7 @@
 All rollouts run concurrently. A rollout that raises is counted; one failure more than `max_exceptions` ends everything.
 With `faults=`, a `FaultWatch`, the share of failures over the most recent rollouts decides instead, across gathers, and
 a group that cannot be scored counts as failed rollouts.
-Whatever ends a gather early (an error, Ctrl-C, cancellation) cancels the other rollouts and waits until they have ended.
+An error, Ctrl-C or cancellation ends a gather early: the other rollouts are cancelled, and it waits for their end.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ A rollout appends messages and the model's choices to a trajectory and sets its 
 
 from __future__ import annotations
 
-import difflib
 import re
 import time
 import traceback
@@ -76,6 +75,8 @@ def _join_metadata(cls: type[BaseModel], metadata: dict[str, Any], further: dict
     Raises:
         ValueError: a keyword is nearly the name of a field, or is in `metadata` with another value.
     """
+    import difflib  # not needed by programs that pass fields only
+
     for name, value in further.items():
         near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.8)
         if meant := _OTHER_WORDS.get(name) or (near[0] if near else None):
