@@ -1,4 +1,4 @@
-"""Where older code looks for types of messages, settings and results."""
+"""Types of messages, settings and results, under the module name of older code."""
 
 from typing import Literal
 

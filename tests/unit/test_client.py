@@ -550,7 +550,7 @@ async def run_rollout() -> Trajectory:
             lambda: [list(a_group(0, 1))],
             r"`trajectory_groups\[0\]` is a list, .*make each list of trajectories a group",
         ),
-        (lambda: [a_group(0, 1), ValueError("x")], r"\[1\]` is a ValueError: ValueError\('x'\), .*belongs into its"),
+        (lambda: [a_group(0, 1), ValueError("x")], r"\[1\]` is a ValueError: ValueError\('x'\), .*belongs in its"),
         (lambda: None, "`trajectory_groups` is None, not a list of TrajectoryGroup: pass what"),
         (lambda: "groups", "`trajectory_groups` is a str: 'groups', not a list"),
         (lambda: 3, "`trajectory_groups` is an int: 3, not a list"),

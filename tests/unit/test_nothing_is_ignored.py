@@ -92,7 +92,9 @@ def _is_stub(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     ]  # fmt: skip
     return all(
         isinstance(statement, (ast.Pass, ast.Raise))
-        or (isinstance(statement, ast.Return) and (statement.value is None or isinstance(statement.value, ast.Constant)))
+        or (
+            isinstance(statement, ast.Return) and (statement.value is None or isinstance(statement.value, ast.Constant))
+        )
         for statement in body
     )
 
@@ -121,6 +123,8 @@ def test_every_parameter_is_read(part: str) -> None:
 
 def test_the_rules_see_what_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "settings.py"
-    tree = ast.parse("class Settings(Config):\n    used: int\n    dropped: int\ndef f(a, b):\n    return a\nSettings().used")
+    tree = ast.parse(
+        "class Settings(Config):\n    used: int\n    dropped: int\ndef f(a, b):\n    return a\nSettings().used"
+    )
     assert unread_fields({path: tree}, [path]) == ["settings.py: Settings.dropped"]
     assert unread_parameters(tree) == ["4 f(b)"]

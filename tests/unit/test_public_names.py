@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 import art
+
+ROOT = Path(__file__).parents[2]
 
 NAMES = {
     "ArtError",
@@ -166,6 +171,23 @@ def test_names_of_the_package() -> None:
         assert getattr(art, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = art.no_such_name
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_name_is_in_the_documentation(name: str) -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert any(re.search(rf"\bart\.{name}\b", page.read_text()) for page in pages), f"no page names art.{name}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src/art/model").glob("*.py")), ids=lambda path: path.name)
+def test_a_model_asks_its_backend_by_public_names(path: Path) -> None:
+    private = [
+        f"{node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if "backend" in ast.unparse(node.value)
+    ]
+    assert not private
 
 
 @pytest.mark.parametrize("module", ELSEWHERE)

@@ -97,7 +97,7 @@ class VllmConfig(EngineSettings):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError(
-                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where these servers start"
+                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them there"
             )
         if self.urls and self.weights == "merged":
             raise ValueError(

@@ -120,8 +120,8 @@ class KlConfig(LossTerm):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL per token, see http://joschu.net/blog/kl-approx.html; k3 is never negative."""
     where: Literal["loss", "reward"] = "loss"
-    """`loss` adds the KL to the loss. `reward` subtracts it from the advantages, centred, so that it moves credit between
-    tokens and adds none."""
+    """`loss` adds the KL to the loss. `reward` subtracts it from the advantages, centred, so that it only moves credit
+    between tokens."""
 
 
 Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig

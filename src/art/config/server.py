@@ -127,7 +127,7 @@ class ServerConfig(Config):
     models: tuple[str, ...] = ()
     """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()
-    """Settings with which `models` are loaded. A model that is registered with the same settings shares their processes."""
+    """Settings with which `models` are loaded. A model registered with the same settings shares their processes."""
     gpu: bool = False
     """Refuse to start without a CUDA device."""
     only_models: bool = False
@@ -148,7 +148,7 @@ class ServerConfig(Config):
     """Seconds without a heartbeat after which an engine or trainer process is killed and restarted. `LocalBackend` does
     the same with a server that does not answer."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds in one micro-batch or engine step after which a process is killed and restarted, despite its heartbeats."""
+    """Seconds in one micro-batch or engine step after which a process is restarted, although it sends heartbeats."""
     report_after_s: float = Field(default=60.0, gt=0)
     """Seconds without progress after which the server's log tells who waits for whom, with stacks."""
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
@@ -162,12 +162,12 @@ class ServerConfig(Config):
     """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
     converters on the PATH."""
     vllm_python: str | None = None
-    """Python interpreter of the environment with vLLM; `None` takes the variable ART_VLLM_PYTHON, or else ART's own."""
+    """Python of the environment with vLLM; `None` takes the variable ART_VLLM_PYTHON, or else ART's own."""
     preflight: bool = True
-    """Whether to check versions, devices, disk space and chat format before a model's first step, and to refuse training
+    """Whether to check versions, devices, disk space and chat format before a model's first step, and refuse training
     that is sure to fail. `art doctor` checks more."""
     handshake_tolerance: float | None = None
-    """Largest difference of the handshake's log-probs, in nats; `None` takes 1e-3 in float32 and 0.15 in bfloat16."""
+    """Largest difference of log-probs in the handshake, in nats; `None` is 1e-3 in float32, 0.15 in bfloat16."""
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -228,7 +228,7 @@ class TrainConfig(Config):
 
     @classmethod
     def maxrl(cls, **settings: Any) -> Self:
-        """Maximum likelihood reinforcement learning (arXiv 2602.02710): with rewards of 0 and 1, a rare 1 counts more."""
+        """Maximum likelihood RL (arXiv 2602.02710): for rewards of 0 and 1, where a rare 1 counts more."""
         return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
 
 

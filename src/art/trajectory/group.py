@@ -34,6 +34,7 @@ class TrajectoryGroup(Record, metaclass=_GroupType):
     """Trajectories of one scenario, in the order of their rollouts, and the exceptions of those that failed."""
 
     trajectories: list[SerializeAsAny[Trajectory]] = Field(default_factory=list)
+    """Rollouts that returned a trajectory."""
     exceptions: list[PydanticException] = Field(default_factory=list)
     """Exceptions of rollouts that failed; these rollouts have no reward and are not trained."""
     metadata: dict[str, MetadataValue] = Field(default_factory=dict)

@@ -179,11 +179,13 @@ class PydanticException(Record):
     type: str
     """Name of the exception's class."""
     message: str
+    """Text of the exception."""
     traceback: str
+    """Traceback as Python prints it, without frames of asyncio and tqdm."""
 
     @classmethod
     def from_exception(cls, error: BaseException) -> PydanticException:
-        """Describe `error`. Frames of asyncio and tqdm are left out, because they are the same in every traceback."""
+        """Describe `error`, without frames that are the same in every traceback."""
         report = traceback.TracebackException.from_exception(error)
         part: traceback.TracebackException | None = report
         while part is not None:
