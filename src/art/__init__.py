@@ -1,89 +1,126 @@
 """ART: on-the-job reinforcement learning for LLM agents.
 
-Importing this loads neither torch, transformers, fastapi nor openai.
+Importing this loads neither torch, transformers, fastapi nor openai. What not every program needs is imported at its
+first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from art import dev, errors, utils
-from art.backend import Backend, LocalTrainResult, TrainResult
-from art.capture.context import (
-    auto_trajectory,
-    capture,
-    capture_auto_trajectory,
-    capture_yielded_trajectory,
-    yield_trajectory,
+from art import errors
+from art.backend import Backend, TrainResult
+from art.capture.context import auto_trajectory, capture
+from art.config import (
+    EngineConfig,
+    LoraConfig,
+    ModelSettings,
+    OptimizerConfig,
+    ServerConfig,
+    TrainConfig,
+    TrainerConfig,
+    TrainSFTConfig,
+    VllmConfig,
 )
-from art.compat.refused import refuse
-from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.costs import Ledger, Prices
 from art.errors import ArtError
-from art.gather import gather_trajectories, gather_trajectory_groups
-from art.gather.batches import trajectory_group_batches
-from art.gather.faults import FaultWatch
-from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 from art.model import Model, TrainableModel
-from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup
-from art.utils import retry
+from art.trajectory import History, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from art import langgraph, mcp, rewards, scenarios
+    from art import config, langgraph, mcp, rewards, scenarios
+    from art import dev as dev  # names like this one can be imported, but are not in `__all__`
+    from art import gather as gather
+    from art import trajectories as trajectories
+    from art import types as types
+    from art import utils as utils
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
+    from art.capture.context import capture_auto_trajectory as capture_auto_trajectory
+    from art.capture.context import capture_yielded_trajectory as capture_yielded_trajectory
+    from art.capture.context import yield_trajectory as yield_trajectory
+    from art.gather import gather_trajectories, gather_trajectory_groups
+    from art.gather.batches import trajectory_group_batches
+    from art.gather.faults import FaultWatch
+    from art.messages import Message as Message
+    from art.messages import MessageOrChoice as MessageOrChoice
+    from art.messages import Messages as Messages
+    from art.messages import MessagesAndChoices as MessagesAndChoices
+    from art.messages import Tools as Tools
+    from art.task import Scenario, Task, get_task, register_task
+    from art.trajectory import PydanticException as PydanticException
+    from art.types import LocalTrainResult as LocalTrainResult
+    from art.utils import retry as retry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArtError",
     "Backend",
+    "EngineConfig",
     "FaultWatch",
     "History",
+    "Ledger",
     "LocalBackend",
-    "LocalTrainResult",
-    "Message",
-    "MessageOrChoice",
-    "Messages",
-    "MessagesAndChoices",
+    "LoraConfig",
     "Model",
     "ModelSettings",
-    "PydanticException",
+    "OptimizerConfig",
+    "Prices",
     "RemoteBackend",
-    "Tools",
+    "Scenario",
+    "ServerConfig",
+    "Task",
     "TrainConfig",
     "TrainResult",
     "TrainSFTConfig",
     "TrainableModel",
+    "TrainerConfig",
     "Trajectory",
     "TrajectoryGroup",
+    "VllmConfig",
     "auto_trajectory",
     "capture",
-    "capture_auto_trajectory",
-    "capture_yielded_trajectory",
-    "dev",
+    "config",
     "errors",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "get_task",
     "langgraph",
     "mcp",
-    "retry",
+    "register_task",
     "rewards",
     "scenarios",
     "trajectory_group_batches",
-    "utils",
-    "yield_trajectory",
 ]
+
+_LAZY_MODULES = frozenset(
+    {"dev", "gather", "langgraph", "mcp", "rewards", "scenarios", "task", "trajectories", "types", "utils"}
+)
+_LAZY_NAMES = {
+    name: module
+    for module, names in {
+        "art.backends.local": ("LocalBackend",),
+        "art.backends.remote": ("RemoteBackend",),
+        "art.capture.context": ("capture_auto_trajectory", "capture_yielded_trajectory", "yield_trajectory"),
+        "art.gather": ("gather_trajectories", "gather_trajectory_groups"),
+        "art.gather.batches": ("trajectory_group_batches",),
+        "art.gather.faults": ("FaultWatch",),
+        "art.messages": ("Message", "MessageOrChoice", "Messages", "MessagesAndChoices", "Tools"),
+        "art.task": ("Scenario", "Task", "get_task", "register_task"),
+        "art.trajectory": ("PydanticException",),
+        "art.types": ("LocalTrainResult",),
+        "art.utils": ("retry",),
+    }.items()
+    for name in names
+}
+"""Names by the module that has them."""
 
 
 def __getattr__(name: str) -> Any:
-    """What not every program needs is imported at first use: backends, rewards, scenarios, MCP, integrations."""
-    if name == "LocalBackend":
-        from art.backends.local import LocalBackend
-
-        return LocalBackend
-    if name == "RemoteBackend":
-        from art.backends.remote import RemoteBackend
-
-        return RemoteBackend
-    if name in ("rewards", "langgraph", "mcp", "scenarios"):
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"art.{name}")
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
+    from art.compat.refused import refuse
+
     return refuse("art", name)

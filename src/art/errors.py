@@ -20,20 +20,21 @@
     |-- PublishError                a checkpoint could not become the served policy
     |   |-- AdapterError            adapter file corrupted, or it matches no layer
     |   +-- HandshakeError          the engine does not reproduce the trainer's probe
-    |-- JudgeError                  a judge gave no usable scores; the group has no reward then, never a reward of 0
-    |   |-- JudgeAnswerError        it answered, but not with scores that can be used
+    |-- JudgeError                  a judge gave no usable scores; the group then has no reward, and never 0
+    |   |-- JudgeAnswerError        it answered, but without usable scores
     |   +-- BudgetError             the cost limit of its budget is reached
-    |-- GenerationError             a language model wrote no scenarios that can be used
-    |-- RolloutError                a rollout failed outside of the policy, by what it says itself or by its time limit
-    |-- ToolServerError             an MCP server is gone or late; a rollout fails then, and is never a reward of 0
+    |-- FaultRateError              too many of the recent rollouts failed
+    |-- GenerationError             a language model wrote no usable scenarios
+    |-- RolloutError                a rollout failed outside the policy: it says so itself, or it took too long
+    |-- ToolServerError             an MCP server has ended or is late; the rollout fails, and its reward is never 0
     |-- StorageError                reading or writing the data directory failed
     |   |-- DiskFullError
     |   +-- CorruptCheckpointError
-    +-- ProcessError                an engine, trainer or server process is gone or late
+    +-- ProcessError                an engine, trainer or server process has ended or does not answer in time
 
-`code` names an error on the wire. `server/app.py` turns each into an HTTP status and `client.py` turns the code back
-into the class, so a remote failure is caught like a local one. A message says what was given, what was expected and
-what to do.
+`code` names an error on the wire. `server/errors.py` maps each error to an HTTP status, and `client/http.py` maps the
+code back to the class, so a remote failure is caught like a local one. A message says what was given, what was expected
+and what to do.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class ArtError(Exception):
 
     code = "internal_error"
     transient = False
-    """Whether the same call may succeed a little later without any change."""
+    """Whether the same call may succeed a little later."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        """The request parameter at fault, as OpenAI's error shape names it."""
+        """Name of the request parameter at fault, as in OpenAI's errors."""
 
 
 class ConfigError(ArtError):
@@ -98,7 +99,7 @@ class OverloadedError(RequestError):
     code = "overloaded"
     transient = True
     retry_after_s = 7.0
-    """The OpenAI client waits just as long each time; its 30 tries then outlast a queue of minutes, not of seconds."""
+    """Seconds until the next try. The OpenAI client waits this long each time, so its 30 tries last minutes."""
 
 
 class TrajectoryError(ArtError):
@@ -184,6 +185,6 @@ def _subclasses(cls: type[ArtError]) -> list[type[ArtError]]:
 
 
 def error_from_code(code: str, message: str, *, param: str | None = None) -> ArtError:
-    """The error that a wire code names; an unknown code gives a plain `ArtError` with the message kept."""
+    """Make the error that a wire code names; an unknown code gives a plain `ArtError` with the same message."""
     by_code = {cls.code: cls for cls in _subclasses(ArtError)}
     return by_code.get(code, ArtError)(message, param=param)

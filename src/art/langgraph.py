@@ -1,4 +1,4 @@
-"""The shorter name of `art.integrations.langgraph`."""
+"""`art.integrations.langgraph` under a shorter name."""
 
 from art.integrations.langgraph import init_chat_model, wrap_rollout
 

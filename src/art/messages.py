@@ -1,8 +1,7 @@
-"""What a conversation is made of: plain messages, and the OpenAI `Choice` objects that a model answered with.
+"""The items of a conversation: plain messages, and the OpenAI `Choice` objects that a model answered with.
 
-A *message* is a dict in OpenAI's format. A *choice* is what `completion.choices[0]` gives; it stays an object, because
-it carries what training needs (the exchange id, log-probs, the finish reason). Nothing here imports `openai` before a
-choice has to be made from a dump.
+A *message* is a dict in OpenAI's format. A *choice* is `completion.choices[0]`; it stays an object, because training
+needs its fields (exchange id, log-probs, finish reason). `openai` is imported only to load a choice from a dump.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _KEPT_OF_AN_ANSWER = ("reasoning_content", "reasoning", "refusal", "function_cal
 
 
 def is_choice(item: object) -> TypeIs[Choice]:
-    """Whether `item` is an OpenAI `Choice`. As long as nobody has imported the class, nothing can be one."""
+    """Whether `item` is an OpenAI `Choice`. Before the class is imported, nothing can be one."""
     module = sys.modules.get(_CHOICE_MODULE)
     return module is not None and isinstance(item, module.Choice)
 
 
 def load_choice(data: Mapping[str, Any]) -> Choice:
-    """The `Choice` of a dump, extra fields included.
+    """Load a `Choice` from a dump, with its extra fields.
 
-    As lenient as the OpenAI client itself: a finish reason or tool call that OpenAI does not know stays as it is.
+    It is as lenient as the OpenAI client: an unknown finish reason or tool call stays as it is.
     """
     from openai.types.chat.chat_completion import Choice
 
@@ -51,10 +50,10 @@ def load_choice(data: Mapping[str, Any]) -> Choice:
 
 
 def parse_item(item: Any) -> Any:
-    """`item` as a message (the same dict) or a `Choice`.
+    """Return `item` as a message (the same dict) or a `Choice`.
 
     Raises:
-        ValueError: it is neither; says what to pass instead.
+        ValueError: it is neither; the message says what to pass instead.
     """
     if is_choice(item):
         return item
@@ -86,7 +85,7 @@ def parse_items(items: Any) -> list[Any]:
 
 
 def dump_item(item: Any) -> Any:
-    """The inverse of `parse_item`. Only fields that were set are written: a loaded choice then equals the original."""
+    """Dump a message or choice. Only fields that were set are written, so that a loaded choice equals the original."""
     item = parse_item(item)
     return item.model_dump(exclude_unset=True, warnings=False) if is_choice(item) else item
 
@@ -96,10 +95,10 @@ def dump_items(items: list[Any]) -> list[Any]:
 
 
 def to_message(item: Any) -> dict[str, Any]:
-    """`item` as a message that can be sent to a model.
+    """Convert an item to a message that can be sent to a model.
 
-    A choice gives its assistant message. Its reasoning, refusal and calls are kept, because a model that sees its
-    earlier turns without them is not the model that is trained. Missing content becomes "".
+    A choice gives its assistant message. Its reasoning, refusal and calls are kept, because the model must see its
+    earlier turns as they are trained. Missing content becomes "".
     """
     item = parse_item(item)
     if not is_choice(item):
@@ -113,7 +112,7 @@ def to_message(item: Any) -> dict[str, Any]:
 
 
 def get_messages(messages_and_choices: MessagesAndChoices) -> Messages:
-    """The messages of a conversation, choices among them as assistant messages."""
+    """Convert a conversation to messages; choices become assistant messages."""
     return cast("Messages", [to_message(item) for item in messages_and_choices])
 
 

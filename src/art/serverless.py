@@ -1,4 +1,4 @@
-"""Where older code looks for `ServerlessBackend`: an import says what to use today."""
+"""Refuses `ServerlessBackend` of older code, and says what to use today."""
 
 from art.compat.refused import refuse
 

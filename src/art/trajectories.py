@@ -1,4 +1,4 @@
-"""Where older code looks for trajectories and groups."""
+"""Trajectories and groups, under the module name of older code."""
 
 from art.messages import get_messages
 from art.trajectory import History, MetadataValue, PydanticException, Trajectory, TrajectoryGroup

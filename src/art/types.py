@@ -1,11 +1,12 @@
-"""Where older code looks for types of messages, settings and results."""
+"""Types of messages, settings and results, under the module name of older code."""
 
 from typing import Literal
 
-from art.backend import LocalTrainResult, TrainResult
+from art.backend import TrainResult
 from art.config import TrainConfig, TrainSFTConfig
 from art.messages import Message, MessageOrChoice, Messages, MessagesAndChoices, Tools
 
+LocalTrainResult = TrainResult
 Verbosity = Literal[0, 1, 2]
 
 __all__ = [

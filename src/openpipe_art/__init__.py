@@ -1,4 +1,4 @@
-"""The names that older articles use, over the same server, tasks and judge.
+"""Names that older articles use, for the same server, tasks and judge.
 
     from openpipe_art import ArtClient, ruler_score_group
 
@@ -7,7 +7,7 @@
     client.train(iterations=10)
     print(client.evaluate("search_emails"))
 
-`AsyncArtClient` and `aruler_score_group` are the same for code that runs in an event loop.
+`AsyncArtClient` and `aruler_score_group` do the same for code that runs in an event loop.
 """
 
 from openpipe_art.client import ArtClient, AsyncArtClient, Evaluation

@@ -1,4 +1,4 @@
-"""Asynchronous work for code without an event loop."""
+"""Runs asynchronous work for code without an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Begin `work`, from anywhere: inside a running loop (a notebook) in a thread, elsewhere it is over at once."""
+    """Start `work` from anywhere: in a thread if an event loop runs here (a notebook), else run it to its end."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -26,5 +26,5 @@ def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, from anywhere."""
+    """Run `work` from anywhere, wait for its end and return its result."""
     return start_blocking(work).result()

@@ -1,4 +1,4 @@
-"""`ArtClient`: run and train an agent on an `art-server`, by the name of its task."""
+"""`ArtClient`: runs and trains an agent on an `art-server`, by the name of its task."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from openpipe_art.judging import wait_for_scores
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = ("openpipe", "agent")
-"""Project and name of a model that is registered without one being asked for."""
+"""Project and name of the model to register if none is given."""
 MAX_RUNS = 10_000
-"""How many rollouts of `run_agent` are remembered, for the rewards that they may be given before `train`."""
+"""Rollouts of `run_agent` that are remembered, because `train` uses rewards that are set on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a model earns on held-out scenarios of a task."""
+    """Rewards of a model on held-out scenarios of a task."""
 
     task: str
     mean_reward: float
     interval: tuple[float, float]
-    """95 %, of the mean reward."""
+    """95 % confidence interval of the mean reward."""
     n: int
-    """Rollouts that ended with a reward."""
+    """Number of rollouts that ended with a reward."""
     num_failed: int
-    """Those that failed, and not by the model's fault; they count neither way."""
+    """Number of rollouts that failed without the model's fault; they are left out of the mean."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means of what the task measures."""
+    """Mean of each metric of the task."""
     trajectories: list[art.Trajectory] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A rollout of `run_agent`, and the reward that it came with."""
+    """A rollout of `run_agent`, with its first reward."""
 
     task: str
     scenario_id: str
@@ -57,7 +57,7 @@ class _Run:
 
 
 class AsyncArtClient:
-    """Runs and trains one model of a server."""
+    """Runs and trains one model on a server."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class AsyncArtClient:
     ) -> None:
         """
         Args:
-            server_url: of an `art-server`; by default the variable ART_SERVER_URL.
-            api_key: by default the variable ART_API_KEY, or the key that a server on this machine made for itself.
-            model: `project/name`; by default the only one that the server knows.
-            base_model: to register the model with if the server does not know it; by default the only one that the
-                server has loaded.
+            server_url: address of an `art-server`; by default the variable ART_SERVER_URL.
+            api_key: API key; by default the variable ART_API_KEY, or the key that a server on this machine made.
+            model: `project/name`; by default the only model of the server.
+            base_model: base model to register the model with if the server does not know it; by default the only one
+                that the server has loaded.
         """
         if model is not None and model.count("/") != 1:
             raise ConfigError(f"`model` is written project/name, got {model!r}")
         self._backend = _Attached(server_url, api_key)
-        self._wanted = model
+        self._model_path = model
         self._base_model = base_model
         self._model: art.TrainableModel | None = None
         self._task: Task | None = None
@@ -87,18 +87,18 @@ class AsyncArtClient:
     async def run_agent(
         self, task: str | Task, prompt: str | None = None, *, index: int = 0, step: int | None = None
     ) -> art.Trajectory:
-        """One rollout of a task, with its reward.
+        """Run one rollout of a task and return it with its reward.
 
-        The same prompt or index again gives another rollout of it. Rewards that are set on what this returns, by hand
-        or by `ruler_score_group`, are trained on by `train`.
+        Another call with the same prompt or index makes another rollout of the same scenario. `train` uses rewards that
+        are set on the result, by hand or by `ruler_score_group`.
 
         Args:
-            task: its name, `module:attribute`, or the task itself; `train` goes on with it.
-            prompt: what the user says; without one, held-out scenario number `index` is played.
-            step: of the checkpoint to act with; by default the newest.
+            task: name of the task, `module:attribute`, or the task itself; `train` uses the same task.
+            prompt: what the user says; without a prompt, held-out scenario number `index` is used.
+            step: checkpoint to act with; by default the newest.
 
         Raises:
-            ConfigError: the task is unknown or takes no prompt, or it is not clear which model is meant.
+            ConfigError: the task is unknown or takes no prompt, or the server has several models and none is given.
         """
         self._task = get_task(task) if isinstance(task, str) else task
         scenario = (
@@ -123,19 +123,24 @@ class AsyncArtClient:
         on_step: Callable[[StepReport], None] | None = None,
         judge: str | art.Model[Any, Any] | Judge | RewardFunction | None = None,
     ) -> list[StepReport]:
-        """So many training steps from where the model stands; each is served when the next begins.
+        """Make `iterations` training steps; the weights of each step are served when the next begins.
 
-        When rewards were set since the last time on what `run_agent` gave, the first step trains on those rollouts,
-        with these rewards; the later ones make rollouts of their own.
+        If rewards were set on results of `run_agent` since the last call, the first step trains on those rollouts. All
+        other steps make rollouts of their own.
 
         Args:
-            judge: gives the rewards in place of the task: a model that compares the rollouts of a group (`openai/o3`),
-                or anything of `art.rewards`.
-            task: by default that of the last `run_agent`.
-            learning_rate: as `groups` (scenarios per step) and `rollouts` (per scenario) by default the task's own.
+            iterations: number of steps.
+            task: task to train; by default that of the last `run_agent`.
+            learning_rate: learning rate; by default the task's own.
+            groups: scenarios per step; by default the task's own.
+            rollouts: rollouts per scenario; by default the task's own.
+            seed: seed of the scenarios.
+            on_step: called with the report of each step.
+            judge: gives the rewards instead of the task: a model that compares the rollouts of a group (`openai/o3`),
+                or any judge of `art.rewards`.
 
         Raises:
-            ConfigError: no task was named yet.
+            ConfigError: no task is known yet.
             TrainingError: for several steps in a row there was nothing to learn.
         """
         chosen = self._choose(task, "train")
@@ -145,7 +150,7 @@ class AsyncArtClient:
             "rollouts_per_group": rollouts,
         }
         changes = {key: value for key, value in changes.items() if value is not None}
-        # Nobody knows how many calls will follow, so the rate does not fall towards the end of this one.
+        # The number of further calls is unknown, so the rate does not fall towards the end of this call.
         defaults = replace(chosen.defaults, schedule="constant", **changes)
         model = await self._ready()
         await asyncio.to_thread(wait_for_scores)
@@ -157,14 +162,14 @@ class AsyncArtClient:
     async def evaluate(
         self, task: str | Task | None = None, *, count: int = 100, seed: int = 0, split: Split = "test"
     ) -> Evaluation:
-        """The mean reward of `count` rollouts on scenarios that are never trained on.
+        """Measure the mean reward of `count` rollouts on scenarios that are never trained.
 
         Args:
-            task: by default that of the last `run_agent`; `train` goes on with it.
+            task: task to evaluate; by default that of the last `run_agent`. `train` uses the same task.
 
         Raises:
-            ConfigError: no task was named yet.
-            FaultRateError: more than half of the rollouts failed, and not by the model's fault.
+            ConfigError: no task is known yet.
+            FaultRateError: more than half of the rollouts failed without the model's fault.
         """
         chosen = self._choose(task, "evaluate")
         played = (await evaluate(await self._ready(), chosen, count=count, seed=seed, split=split)).trajectories
@@ -191,7 +196,7 @@ class AsyncArtClient:
         return self._task
 
     def _take_rewarded(self, task: str) -> list[art.TrajectoryGroup] | None:
-        """The groups of `run_agent` whose rewards were set since; they are trained on once."""
+        """Groups of `run_agent` whose rewards were set since the last call; each is trained once."""
         by_scenario: dict[str, list[_Run]] = {}
         for run in self._runs:
             if run.task == task:
@@ -213,14 +218,14 @@ class AsyncArtClient:
         if self._model is None:
             known = await self._backend.known_models()
             names = ", ".join(f"{status.project}/{status.name}" for status in known) or "none"
-            wanted = None if self._wanted is None else tuple(self._wanted.split("/"))
-            found = [status for status in known if wanted in (None, (status.project, status.name))]
-            if len(found) > 1:
-                raise ConfigError(f"the server has several models ({names}): say which with `model=`")
-            if found:
-                project, name, base_model = found[0].project, found[0].name, found[0].base_model
+            path = None if self._model_path is None else tuple(self._model_path.split("/"))
+            fitting = [status for status in known if path in (None, (status.project, status.name))]
+            if len(fitting) > 1:
+                raise ConfigError(f"the server has several models ({names}): choose one with `model=`")
+            if fitting:
+                project, name, base_model = fitting[0].project, fitting[0].name, fitting[0].base_model
             else:
-                project, name = wanted or DEFAULT_MODEL
+                project, name = path or DEFAULT_MODEL
                 base_model = self._base_model or await self._backend.only_base_model()
             model = art.TrainableModel(project=project, name=name, base_model=base_model)
             await model.register(self._backend)
@@ -229,22 +234,22 @@ class AsyncArtClient:
 
 
 class ArtClient:
-    """`AsyncArtClient` for code without an event loop: the same arguments, the same results."""
+    """`AsyncArtClient` for code without an event loop, with the same arguments and results."""
 
-    def __init__(self, server_url: str | None = None, api_key: str | None = None, **further: Any) -> None:
-        self._client = AsyncArtClient(server_url, api_key, **further)
+    def __init__(self, server_url: str | None = None, api_key: str | None = None, **settings: Any) -> None:
+        self._client = AsyncArtClient(server_url, api_key, **settings)
 
-    def run_agent(self, task: str | Task, prompt: str | None = None, **further: Any) -> art.Trajectory:
-        """One rollout of a task; see `AsyncArtClient.run_agent`."""
-        return run_blocking(self._client.run_agent(task, prompt, **further))
+    def run_agent(self, task: str | Task, prompt: str | None = None, **settings: Any) -> art.Trajectory:
+        """Run one rollout of a task; see `AsyncArtClient.run_agent`."""
+        return run_blocking(self._client.run_agent(task, prompt, **settings))
 
-    def train(self, iterations: int, **further: Any) -> list[StepReport]:
-        """So many training steps; see `AsyncArtClient.train`."""
-        return run_blocking(self._client.train(iterations, **further))
+    def train(self, iterations: int, **settings: Any) -> list[StepReport]:
+        """Make `iterations` training steps; see `AsyncArtClient.train`."""
+        return run_blocking(self._client.train(iterations, **settings))
 
-    def evaluate(self, task: str | Task | None = None, **further: Any) -> Evaluation:
-        """The mean reward on held-out scenarios; see `AsyncArtClient.evaluate`."""
-        return run_blocking(self._client.evaluate(task, **further))
+    def evaluate(self, task: str | Task | None = None, **settings: Any) -> Evaluation:
+        """Measure the mean reward on held-out scenarios; see `AsyncArtClient.evaluate`."""
+        return run_blocking(self._client.evaluate(task, **settings))
 
 
 def _scorer(judge: str | art.Model[Any, Any] | Judge | RewardFunction | None) -> GroupScorer | None:
@@ -254,7 +259,7 @@ def _scorer(judge: str | art.Model[Any, Any] | Judge | RewardFunction | None) ->
 
 
 class _Attached(art.RemoteBackend):
-    """A server whose models keep the settings that they have."""
+    """A backend that registers a known model with the settings it already has."""
 
     async def register(self, model: BackendModel) -> Registration | None:
         client = await self._connection()
@@ -273,7 +278,7 @@ class _Attached(art.RemoteBackend):
         loaded = [host["base_model"] for host in (await client.health()).get("base_models", [])]
         if len(loaded) != 1:
             raise ConfigError(
-                f"the server does not know the model, and has {len(loaded)} base models to make it of "
+                f"the server does not know the model, and has loaded {len(loaded)} base models "
                 f"({', '.join(loaded) or 'none'}): pass `base_model=`"
             )
         return str(loaded[0])

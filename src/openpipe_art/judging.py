@@ -1,4 +1,4 @@
-"""RULER over a plain list of trajectories, with and without `await`."""
+"""RULER for a plain list of trajectories, with and without `await`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from openpipe_art.blocking import start_blocking
 logger = logging.getLogger(__name__)
 
 _pending: set[Future[list[Trajectory]]] = set()
-"""Judgements that nobody has waited for yet."""
+"""Judgements that still run."""
 
 
 class Scored(Sequence[Trajectory]):
-    """Trajectories with their scores. While those are still under way, `await` gives the list; any other use waits."""
+    """Trajectories with their scores. While the judge still works, `await` gives the list, and any other use waits."""
 
     def __init__(self, future: Future[list[Trajectory]]) -> None:
         self._future = future
@@ -48,28 +48,29 @@ class Scored(Sequence[Trajectory]):
 
 
 async def aruler_score_group(
-    trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **further: Any
+    trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **settings: Any
 ) -> list[Trajectory]:
-    """The trajectories, in their order, with the judge's scores as rewards.
+    """Set the judge's scores as rewards, and return the trajectories in their order.
 
     Args:
-        model: the judge, as litellm writes it (`openai/o3`), or a model with an address of its own.
-        further: other arguments of `art.rewards.ruler_score_group`.
+        trajectories: rollouts of one scenario.
+        model: the judge, by its litellm name (`openai/o3`), or a model with an address of its own.
+        settings: other arguments of `art.rewards.ruler_score_group`.
 
     Raises:
-        JudgeError: there are no usable scores. Then no reward has changed.
+        JudgeError: there are no usable scores; all rewards stay as they were.
     """
-    given = list(trajectories)
-    scored = await score_group(TrajectoryGroup(given), model, **{**further, "swallow_exceptions": False})
+    own = list(trajectories)
+    scored = await score_group(TrajectoryGroup(own), model, **{**settings, "swallow_exceptions": False})
     assert scored is not None
-    for trajectory, judged in zip(given, scored, strict=True):
+    for trajectory, judged in zip(own, scored, strict=True):
         trajectory.reward, trajectory.metrics, trajectory.logs = judged.reward, judged.metrics, judged.logs
-    return given
+    return own
 
 
-def ruler_score_group(trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **further: Any) -> Scored:
-    """`aruler_score_group` for code without an event loop; inside of one it may be awaited, and need not be."""
-    future = start_blocking(aruler_score_group(trajectories, model, **further))
+def ruler_score_group(trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **settings: Any) -> Scored:
+    """`aruler_score_group` for code without an event loop; inside one the result may be awaited."""
+    future = start_blocking(aruler_score_group(trajectories, model, **settings))
     if future.done():
         future.result()
     else:
@@ -79,7 +80,7 @@ def ruler_score_group(trajectories: Iterable[Trajectory], model: str | Model[Any
 
 
 def wait_for_scores() -> None:
-    """Return when no judgement that was begun is still under way."""
+    """Wait until no judgement runs any more."""
     wait(list(_pending))
 
 

@@ -112,14 +112,14 @@ async def test_retention_keeps_the_best_the_newest_and_what_is_in_use(
     source = backend.runtime.data_dir.model("p", "agent").checkpoints
     shutil.copytree(source, backend.runtime.data_dir.model("p", "kept").checkpoints)
     await copy.register(backend)
-    await backend._log_metrics(copy, 1, {"val/reward": 0.9})
+    await backend.log_metrics(copy, 1, {"val/reward": 0.9})
     host = backend.runtime.models.find("p", "kept")[1]
     host.engine.in_use["p/kept@2"] += 1
     try:
-        assert await backend._delete_checkpoint_files(copy, []) == [0]
+        assert await backend.checkpoints.delete(copy) == [0]
     finally:
         host.engine.in_use["p/kept@2"] -= 1
-    assert await backend._delete_checkpoint_files(copy, []) == [2]
+    assert await backend.checkpoints.delete(copy) == [2]
     assert [info.step for info in await backend.list_checkpoints(copy)] == [1, 3]
 
 

@@ -188,7 +188,7 @@ async def test_what_fails_is_no_part_of_it(served: ServedApp) -> None:
 
 
 async def test_wrong_use(served: ServedApp) -> None:
-    with pytest.raises(RuntimeError, match="no capture surrounds this"):
+    with pytest.raises(RuntimeError, match="no capture surrounds this call"):
         art.auto_trajectory(required=True)
     async with art.capture(served.outside) as captured:
         with pytest.raises(ConfigError, match="'other', which is not trainable"):
@@ -211,7 +211,7 @@ async def test_yielded_trajectories() -> None:
     assert [trajectory.logs for trajectory in both] == [["a"], ["b"]]
     with pytest.raises(RuntimeError, match="yielded no trajectory"):
         await art.capture_yielded_trajectory(silent())
-    with pytest.raises(RuntimeError, match="nobody takes this trajectory"):
+    with pytest.raises(RuntimeError, match="no call takes this trajectory"):
         art.yield_trajectory(art.Trajectory())
 
 

@@ -23,12 +23,13 @@ from openai.types.chat.chat_completion import Choice
 import art
 import art.client.http
 import art.client.jobs
-from art.backend import REMIND_AFTER_STEPS, Backend, TrainResult
+from art.backend import Backend, TrainResult
 from art.client import ArtClient
+from art.client.steps import REMIND_AFTER_STEPS
 from art.client.submission import wire_groups
 from art.client.waiting import announce_wait
+from art.compat.internal_config import optimizer_from_internal_config, settings_from_internal_config
 from art.config import ModelSettings, OptimizerConfig, TrainConfig, VllmConfig
-from art.dev import optimizer_from_internal_config, settings_from_internal_config
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -413,7 +414,7 @@ async def test_a_finding_is_logged_when_it_is_new_and_then_rarely(
 
     results = [await train() for _ in range(REMIND_AFTER_STEPS + 1)]
     assert [len(result.findings) for result in results] == [2, 2] + [3] * (REMIND_AFTER_STEPS - 1)
-    assert [record.message for record in caplog.records if record.name == "art.backend"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.steps"] == [
         "p/m step 1: loss/entropy is 0.000, below 0.01: little variety. Do this",
         "p/m step 3: loss/grad_norm is 30, above 10: clipped. Do that",
         f"p/m step {REMIND_AFTER_STEPS + 1}: loss/entropy is 0.00{REMIND_AFTER_STEPS}, below 0.01: little variety. Do this",
@@ -475,7 +476,7 @@ async def test_nothing_to_learn_is_a_result_and_is_logged_once(
     assert [(result.trained, result.step) for result in results] == [(False, 1)] * 3
     assert results[0].metrics["data/step_num_groups_trainable"] == 0
     assert results[0].findings[0].startswith("every group (1) has equal rewards")
-    assert [record.message for record in caplog.records if record.name == "art.backend"] == [
+    assert [record.message for record in caplog.records if record.name == "art.client.steps"] == [
         "p/m step 1: every group (1) has equal rewards: there is nothing to learn from"
     ]
     server.nothing_to_learn = False
@@ -549,7 +550,7 @@ async def run_rollout() -> Trajectory:
             lambda: [list(a_group(0, 1))],
             r"`trajectory_groups\[0\]` is a list, .*make each list of trajectories a group",
         ),
-        (lambda: [a_group(0, 1), ValueError("x")], r"\[1\]` is a ValueError: ValueError\('x'\), .*belongs into its"),
+        (lambda: [a_group(0, 1), ValueError("x")], r"\[1\]` is a ValueError: ValueError\('x'\), .*belongs in its"),
         (lambda: None, "`trajectory_groups` is None, not a list of TrajectoryGroup: pass what"),
         (lambda: "groups", "`trajectory_groups` is a str: 'groups', not a list"),
         (lambda: 3, "`trajectory_groups` is an int: 3, not a list"),

@@ -24,7 +24,7 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.dev import train_config
+from art.config.algorithms import train_config
 from art.errors import ConfigError
 
 DISTILL = DistillConfig(teacher="p/teacher")
@@ -62,8 +62,8 @@ REWARD_KL = KlConfig(where="reward")
         ({"loss": DpoConfig(), "baseline": "leave_one_out"}, "baseline needs an objective"),
         ({"loss": DpoConfig(), "scale_rewards": "group"}, "scale_rewards needs an objective"),
         ({"loss": DpoConfig(), "normalize": "rollout"}, "dpo is a mean over pairs"),
-        ({"loss": DpoConfig(), "num_minibatches": 2}, "dpo stands alone"),
-        ({"loss": (DpoConfig(), KlConfig())}, "dpo stands alone"),
+        ({"loss": DpoConfig(), "num_minibatches": 2}, "dpo takes no other terms"),
+        ({"loss": (DpoConfig(), KlConfig())}, "dpo takes no other terms"),
         ({"loss": DpoConfig(), "anchor": "step_start"}, "dpo has no importance ratio"),
         ({"loss": DpoConfig(), "mismatch": MismatchConfig(mask_token_low=0.5)}, "dpo compares whole rollouts"),
     ],

@@ -15,9 +15,9 @@ from fake_art_server import FakeArtServer
 from openai.types.chat.chat_completion import Choice
 
 import art
-from art.backend import LossName
 from art.client.submission import wire_trajectory
 from art.config import TrainConfig
+from art.config.algorithms import LossName
 from art.metrics.page import render_page
 
 ROOT = Path(__file__).parents[2]

@@ -148,7 +148,7 @@ async def test_a_reward_that_fails_costs_its_group_and_no_other(error: Exception
     faults = art.FaultWatch()
     assert rewards(await gather([1, 2], [3], after_each=after_each, faults=faults)) == [[3]]
     assert faults.metrics()["data/infra_fault_rate"] == pytest.approx(2 / 3)
-    assert "nothing scored it" in caplog.text
+    assert "scoring it failed" in caplog.text
     small = art.FaultWatch(max_rate=0.5, window=3)
     with pytest.raises(FaultRateError, match="2 of the last 3"):
         await gather([1, 2], [3], [4, 5], after_each=after_each, faults=small)

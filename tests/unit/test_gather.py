@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-import art.gather.gather as gather_module
 from art.errors import RolloutError, TrajectoryError
 from art.gather import (
     GatherContext,
@@ -27,6 +26,7 @@ from art.gather import (
 )
 from art.gather.batches import trajectory_group_batches
 from art.gather.faults import FaultWatch
+from art.gather.progress import progress_bar
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -270,7 +270,7 @@ async def test_the_self_play_pattern() -> None:
     context = GatherContext(pbar=None, max_exceptions=1)
     with set_gather_context(context):
         future = asyncio.gather(*[wrap_group_awaitable(game(i)) for i in range(3)])
-        context.pbar = gather_module.progress_bar(None, 3)
+        context.pbar = progress_bar(None, 3)
         results = await future
     assert [result and [t.reward for t in result] for result in results] == [[0, 0], None, [2, -2]]
     assert context.metric_divisors["reward"] == 4

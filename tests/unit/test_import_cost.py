@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 MAX_SECONDS = 0.6
-MAX_MODULES = 450
+MAX_MODULES = 370
 ABSENT = ["torch", "transformers", "peft", "fastapi", "starlette", "uvicorn", "openai", "renderers", "numpy", "aiohttp"]
 
 PROBE = f"""

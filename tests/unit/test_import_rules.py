@@ -37,7 +37,11 @@ ROOMS = table("room")
 
 def parts() -> list[str]:
     return sorted(
-        {path.stem if path.is_file() else path.name for path in SRC.iterdir() if not path.name.startswith("_")}
+        {
+            path.stem if path.is_file() else path.name
+            for path in SRC.iterdir()
+            if not path.name.startswith("_") and path.suffix in ("", ".py")
+        }
     )
 
 

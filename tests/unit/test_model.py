@@ -91,13 +91,20 @@ def test_unknown_arguments_and_sinks() -> None:
     with pytest.raises(ValidationError, match="basemodel"):
         art.TrainableModel(name="n", project="p", base_model="b", basemodel="x")
     with pytest.raises(ConfigError, match="wandb"):
-        art.Model(name="n", project="p", report_metrics=["wandb"])
-    assert art.Model(name="n", project="p", report_metrics=[]).report_metrics == []
+        art.Model(name="n", project="p", report_metrics=["wandb"])  # type: ignore[call-arg]
+    assert art.Model(name="n", project="p", report_metrics=[], entity=None)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("field", "value"), [("id", "i"), ("entity", "e"), ("run_id", "r"), ("report_metrics", ["w"])])
+def test_fields_without_a_meaning_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}=.* is not supported: .*Leave it out"):
+        art.TrainableModel(name="n", project="p", base_model="b", **{field: value})
+    assert not hasattr(art.TrainableModel(name="n", project="p", base_model="b", **{field: None}), field)
 
 
 def test_generic_in_its_config_and_copied() -> None:
     model: art.TrainableModel[PolicyConfig] = art.TrainableModel(
-        name="n", project="p", base_model="b", config=PolicyConfig(max_turns=5), id="i", entity="e"
+        name="n", project="p", base_model="b", config=PolicyConfig(max_turns=5)
     )
     assert art.TrainableModel[PolicyConfig](name="n", project="p", base_model="b", config=PolicyConfig()).config
     with pytest.raises(ValidationError):
@@ -107,7 +114,7 @@ def test_generic_in_its_config_and_copied() -> None:
     assert copy.config is not None
     copy.config.max_turns = 9
     assert model.config is not None
-    assert (model.name, model.config.max_turns, model.id) == ("n", 5, "i")
+    assert (model.name, model.config.max_turns) == ("n", 5)
     with pytest.raises(InvalidRequestError):
         copy.name = "../x"
 

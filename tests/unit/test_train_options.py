@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from art.compat.settings import train_config
 from art.config import (
     CispoConfig,
     DpoConfig,
@@ -19,7 +20,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.dev import LossName, train_config
+from art.config.algorithms import LossName
 from art.errors import ConfigError
 
 
@@ -194,7 +195,7 @@ def test_kl_penalties_of_an_older_train_config() -> None:
         ({"loss_fn": "ppo", "epsilon": 0.2, "loss_fn_config": {"clip_low": 0.1}}, "clip_low: given by"),
         ({"loss_fn": "dr_grpo"}, "constant_tokens"),
         ({"importance_sampling_level": "average"}, "importance_sampling_level='average'"),
-        ({"importance_sampling_level": "sequence", "loss_fn": "cispo"}, "cannot be had with the loss cispo"),
+        ({"importance_sampling_level": "sequence", "loss_fn": "cispo"}, "is not supported by the loss cispo"),
         ({"kl_penalty_reference_step": 3}, "kl_penalty_reference_step does nothing without"),
         ({"kl_penalty_coef": 0.1, "beta": 0.1}, "two terms of the same type"),
         ({"kl_penalty_coef": 0.1, "loss_fn": "sft"}, "needs an objective that weighs advantages"),

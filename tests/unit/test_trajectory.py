@@ -328,7 +328,7 @@ async def rollout(number: int, *, delay_s: float = 0.0) -> Trajectory:
 
 async def test_awaited_group_keeps_input_order() -> None:
     pending = TrajectoryGroup((rollout(i, delay_s=0.03 - i * 0.01) for i in range(3)), metadata={"a": 1})
-    assert pending._num_trajectories == 3  # type: ignore[attr-defined]
+    assert pending.num_trajectories == 3  # type: ignore[attr-defined]
     group = await pending
     assert [item.reward for item in group] == [0, 1, 2]
     assert group.metadata == {"a": 1}

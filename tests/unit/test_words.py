@@ -36,7 +36,7 @@ def parts() -> list[str]:
         f"{source.name}/{path.stem if path.is_file() else path.name}"
         for source in SOURCES
         for path in source.iterdir()
-        if path.name == "__init__.py" or not path.name.startswith("_")
+        if path.suffix in ("", ".py") and (path.name == "__init__.py" or not path.name.startswith("_"))
     )
 
 

@@ -1,7 +1,7 @@
-"""An ART server on this machine, started and kept alive by the user's own process.
+"""`LocalBackend`: an ART server on this machine, started and kept alive by the user's own process.
 
-This process owns the listening socket and hands it to `art-server`. While the server is being restarted, new
-connections therefore wait in the socket's queue instead of being refused, and the address never changes.
+This process owns the listening socket and passes it to `art-server`. While the server restarts, new connections wait in
+the socket's queue instead of being refused, and the address never changes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 PINGS_PER_TIMEOUT = 4
-"""A server is silent when so many questions in a row got no answer. A single one may be the fault of this process: code
-that blocks the event loop hides answers."""
+"""Requests in a row without an answer after which a server counts as silent. A single one may be the fault of this
+process: code that blocks its event loop hides answers."""
 LOG_CHECK_S = 60.0
 STOP_TIMEOUT_S = 10.0
 
 
 class LocalBackend(Backend):
-    """Trains and serves on this machine, in processes of its own; needs `pip install
-    agent-reinforcement-trainer[local]`.
+    """Trains and serves on this machine, in separate processes; needs `pip install agent-reinforcement-trainer[local]`.
 
-    Use it as `async with LocalBackend() as backend:`, or as `with LocalBackend() as backend:` around code that runs
-    event loops of its own, or call `close()`. If the user's process dies, however it dies, the server and its engine
-    and trainer follow; the next `LocalBackend` on the same `path` continues.
+    Use it as `async with LocalBackend() as backend:`, or as `with LocalBackend() as backend:` around code that runs its
+    own event loops, or call `close()`. If the user's process dies in any way, the server, engine and trainer end too;
+    the next `LocalBackend` on the same `path` continues.
     """
 
     shares_files = True
@@ -61,28 +60,28 @@ class LocalBackend(Backend):
         """
         Args:
             path: data directory; by default `.art` in the current directory.
-            server_config: limits and time-outs. Host and port are chosen here and must be left alone.
-            in_process: accepted for older code. Engine and trainer are processes of their own either way.
-            gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for each model that has no such price.
+            server_config: limits and time-outs of the server. Host and port cannot be set.
+            in_process: accepted for older code, without effect: engine and trainer are always separate processes.
+            gpu_cost_per_hour_usd: older name of `Prices.device_usd_per_hour`, for models without such a price.
 
         Raises:
             ConfigError: `path` is a file, a price is below 0, or `server_config` names a host or port.
         """
         super().__init__()
         if in_process:
-            logger.info("in_process=True: engine and trainer run in processes of their own all the same")
+            logger.info("in_process=True has no effect: engine and trainer run in processes of their own")
         if gpu_cost_per_hour_usd is not None and not gpu_cost_per_hour_usd >= 0:
             raise ConfigError(f"gpu_cost_per_hour_usd must be 0 USD or more, got {gpu_cost_per_hour_usd!r}")
         self.device_usd_per_hour = gpu_cost_per_hour_usd
         config = server_config or ServerConfig()
         if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
             raise ConfigError(
-                f"LocalBackend listens on a free loopback port of its own; got host={config.host!r}, "
+                f"LocalBackend chooses a free loopback port itself; got host={config.host!r}, "
                 f"port={config.port}. "
-                "Run `art-server` by hand to choose them"
+                "Start `art-server` yourself to choose them"
             )
         self.path = Path(path or ".art").resolve()
-        _check_directory(self.path, given=path)
+        _check_directory(self.path, argument=path)
         self.data_dir = self.path
         self._config = config
         self._api_key = check_api_key(os.environ.get("ART_API_KEY", "")) or f"art-{secrets.token_urlsafe(24)}"
@@ -93,22 +92,24 @@ class LocalBackend(Backend):
         self._failure: ProcessError | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._cause: str | None = None
-        """Why this process has killed the server that ran last."""
+        """Reason why this process killed the last server."""
         self._restarts: list[float] = []
 
     @property
     def log_path(self) -> Path:
+        """Log file of the server."""
         return DataDir(self.path).logs / "server.log"
 
     @property
     def server_pid(self) -> int | None:
+        """Process id of the running server; `None` if there is none."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     async def _connection(self) -> ArtClient:
-        """The client of a server that answers; starts the server when there is none.
+        """The client of the server, which is started if it does not run.
 
         Raises:
-            ProcessError: it does not start, or died again and again.
+            ProcessError: the server does not start, or died again and again.
         """
         loop = asyncio.get_running_loop()
         async with self._locks.setdefault(loop, asyncio.Lock()):
@@ -124,13 +125,13 @@ class LocalBackend(Backend):
                 except BaseException:
                     await self._stop()
                     raise
-            # The loop that watched may have ended: notebooks and scripts call `asyncio.run` several times.
+            # The watcher's loop may have ended: notebooks and scripts call `asyncio.run` several times.
             if self._watcher is None or self._watcher.done() or not self._watcher.get_loop().is_running():
                 self._watcher = loop.create_task(self._keep_alive(), name="local-backend")
             return self._client
 
     async def close(self) -> None:
-        """Stop the server and its processes; waits for them."""
+        """Stop the server and its processes, and wait for their end."""
         try:
             await super().close()
         finally:
@@ -140,7 +141,7 @@ class LocalBackend(Backend):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the server and its processes, and wait for them, also where an event loop runs in this thread."""
+        """Stop the server and its processes, and wait for their end, even if an event loop runs in this thread."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -170,16 +171,16 @@ class LocalBackend(Backend):
                     sys.executable, "-m", "art.cli.server", "--data-dir", str(self.path), "--config-json", config_json,
                     "--fd", str(self._socket.fileno()), "--die-with-parent",
                 ],
-                # A session of its own: Ctrl-C in the terminal is for this process, which then closes the server.
+                # A new session, so that Ctrl-C in the terminal reaches only this process, which then closes the server.
                 pass_fds=[self._socket.fileno()], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {"ART_API_KEY": self._api_key},
             )  # fmt: skip
 
     async def _until_healthy(self) -> None:
-        """Wait until the server answers. One that was killed meanwhile is started again.
+        """Wait until the server answers. If it is killed meanwhile, it is started again.
 
         Raises:
-            ProcessError: it ended, or is still silent after `START_TIMEOUT_S`; with the last lines of its log.
+            ProcessError: it ended, or does not answer within `START_TIMEOUT_S`; with the last lines of its log.
         """
         assert self._client is not None
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -209,7 +210,7 @@ class LocalBackend(Backend):
             health.cancel()
 
     async def _keep_alive(self) -> None:
-        """Restart the server whenever it dies or falls silent; requests in flight are retried by the clients."""
+        """Restart the server when it dies or does not answer. Clients repeat the requests that were running."""
         helpers = [
             asyncio.create_task(self._end_if_silent(), name="local-backend-ping"),
             asyncio.create_task(self._keep_log_short(), name="local-backend-log"),
@@ -226,8 +227,8 @@ class LocalBackend(Backend):
             await asyncio.to_thread(rotate_log, self.log_path)
 
     async def _end_if_silent(self) -> None:
-        """Kill a server that gives no answer for `heartbeat_timeout_s`: stopped by a signal, or its event loop stands
-        still."""
+        """Kill a server that does not answer for `heartbeat_timeout_s`: a signal stopped it, or its event loop is
+        blocked."""
         silence_s = self._config.heartbeat_timeout_s
         process, num_missed = self._process, 0
         while self._client is not None:
@@ -238,7 +239,7 @@ class LocalBackend(Backend):
                 await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
             except TimeoutError:
                 num_missed += 1
-            except ArtError:  # closed, or a server that is ill in another way: its answers will tell
+            except ArtError:  # closed, or another failure, which other calls will report
                 await asyncio.sleep(silence_s / PINGS_PER_TIMEOUT)
             if self._process is not process:
                 process, num_missed = self._process, 0
@@ -262,14 +263,14 @@ class LocalBackend(Backend):
             self._spawn()
 
     async def _give_up(self, how: str) -> None:
-        """Fail what waits for the server, and all that comes until `close`."""
+        """Fail the calls that wait for the server, and all further calls until `close`."""
         self._failure = ProcessError(
             f"art-server died {len(self._restarts)} times in a minute, the last time by {how}, and is not restarted"
             f"{log_tail(self.log_path)}"
         )
         logger.error("%s", self._failure)
         if self._socket is not None:
-            self._socket.close()  # refuse connections from now on, rather than let them wait for ever
+            self._socket.close()  # refuse further connections instead of letting them wait forever
         if self._client is not None:
             await self._client.close(self._failure.message)
 
@@ -285,7 +286,7 @@ class LocalBackend(Backend):
             await asyncio.to_thread(_terminate, process)
 
     def _release(self) -> tuple[ArtClient | None, subprocess.Popen[bytes] | None]:
-        """Forget the server, whose connections and process the caller ends; the next call starts another one."""
+        """Forget the server, so that the next call starts another. The caller closes its connections and process."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None and watcher.get_loop().is_running():  # perhaps in another thread
             watcher.get_loop().call_soon_threadsafe(watcher.cancel)
@@ -299,20 +300,21 @@ class LocalBackend(Backend):
 
 
 _closing: set[asyncio.Task[None]] = set()
-"""Connections that are being closed after a `with` block; an event loop alone does not keep its tasks."""
+"""Tasks that close connections after a `with` block. They are kept here, because an event loop does not keep tasks."""
 
 
-def _check_directory(path: Path, *, given: str | Path | None) -> None:
-    """
+def _check_directory(path: Path, *, argument: str | Path | None) -> None:
+    """Check that the data directory can be made.
+
     Raises:
-        ConfigError: a file stands where the data directory, or one above it, is to be.
+        ConfigError: the path, or a folder above it, is a file.
     """
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir():
         what = "it" if there == path else str(there)
         raise ConfigError(
-            f"LocalBackend(path={str(given or path)!r}) is to be the folder of its data, but {what} is a file; give a "
-            "folder, which is made if it is not there",
+            f"LocalBackend(path={str(argument or path)!r}) must be a folder for its data, but {what} is a file; give a "
+            "folder, which is made if it does not exist",
             param="path",
         )
 

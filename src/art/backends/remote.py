@@ -1,4 +1,4 @@
-"""An ART server on another machine: `art-server` there, this here. Needs the core package only."""
+"""`RemoteBackend`: a client of an `art-server` on another machine. It needs the core package only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from art.storage.local_key import find_local_key
 
 
 class RemoteBackend(Backend):
-    """Trains and serves on a server that somebody else started. What is trained, and how, is as with `LocalBackend`.
+    """Trains and serves on a server that already runs. Training is the same as with `LocalBackend`.
 
-    Only rollouts run here. The connection may be lost and the server restarted at any time: calls are repeated, and a
-    training job goes on under its id. Logs of models (`history.jsonl`, trajectories) are kept here, checkpoints there.
+    Only rollouts run on this machine. The connection may be lost and the server restarted at any time: calls are
+    repeated, and a training job continues under its id. Logs of models (`history.jsonl`, trajectories) are kept on this
+    machine, checkpoints on the server.
     """
 
     shares_files = False
@@ -21,11 +22,11 @@ class RemoteBackend(Backend):
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         """
         Args:
-            base_url: of the server, like `http://gpu-machine:5000`; by default the variable ART_SERVER_URL.
-            api_key: by default the variable ART_API_KEY, or the key that a server on this machine made for itself.
+            base_url: address of the server, like `http://gpu-machine:5000`; by default the variable ART_SERVER_URL.
+            api_key: API key; by default the variable ART_API_KEY, or the key that a server on this machine made.
 
         Raises:
-            ConfigError: there is no address, or it is none.
+            ConfigError: there is no address, or it is not valid.
         """
         base_url = base_url or os.environ.get("ART_SERVER_URL")
         if not base_url:

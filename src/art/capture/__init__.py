@@ -1,4 +1,4 @@
-"""Trajectories of code that keeps no record itself; `art.capture` is the function of that name."""
+"""Records trajectories of code that keeps no record itself; `art.capture` is the function of that name."""
 
 from art.capture.captured import Captured
 from art.capture.context import (

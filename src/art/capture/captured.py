@@ -1,4 +1,4 @@
-"""What a capture holds, and which model's answers it takes."""
+"""`Captured`: the conversations of a capture, and the choice of the model whose answers it takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from art.trajectory import History, Trajectory
 
 
 class AskedModel(Protocol):
-    """A model that a request goes to."""
+    """A model that a request is sent to."""
 
     @property
     def inference_base_url(self) -> str | None: ...
@@ -32,7 +32,7 @@ class AskedModel(Protocol):
 
 
 class CapturedModel(AskedModel, Protocol):
-    """What a capture asks of a model."""
+    """What a capture needs of a model."""
 
     def get_inference_name(self, step: int | None = None) -> str: ...
 
@@ -43,7 +43,7 @@ class CapturedModel(AskedModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model that a client of somebody else's has asked, and that no `art.Model` is known for."""
+    """A model that another library's client asks, and for which no `art.Model` is known."""
 
     inference_base_url: str
     name: str
@@ -53,26 +53,27 @@ class Endpoint:
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """What was said inside of a capture."""
+    """The conversations inside a capture."""
 
     model: Any = None
-    """Whose answers are captured; unless given, the first model that is asked."""
+    """Model whose answers are captured; by default the first model that is asked."""
     trajectory: Trajectory = field(default_factory=Trajectory)
-    """Its conversations are complete when the block ends. Reward, metrics and logs can be set before."""
+    """Trajectory whose conversations are complete when the block ends. Reward and metrics can be set before."""
     rollout_id: str = field(default_factory=lambda: f"capture-{uuid.uuid4().hex}")
+    """Id under which the server records the conversations."""
     _histories: list[History] = field(default_factory=list)
     """Conversations with an endpoint that keeps no record."""
     _missed: dict[str, None] = field(default_factory=dict)
-    """Why requests that were seen are not captured, each reason once."""
+    """Reasons why requests were not captured, each once."""
     _is_on_server: bool = False
     _is_over: bool = False
 
     @property
     def base_url(self) -> str:
-        """Where any client, in any dialect, is captured. The key is `model.inference_api_key`.
+        """Base URL at which requests of any client, in any dialect, are captured. The key is `model.inference_api_key`.
 
         Raises:
-            ConfigError: no model is given, or it is not trainable: other endpoints keep no record.
+            ConfigError: the capture has no trainable model; other endpoints keep no record.
         """
         if self.model is None or not self.model.trainable:
             whose = "without a model" if self.model is None else f"of {self.model.name!r}, which is not trainable,"
@@ -84,11 +85,11 @@ class Captured:
         return str(self.model.rollout_base_url(self.rollout_id))
 
     async def refresh(self) -> Trajectory:
-        """`trajectory` with what was said so far. The end of the block does the same."""
+        """Update `trajectory` with the conversations so far, and return it. The end of the block does the same."""
         if self._is_on_server:
             try:
                 recorded = await self.model.get_rollout(self.rollout_id)
-            except NotFoundError:  # the base URL was given out, and nobody has asked there
+            except NotFoundError:  # the base URL was read, but no request came
                 return self.trajectory
             self.trajectory.initial_policy_version = recorded.initial_policy_version
             self.trajectory.final_policy_version = recorded.final_policy_version
@@ -97,21 +98,21 @@ class Captured:
         return self.trajectory
 
     def why_empty(self) -> str | None:
-        """Why nothing was captured and what to do about it; `None` if something was."""
+        """The reason why nothing was captured and what to do about it; `None` if something was captured."""
         if self.trajectory.messages_and_choices:
             return None
         if self._missed:
             return f"the capture is empty: {'; '.join(self._missed)}"
         return (
-            "the capture is empty: no request to a model was seen inside of it. Seen are the clients that are built on "
-            "httpx (openai, litellm and others); not seen are requests, aiohttp, urllib, other processes, and threads "
-            "that do not carry the context (`asyncio.to_thread` does). Let the agent ask through "
+            "the capture is empty: no request to a model was seen inside it. Clients that are built on httpx are seen "
+            "(openai, litellm and others). The libraries requests, aiohttp and urllib, other processes, and threads "
+            "that do not carry the context are not seen (`asyncio.to_thread` carries it). Let the agent ask through "
             "`model.openai_client()`, or use `async with art.capture(model) as captured` and give its client "
             "`captured.base_url`"
         )
 
     def _show(self, histories: list[History]) -> None:
-        """Make the longest conversation the trajectory's main one."""
+        """Put the longest conversation into the trajectory, and the others into its `additional_histories`."""
         main = max(histories, key=lambda history: len(history.messages_and_choices))
         self.trajectory.messages_and_choices = list(main.messages_and_choices)
         self.trajectory.tools = main.tools
@@ -122,7 +123,7 @@ class Captured:
         ]
 
     def _read(self, model: AskedModel, asked: bytes, headers: httpx2.Headers, raw: bytes) -> None:
-        """Take in an answer. One that cannot be read is no reason for the agent, who gets the same bytes, to fail."""
+        """Add an answer. If it cannot be read, that is noted; the agent gets the same bytes and must not fail."""
         if self._is_over or not self._follows(model):
             return
         try:
@@ -135,10 +136,10 @@ class Captured:
             self._show(self._histories)
 
     def _takes(self, model: AskedModel) -> bool:
-        """Whether what `model` answers belongs here; the first one that is asked is chosen, if none is given.
+        """Whether answers of `model` belong to this capture. Without a given model, the first that is asked is chosen.
 
-        A model that ART knows is preferred to an endpoint that it does not know: a rollout may ask somebody else's
-        model, say to play the user, before it asks its policy.
+        A model that ART knows replaces an unknown endpoint: a rollout may ask another provider's model, for example to
+        play the user, before it asks its policy.
         """
         if self._is_over:
             return False
@@ -150,8 +151,8 @@ class Captured:
         if self._follows(model):
             return True
         self._miss(
-            f"the model {model.name!r} at {model.inference_base_url} was asked, and the capture is of {mine.name!r} at "
-            f"{mine.inference_base_url}; pass the model that the agent asks to `art.capture(model)`, or none"
+            f"the model {model.name!r} at {model.inference_base_url} was asked, but the capture is of {mine.name!r} at "
+            f"{mine.inference_base_url}; pass the model that the agent asks to `art.capture(model)`, or no model"
         )
         return False
 
@@ -166,4 +167,4 @@ class Captured:
 
 
 current: ContextVar[Captured | None] = ContextVar("art_capture", default=None)
-"""The capture that surrounds the code that runs."""
+"""The capture that surrounds the running code."""

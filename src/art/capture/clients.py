@@ -1,7 +1,7 @@
-"""What a capture does with a request to a model and with its answer, whichever client sends it.
+"""Handles requests to models, and their answers, inside a capture.
 
-The clients of `model.openai_client()` have hooks that say whose they are. For any other client (`foreign.py`) the model
-is found by the address and the name that it asks for.
+The clients of `model.openai_client()` have hooks that know their model. For any other client (`foreign.py`) the model
+is found by the address and the model name of the request.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from art.capture.http import keep, keep_async
 
 _CHAT = "/chat/completions"
 _DIALECTS = (_CHAT, "/responses", "/messages")
-"""How the addresses end at which a model is asked."""
+"""Ends of the addresses at which models are asked."""
 _registered: WeakValueDictionary[tuple[str, str], CapturedModel] = WeakValueDictionary()
 """Trainable models by base URL and inference name."""
 _own_hooks: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 def remember(model: CapturedModel) -> None:
-    """Recognise a registered model when a client of somebody else's asks it."""
+    """Remember a registered model, to recognise requests of other libraries' clients to it."""
     _registered[model.inference_base_url or "", model.get_inference_name()] = model
 
 
 def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
-    """Event hooks of the HTTP client through which `model` is asked."""
+    """Make the event hooks of an HTTP client for `model`."""
 
     async def on_request(request: httpx2.Request) -> None:
         redirect(model, request)
@@ -44,7 +44,7 @@ def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
 
 
 def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
-    """Event hooks of an HTTP client that blocks."""
+    """Make the event hooks of an HTTP client that blocks."""
 
     def on_request(request: httpx2.Request) -> None:
         redirect(model, request)
@@ -58,15 +58,15 @@ def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
 
 
 def see(client: Any, request: Any) -> AskedModel | None:
-    """The model that a foreign client asks inside of a capture; the request is sent where that model is recorded.
+    """The model that another library's client asks inside a capture. The request is redirected to be recorded.
 
-    `None` if there is nothing to do: no capture, no request to a model, or one that something else takes care of.
+    `None` if there is nothing to do: there is no capture, the request asks no model, or it is captured otherwise.
     """
     captured = current.get()
     if captured is None or any(hook in _own_hooks for hook in client.event_hooks["request"]):
         return None
     if captured._is_on_server and str(request.url).startswith(captured.base_url.removesuffix("v1")):
-        return None  # it was given `captured.base_url`
+        return None  # its client uses `captured.base_url`
     model = _asked_model(captured, request)
     if model is not None:
         redirect(model, request)
@@ -78,16 +78,16 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
         return None
     try:
         asked = json.loads(request.content)["model"]
-    except (RuntimeError, ValueError, LookupError, TypeError):  # a body that is streamed, or no request to a model
+    except (RuntimeError, ValueError, LookupError, TypeError):  # a streamed body, or not a request to a model
         return None
     if not isinstance(asked, str):
         return None
-    url, given = str(request.url), captured.model
-    if given is not None and _is_at(given, url) and _is_named(given, asked):
-        return cast("AskedModel", given)
+    url, mine = str(request.url), captured.model
+    if mine is not None and _is_at(mine, url) and _is_named(mine, asked):
+        return cast("AskedModel", mine)
     known = [model for ref in _registered.valuerefs() if (model := ref()) is not None]
     meant = [model for model in known if _is_at(model, url) and _is_named(model, asked)]
-    if len(meant) == 1:  # several have the same short name: the key tells the server which is meant
+    if len(meant) == 1:  # if several have the same short name, the server chooses by the key
         return meant[0]
     path_end = next(end for end in _DIALECTS if request.url.path.endswith(end))
     return Endpoint(url.rpartition(path_end)[0], asked)
@@ -98,18 +98,18 @@ def _is_at(model: AskedModel, url: str) -> bool:
 
 
 def _bases(model: AskedModel) -> tuple[str, ...]:
-    """Where a model is asked: its base URL, and for a registered one also the server's, which names no project."""
+    """Addresses of a model: its base URL, and for a registered model also the server's, which names no project."""
     own = str(httpx2.URL(model.inference_base_url or "")).rstrip("/") + "/"
     return (own, own.replace(f"/projects/{model.project}/v1/", "/v1/")) if model.trainable else (own,)
 
 
 def _is_named(model: Any, asked: str) -> bool:
     names = {model.name} if isinstance(model, Endpoint) else {model.name, model.get_inference_name()}
-    return asked in names or (model.trainable and asked.partition("@")[0] in names)  # a step of it
+    return asked in names or (model.trainable and asked.partition("@")[0] in names)  # one of its steps
 
 
 def redirect(model: AskedModel, request: Any) -> None:
-    """Send a request to the capture's rollout, if the model is served where rollouts are recorded."""
+    """Send a request to the capture's rollout, if the model's server records rollouts."""
     captured = current.get()
     if captured is None or not model.trainable:
         return
@@ -120,7 +120,7 @@ def redirect(model: AskedModel, request: Any) -> None:
 
 
 def reader(model: AskedModel, response: Any) -> Callable[[bytes], None] | None:
-    """What takes in the body of an answer, if it belongs to a capture that keeps the record itself."""
+    """A function that takes the body of an answer, if the answer belongs to a capture that records it itself."""
     captured = current.get()
     if captured is None:
         return None
@@ -132,8 +132,8 @@ def reader(model: AskedModel, response: Any) -> Callable[[bytes], None] | None:
         return None
     if not request.url.path.endswith(_CHAT):
         captured._miss(
-            f"{request.url.copy_with(query=None)} was asked, and of an endpoint other than a registered model's only "
-            "chat completions are captured; let the agent ask those, or a registered model"
+            f"{request.url.copy_with(query=None)} was asked. Without a registered model, only chat completions "
+            "are captured; let the agent ask those, or a registered model"
         )
         return None
     asked = request.content

@@ -1,17 +1,17 @@
-"""Code that asks a model through an OpenAI client becomes a trajectory, without keeping a record itself.
+"""`art.capture` makes a trajectory of the requests that code sends to a model.
 
     async with art.capture(model) as captured:
         await agent(model.openai_client(), scenario)
     captured.trajectory.reward = 1.0
 
-Each request to a model looks whether a capture surrounds it, be it of `model.openai_client()`, of an OpenAI client of
-one's own, of litellm, or of anything else that is built on httpx:
-- a trainable model's request goes to the base URL of a fresh rollout id, where the server records exact exchanges, and
-  the trajectory is made from that record. Any other client, in any dialect, is captured when given `captured.base_url`;
-- an answer of somebody else's endpoint is copied on its way to the client (chat completions only).
-A capture that took in nothing says so, with the reason.
+Requests of any client that is built on httpx are captured: `model.openai_client()`, the user's own OpenAI client,
+litellm and others.
+- A request to a trainable model is sent to the base URL of a new rollout id. The server records exact exchanges there,
+  and the trajectory is made from them. Any other client, in any dialect, is captured if it uses `captured.base_url`.
+- An answer of another endpoint is copied on its way to the client (chat completions only).
+A capture that is empty logs the reason.
 
-Captures in concurrent tasks do not see each other; of nested ones the innermost gets the request.
+Captures in concurrent tasks are independent. In nested captures the innermost gets the request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from contextvars import ContextVar
 from typing import Any, Literal, overload
 
 from art.capture.captured import Captured, CapturedModel, current
-from art.capture.foreign import watch_clients
 from art.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -33,11 +32,13 @@ _yielded: ContextVar[list[Trajectory] | None] = ContextVar("art_yielded_trajecto
 
 @asynccontextmanager
 async def capture(model: CapturedModel | None = None) -> AsyncIterator[Captured]:
-    """Make a trajectory of what is said to `model` inside; without one, to the first model that is asked.
+    """Make a trajectory of the conversations with `model` inside the block; by default with the first model asked.
 
-    When the block raises, nothing is fetched from the server, and the error goes on. When it ends and nothing was
-    captured, a warning says why.
+    If the block raises, nothing is fetched from the server and the error is raised. If nothing was captured, a warning
+    says why.
     """
+    from art.capture.foreign import watch_clients
+
     captured = Captured(model)
     token = current.set(captured)
     try:
@@ -63,41 +64,41 @@ def auto_trajectory(*, required: Literal[True]) -> Trajectory: ...
 @overload
 def auto_trajectory(*, required: bool = False) -> Trajectory | None: ...
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """The trajectory of the surrounding capture, to give it a reward.
+    """The trajectory of the surrounding capture, for example to set its reward; `None` without a capture.
 
     Raises:
-        RuntimeError: there is none, and it is `required`.
+        RuntimeError: no capture surrounds the caller, and one is `required`.
     """
     if (captured := current.get()) is not None:
         return captured.trajectory
     if required:
-        raise RuntimeError("no capture surrounds this: run it in `await art.capture_auto_trajectory(...)`")
+        raise RuntimeError("no capture surrounds this call: run it in `await art.capture_auto_trajectory(...)`")
     return None
 
 
 async def capture_auto_trajectory(awaitable: Awaitable[Any], *, model: CapturedModel | None = None) -> Trajectory:
-    """Run a rollout that keeps no record and give its trajectory; see `capture` for `model`."""
+    """Run a rollout that keeps no record, and return its trajectory; see `capture` for `model`."""
     async with capture(model) as captured:
         await awaitable
     return captured.trajectory
 
 
 def yield_trajectory(trajectory: Trajectory) -> None:
-    """Hand a trajectory to the surrounding `capture_yielded_trajectory`; of several the last counts.
+    """Hand a trajectory to the surrounding `capture_yielded_trajectory`; the last one counts.
 
     Raises:
-        RuntimeError: nothing surrounds this that would take it.
+        RuntimeError: no `capture_yielded_trajectory` surrounds the caller.
     """
     if (taken := _yielded.get()) is None:
-        raise RuntimeError("nobody takes this trajectory: run this in `await art.capture_yielded_trajectory(...)`")
+        raise RuntimeError("no call takes this trajectory: run this in `await art.capture_yielded_trajectory(...)`")
     taken.append(trajectory)
 
 
 async def capture_yielded_trajectory(awaitable: Awaitable[Any]) -> Trajectory:
-    """Run a rollout that returns something else, and give the trajectory that it yielded.
+    """Run a rollout that returns something else, and return the trajectory that it yielded.
 
     Raises:
-        RuntimeError: it has yielded none.
+        RuntimeError: the rollout yielded no trajectory.
     """
     taken: list[Trajectory] = []
     token = _yielded.set(taken)
@@ -106,5 +107,5 @@ async def capture_yielded_trajectory(awaitable: Awaitable[Any]) -> Trajectory:
     finally:
         _yielded.reset(token)
     if not taken:
-        raise RuntimeError("the rollout has yielded no trajectory: it must call `art.yield_trajectory(trajectory)`")
+        raise RuntimeError("the rollout yielded no trajectory: it must call `art.yield_trajectory(trajectory)`")
     return taken[-1]

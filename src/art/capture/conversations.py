@@ -1,4 +1,4 @@
-"""From exchanges with an endpoint that keeps no record to conversations."""
+"""Builds conversations from exchanges with an endpoint that keeps no record."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from art.messages import to_message
 from art.trajectory import History
 
 _NOT_SENT_BACK = ("reasoning", "reasoning_content", "refusal", "annotations", "name")
-"""What clients leave out of an answer, or add to it, when they send it again."""
+"""Fields that clients leave out of an answer, or add to it, when they send it again."""
 
 
 def add_exchange(histories: list[History], exchange: Exchange) -> None:
     """Append an exchange to the longest conversation that it continues, or begin one.
 
-    Further choices of the same request, and branches, are conversations of their own. What they repeat of another one
-    stands there as plain messages, so that no answer counts twice.
+    Further choices of the same request, and branches, become conversations of their own. They repeat earlier answers as
+    plain messages, so that no answer counts twice.
     """
     keys = [_key(message) for message in exchange.messages]
     for choice in exchange.choices:
@@ -39,7 +39,10 @@ def _continues(history: History, keys: list[str], tools: list[dict[str, Any]] | 
 
 
 def _key(item: Any) -> str:
-    """The same for an answer and for what clients make of it: without empty fields, arguments of calls as objects."""
+    """A key that is equal for an answer and for the message that clients make of it.
+
+    Empty fields are left out, and the arguments of calls are compared as objects.
+    """
     message = {key: value for key, value in to_message(item).items() if value and key not in _NOT_SENT_BACK}
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_call(call) for call in calls]
@@ -49,6 +52,6 @@ def _key(item: Any) -> str:
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     try:
         arguments = json.loads(call["function"]["arguments"])
-    except (LookupError, ValueError):  # a tool of another kind, or arguments that are no JSON: compared as they are
+    except (LookupError, ValueError):  # another kind of tool, or arguments that are not JSON: compared as text
         return call
     return {"id": call.get("id"), "name": call["function"].get("name"), "arguments": arguments}

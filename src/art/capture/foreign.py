@@ -1,8 +1,8 @@
-"""Requests of clients that ART has not made are seen while a capture is open, by the `send` of httpx and httpx2.
+"""Sees requests of other libraries' clients while a capture is open, by replacing `send` of httpx and httpx2.
 
-No seam of these libraries reaches a client that somebody else has made, so this is the one place where a method of
-another library is replaced: for as long as a capture is open, and without effect for code outside of it. The reasons
-are in `docs/decisions/0008-clients-of-others-are-captured.md`.
+These libraries have no hook for a client that another program made. So this is the one place where a method of
+another library is replaced: only while a capture is open, and without effect for code outside it. The reasons are in
+`docs/decisions/0008-clients-of-others-are-captured.md`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LIBRARIES = ("httpx", "httpx2")
 _lock = threading.Lock()
 _num_open = 0
 _replaced: list[tuple[type, Callable[..., Any], Callable[..., Any]]] = []
-"""A class, its own `send`, and the one that takes its place."""
+"""Each class with its own `send` and the function that replaces it."""
 _is_seen: ContextVar[bool] = ContextVar("art_capture_is_seen", default=False)
-"""This request is looked at already, by a `send` that another program has kept and wrapped."""
+"""Whether an outer `send`, which another program kept and wrapped, already handles this request."""
 
 
 @contextmanager
 def watch_clients() -> Iterator[None]:
-    """See the requests of all clients until the last such block of this process ends."""
+    """See the requests of all clients until the last such block in this process ends."""
     global _num_open
     with _lock:
         _num_open += 1
@@ -58,7 +58,7 @@ def _replace() -> None:
 
 def _restore() -> None:
     for client, send, watched in _replaced:
-        if client.__dict__.get("send") is watched:  # or somebody has wrapped it since: then it stays, and does nothing
+        if client.__dict__.get("send") is watched:  # if another program wrapped it since, it stays and does nothing
             client.send = send  # type: ignore[attr-defined]
     _replaced.clear()
 

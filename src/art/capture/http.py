@@ -1,4 +1,4 @@
-"""Reading answers of chat completions on their way to a client: whole ones, and streams."""
+"""Copies answers of chat completions on their way to a client, whole answers and streams."""
 
 from __future__ import annotations
 
@@ -22,34 +22,31 @@ class Exchange:
     """A request for a chat completion, and its answers."""
 
     messages: list[Any]
-    """As they were sent, in OpenAI's format."""
+    """Messages of the request, in OpenAI's format."""
     tools: list[Any] | None
     choices: list[Choice]
 
 
 def keep_async(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
-    """Have `read` called with the body of an answer once it is over, or the client has closed it."""
+    """Call `read` with the body of an answer when the answer ends or the client closes it."""
     response.stream = _stream_type(_AsyncCopy, type(response), "AsyncByteStream")(response.stream, read)  # type: ignore[arg-type]
 
 
 def keep(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
-    """The same for a client that blocks."""
+    """Call `read` with the body of an answer of a client that blocks, when the answer ends or is closed."""
     response.stream = _stream_type(_Copy, type(response), "SyncByteStream")(response.stream, read)  # type: ignore[arg-type]
 
 
 @functools.cache
 def _stream_type(kind: type, response_type: type, name: str) -> Callable[..., Any]:
-    """`kind` as a stream of the library that the response is of: httpx2, or the httpx of openai 2.
-
-    Each takes none but its own.
-    """
+    """Make `kind` a stream class of the response's library, httpx2 or httpx; each accepts only its own."""
     names = (cls.__module__.partition(".")[0] for cls in response_type.__mro__)
     library = sys.modules[next(word for word in names if word.startswith("httpx"))]
     return type(kind.__name__, (kind, getattr(library, name)), {})
 
 
 class _AsyncCopy:
-    """A body that is kept as it passes."""
+    """A stream that keeps a copy of the body."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, read: Callable[[bytes], None]) -> None:
         self._stream = stream
@@ -69,7 +66,7 @@ class _AsyncCopy:
 
 
 class _Copy:
-    """The same for a client that blocks."""
+    """A stream of a client that blocks, which keeps a copy of the body."""
 
     def __init__(self, stream: httpx2.SyncByteStream, read: Callable[[bytes], None]) -> None:
         self._stream = stream
@@ -89,10 +86,10 @@ class _Copy:
 
 
 def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange:
-    """The exchange of a request's body and an answer's body as it was sent, compressed or not.
+    """Read an exchange from the body of a request and the raw body of its answer, which may be compressed.
 
     Raises:
-        ValueError, LookupError, TypeError: they are no chat completion, or the stream was closed before its end.
+        ValueError, LookupError, TypeError: it is not a chat completion, or the stream was closed before its end.
     """
     request = json.loads(asked)
     answer = httpx2.Response(200, headers=headers, content=raw)
@@ -104,7 +101,7 @@ def read_exchange(asked: bytes, headers: httpx2.Headers, raw: bytes) -> Exchange
 
 
 def _read_stream(text: str) -> list[dict[str, Any]]:
-    """The choices that the chunks of a stream make up."""
+    """Join the chunks of a stream to choices."""
     choices: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
         payload = line.removeprefix("data:").strip()
@@ -124,11 +121,11 @@ def _read_stream(text: str) -> list[dict[str, Any]]:
 
 
 _NAMES = ("role", "type", "id", "finish_reason")
-"""Said once, or the same each time; other texts come in pieces."""
+"""Fields that come whole in each chunk; other texts come in pieces."""
 
 
 def _merge(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Add a piece: texts and lists are appended, items with an `index` are merged with the one of that index."""
+    """Add a piece: texts and lists are appended; an item with an `index` is merged with the item of that index."""
     for key, value in part.items():
         known = whole.get(key)
         if value is None:

@@ -1,4 +1,4 @@
-"""What callers pass by mistake where groups, trajectories or rollouts are expected, said in their own words."""
+"""Checks of arguments. Errors say what was passed in place of groups, trajectories or rollouts, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from art.errors import TrajectoryError
-from art.trajectory import Trajectory, TrajectoryGroup, close_unstarted
+from art.trajectory import PendingGroup, Trajectory, TrajectoryGroup, close_unstarted
 
 _GATHER = "`groups = await art.gather_trajectory_groups(...)`"
 _GATHER_LOOSE = "`trajectories = await art.gather_trajectories(...)`"
@@ -15,10 +15,10 @@ _GROUP = "`art.TrajectoryGroup(rollout(model, scenario) for _ in range(8))`"
 
 
 def check_groups(groups: Any) -> list[TrajectoryGroup]:
-    """The groups to train on, as a list.
+    """Return the groups to train on as a list.
 
     Raises:
-        TrajectoryError: it is something else; the message says what it is and how to make groups of it.
+        TrajectoryError: the argument is something else; the message says what, and how to make groups of it.
     """
     if isinstance(groups, TrajectoryGroup):
         raise TrajectoryError("`trajectory_groups` is one TrajectoryGroup; put it into a list: `[group]`")
@@ -26,10 +26,10 @@ def check_groups(groups: Any) -> list[TrajectoryGroup]:
 
 
 def check_trajectories(trajectories: Any) -> list[Trajectory]:
-    """The trajectories to fine-tune on, as a list.
+    """Return the trajectories to fine-tune on as a list.
 
     Raises:
-        TrajectoryError: it is something else; the message says what it is and how to make trajectories of it.
+        TrajectoryError: the argument is something else; the message says what, and how to make trajectories of it.
     """
     if isinstance(trajectories, TrajectoryGroup):
         return list(trajectories)
@@ -39,10 +39,10 @@ def check_trajectories(trajectories: Any) -> list[Trajectory]:
 
 
 def check_logged(trajectories: Any) -> list[Any]:
-    """What `model.log` takes: groups, or loose trajectories and exceptions, as a list.
+    """Return the argument of `model.log` as a list: groups, or loose trajectories and exceptions.
 
     Raises:
-        TrajectoryError: it is something else.
+        TrajectoryError: the argument is something else.
     """
     if isinstance(trajectories, (Trajectory, TrajectoryGroup)):
         return [trajectories]
@@ -51,22 +51,22 @@ def check_logged(trajectories: Any) -> list[Any]:
 
 
 def check_pending_groups(groups: Any) -> list[Any]:
-    """What `gather_trajectory_groups` takes, as a list.
+    """Return the argument of `gather_trajectory_groups` as a list.
 
     Raises:
-        TrajectoryError: it is something else.
+        TrajectoryError: the argument is something else.
     """
-    if isinstance(groups, TrajectoryGroup) or hasattr(groups, "_num_trajectories"):
+    if isinstance(groups, (TrajectoryGroup, PendingGroup)):
         _discard(groups)
         raise TrajectoryError("`groups` is one group; put it into a list: `[art.TrajectoryGroup(...)]`")
     return _check("groups", groups, (Awaitable, TrajectoryGroup), "TrajectoryGroup", _how_to_make_pending_groups)
 
 
 def check_rollouts(rollouts: Any) -> list[Any]:
-    """What `gather_trajectories` takes, as a list.
+    """Return the argument of `gather_trajectories` as a list.
 
     Raises:
-        TrajectoryError: it is something else.
+        TrajectoryError: the argument is something else.
     """
     if isinstance(rollouts, Awaitable):
         _discard(rollouts)
@@ -75,10 +75,10 @@ def check_rollouts(rollouts: Any) -> list[Any]:
 
 
 def check_rollout_result(result: Any) -> list[Any]:
-    """The trajectories that a rollout returned, one or several.
+    """Return the trajectories of a rollout, one or several, as a list.
 
     Raises:
-        TrajectoryError: it returned something else.
+        TrajectoryError: the result is something else.
     """
     if isinstance(result, Trajectory):
         return [result]
@@ -88,10 +88,10 @@ def check_rollout_result(result: Any) -> list[Any]:
 
 
 def check_group_result(result: Any) -> TrajectoryGroup | None:
-    """The group that an awaitable gave; `None` for one that failed.
+    """Return the group that an awaitable gave, or `None` if it failed.
 
     Raises:
-        TrajectoryError: it gave something else.
+        TrajectoryError: the result is something else.
     """
     if result is None or isinstance(result, TrajectoryGroup):
         return result
@@ -102,10 +102,10 @@ def check_group_result(result: Any) -> TrajectoryGroup | None:
 
 
 def check_kept(name: str, kept: Any) -> list[TrajectoryGroup]:
-    """The groups to keep, as the callback `name` returned them: one, several, or `None` for none.
+    """Return the groups to keep as a list; the callback `name` returned one, several, or `None` for none.
 
     Raises:
-        TrajectoryError: it returned something else.
+        TrajectoryError: the result is something else.
     """
     groups = [] if kept is None else kept if isinstance(kept, list) else [kept]
     for group in groups:
@@ -117,11 +117,11 @@ def check_kept(name: str, kept: Any) -> list[TrajectoryGroup]:
 
 
 def describe(item: Any) -> str:
-    """What an argument is, in a few words."""
+    """Describe an argument in a few words."""
     if item is None:
         return "None"
     if isinstance(item, Awaitable):
-        return f"a {'group' if hasattr(item, '_num_trajectories') else 'coroutine'} that was not awaited"
+        return f"a {'group' if isinstance(item, PendingGroup) else 'coroutine'} that was not awaited"
     name = type(item).__name__
     text = f": {item!r}" if isinstance(item, (str, int, float, BaseException)) else ""
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{text[:60]}"
@@ -143,7 +143,7 @@ def _check(name: str, items: Any, kinds: tuple[Any, ...], kind: str, hint: Calla
 
 
 def _discard(item: Any) -> None:
-    """Close a coroutine that nobody will await, and those in lists that it was given: Python warns of each."""
+    """Close a coroutine that will not be awaited, and coroutines in its arguments: Python warns about each."""
     if inspect.iscoroutine(item) and inspect.getcoroutinestate(item) == inspect.CORO_CREATED:
         for argument in inspect.getcoroutinelocals(item).values():
             close_unstarted(argument if isinstance(argument, (list, tuple)) else ())
@@ -156,7 +156,7 @@ def _how_to_make_groups(item: Any) -> str:
     if isinstance(item, Trajectory):
         return "put the rollouts of one scenario into a group, `[art.TrajectoryGroup(trajectories)]`"
     if isinstance(item, BaseException):
-        return "a rollout that failed belongs into its group, `art.TrajectoryGroup([*trajectories, error])`"
+        return "a rollout that failed belongs in its group, `art.TrajectoryGroup([*trajectories, error])`"
     if isinstance(item, list):
         return "make each list of trajectories a group, `art.TrajectoryGroup(trajectories)`"
     return f"pass what {_GATHER} gives"
@@ -168,7 +168,7 @@ def _how_to_make_trajectories(item: Any) -> str:
     if isinstance(item, TrajectoryGroup):
         return "pass the trajectories of the groups, `[trajectory for group in groups for trajectory in group]`"
     if isinstance(item, BaseException):
-        return "leave rollouts out that failed"
+        return "leave out rollouts that failed"
     return (
         'make a trajectory of each conversation, `art.Trajectory(messages_and_choices=[{"role": "user", "content": '
         '...}, {"role": "assistant", "content": ...}])`'

@@ -1,7 +1,7 @@
 """One typed method per endpoint.
 
-A server may be restarted at any time. A job is submitted under an id that the server runs at most once, so that the
-same call goes on where it was.
+A server may be restarted at any time. A job is submitted under an id that the server runs at most once, so a repeated
+call continues the same job.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from art.protocol.training import (
 logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 900.0
-"""The first registration of a base model downloads it and starts its engine."""
+"""Time limit of a registration, the first of which downloads the base model and starts its engine."""
 
 
 class ArtClient(HttpClient):
-    """Talks to one server. Use it from any event loop; close it in each."""
+    """A client of one server. Use it from any event loop, and close it in each."""
 
     # --- endpoints ---
 
@@ -64,21 +64,21 @@ class ArtClient(HttpClient):
         )
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
-        """What a training of the model would need, checked on the server; with a trial it takes as long as a step."""
+        """Check on the server what training the model needs. With a trial it takes as long as a training step."""
         path, what = _model_path(project, name, "preflight"), f"the checks of {project}/{name}"
         return await self.typed(
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
 
     async def list_models(self) -> list[ModelCard]:
-        """Models that can be sampled from; the id of each is `project/name`."""
+        """List the models that can be sampled from; the id of each is `project/name`."""
         return (await self.typed(ModelList, "GET", "/v1/models")).data
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
         return await self.typed(ModelStatus, "GET", _model_path(project, name))
 
     async def list_checkpoints(self, project: str, name: str) -> list[int]:
-        """Their steps, in order."""
+        """List the steps of a model's checkpoints, in order."""
         return (await self.checkpoints(project, name)).steps
 
     async def checkpoints(self, project: str, name: str, *, best_metric: str = BEST_METRIC) -> CheckpointList:
@@ -95,7 +95,7 @@ class ArtClient(HttpClient):
         format: ExportFormat | None = None,
         on_bytes: OnBytes | None = None,
     ) -> FileList:
-        """A checkpoint, or an export of it, as the folder `target`; see `download`."""
+        """Download a checkpoint, or an export of it, as the folder `target`; see `download`."""
         place = _model_path(project, name, f"checkpoints/{step}" + (f"/exports/{format}" if format else ""))
         return await download(self, place, target, on_bytes)
 
@@ -109,7 +109,7 @@ class ArtClient(HttpClient):
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
-        """A rollout and what was recorded under its base URL; `project` where several projects use the same id."""
+        """A rollout and its recorded conversations; `project` is needed if several projects use the same id."""
         params = None if project is None else {"project": project}
         return await self.typed(RolloutRecord, "GET", _rollout_path(rollout_id), params=params)
 
@@ -117,8 +117,8 @@ class ArtClient(HttpClient):
         return await self.typed(RolloutStatus, "PUT", _rollout_path(rollout_id), body=update)
 
     async def list_rollouts(self, query: RolloutQuery) -> RolloutPage:
-        given = query.model_dump(mode="json", exclude_none=True)
-        params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+        fields = query.model_dump(mode="json", exclude_none=True)
+        params = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
         return await self.typed(RolloutPage, "GET", "/api/rollouts", params=params)
 
     async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
@@ -128,24 +128,23 @@ class ArtClient(HttpClient):
         return await self.typed(JobStatus, "POST", _model_path(project, name, "train_sft"), body=request)
 
     async def job_status(self, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
-        """The state of a job: at once, or with `wait_s` when it changes or that many seconds have passed."""
+        """The state of a job. With `wait_s`, waits until it changes, but not longer than that many seconds."""
         return await job_status(self, job_id, wait_s=wait_s)
 
     async def list_jobs(
         self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100
     ) -> list[JobStatus]:
-        """Newest first; of one project or model, or of all that the key may see."""
+        """List jobs, newest first: those of a project or model, or all that the key may see."""
         params = {"limit": str(limit), "unfinished": "1" if unfinished else "0"}
         params |= {key: value for key, value in (("project", project), ("name", name)) if value is not None}
         return (await self.typed(JobList, "GET", "/api/jobs", params=params)).jobs
 
     async def cancel_job(self, job_id: str) -> JobStatus:
-        """Stop a job; one that has ended stays as it is. A training stops behind its micro-batch."""
+        """Stop a job; a job that has ended stays as it is. A training stops after its current micro-batch."""
         return await self.typed(JobStatus, "POST", f"/api/jobs/{quote(job_id, safe='')}/cancel")
 
     def job_events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[JobEvent, None]:
-        """What happens to a job, behind event number `after` and until it has ended or the connection breaks; see
-        `stream_events`."""
+        """Events of a job after number `after`, until it has ended or the connection breaks; see `stream_events`."""
         return stream_events(self, job_id, after)
 
     # --- jobs ---
@@ -161,12 +160,12 @@ class ArtClient(HttpClient):
         return await self.finish(lambda: self.submit_train(project, name, request), what, show=show)
 
     async def train_sft(self, project: str, name: str, request: TrainSFTRequest, *, show: bool = False) -> JobStatus:
-        """Like `train`, for supervised fine-tuning."""
+        """Submit a supervised fine-tuning and wait for its end; the errors are those of `train`."""
         what = f"supervised fine-tuning of {project}/{name}"
         return await self.finish(lambda: self.submit_train_sft(project, name, request), what, show=show)
 
     async def fork(self, project: str, name: str, request: ForkRequest, *, show: bool = False) -> JobStatus:
-        """Submit a job on files and wait for its end, as `train`; the three below do likewise."""
+        """Submit a fork and wait for its end; the errors are those of `train`."""
         return await self._file_job("fork", project, name, request, show)
 
     async def export(self, project: str, name: str, request: ExportRequest, *, show: bool = False) -> JobStatus:
@@ -183,7 +182,7 @@ class ArtClient(HttpClient):
         return await self.finish(lambda: self.typed(JobStatus, "POST", path, body=request), what, show=show)
 
     async def finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool = False) -> JobStatus:
-        """Submit a job, again if the server has lost it, and follow it to its end; as `train`."""
+        """Submit a job, again if the server has lost it, and wait for its end; the errors are those of `train`."""
         return await finish_job(self, submit, what, show=show)
 
 

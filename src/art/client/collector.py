@@ -1,13 +1,13 @@
-"""From rollouts that other programs ran to groups for training.
+"""Turns rollouts that other programs ran into groups for training.
 
     agents, in any language                            this process
     ask under /rollouts/{id}/v1
     PUT /api/rollouts/{id} {group_id, reward}   -->    groups = await model.collect_trajectory_groups(16, 8)
                                                        await backend.train(model, groups)
 
-A group is complete when as many of its rollouts are finished as wanted, however they ended. A `RolloutCollector` hands
-it out once, and again if the job that was to train it failed or was cancelled. After a restart the server still knows
-which rollouts were trained, and the others come again.
+A group is complete when `rollouts_per_group` of its rollouts are finished, however they ended. A `RolloutCollector`
+hands it out once, and again if the job that trained it failed or was cancelled. After a restart the server still knows
+which rollouts were trained, and the collector hands out the others again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 _MAX_FETCHES = 16
-"""Records that are fetched at once."""
+"""Limit of records that are fetched at the same time."""
 _MAX_HANDED_OUT = 3
-"""Times that a group is handed out: what fails as often is the fault of the group."""
+"""Times that a group is handed out. If its job fails each time, the group itself is probably at fault."""
 
 
 def load_trajectory(record: RolloutRecord) -> Trajectory:
-    """What was said in a rollout, its longest conversation first, with its reward if it has one."""
+    """Make a trajectory of a recorded rollout: its longest conversation first, and its reward if it has one."""
     histories = [_load_history(item) for item in record.histories]
     main = max(histories, key=lambda history: len(history.messages_and_choices), default=History())
     told = {"scenario_id": record.scenario_id, "outcome": record.outcome, "error": record.error}
@@ -64,13 +64,13 @@ class _HandedOut:
 
 @dataclass(slots=True)
 class RolloutCollector:
-    """Finished rollouts of one model, group by group."""
+    """Collects finished rollouts of one model, group by group."""
 
     connect: Callable[[], Awaitable[ArtClient]]
     project: str
     name: str
     _waiting: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
-    """Finished rollouts by group and id, groups in the order of their first."""
+    """Finished rollouts by group and id; groups are in the order of their first rollout."""
     _handed_out: dict[str, _HandedOut] = field(default_factory=dict)
     _num_ungrouped: int = 0
     _since: int = 0
@@ -78,13 +78,13 @@ class RolloutCollector:
     async def collect(
         self, num_groups: int, rollouts_per_group: int, *, timeout_s: float | None, pbar_desc: str | None
     ) -> list[TrajectoryGroup]:
-        """Wait for complete groups, oldest first.
+        """Wait for complete groups and return them, oldest first.
 
-        Rollouts that ended as `infra_fault`, or never asked the model anything, are the `exceptions` of their group.
+        A rollout that ended as `infra_fault`, or never asked the model anything, becomes an exception of its group.
 
         Raises:
-            ConfigError: a number below 1.
-            ProcessError: `timeout_s` seconds have passed; what has come meanwhile is kept for the next call.
+            ConfigError: a number is below 1.
+            ProcessError: `timeout_s` seconds have passed; the rollouts so far are kept for the next call.
         """
         if num_groups < 1 or rollouts_per_group < 1:
             raise ConfigError(
@@ -107,7 +107,7 @@ class RolloutCollector:
                 await asyncio.sleep(POLL_S)
 
     async def _update(self, client: ArtClient) -> None:
-        """Take in what was finished since the last time."""
+        """Fetch the rollouts that were finished since the last call."""
         model = f"{self.project}/{self.name}"
         while True:
             query = RolloutQuery(
@@ -132,13 +132,18 @@ class RolloutCollector:
             self._take_back(group)
 
     def _take_back(self, group: str) -> None:
-        """The job of a group came to nothing, which the server says by listing its rollouts again. Those that it has
-        not trained in any case (they never asked the model) are not listed, so the group comes back as it was."""
+        """Hand out a group again whose job failed; the server says so by listing its rollouts again.
+
+        Rollouts that are never trained, because they never asked the model, are not listed, so the whole group is taken
+        as it was.
+        """
         handed_out = self._handed_out[group]
         if handed_out.times < _MAX_HANDED_OUT:
             self._waiting[group] = handed_out.rollouts
         else:
-            logger.warning("group %s was handed out %d times and trained by no job: left out", group, handed_out.times)
+            logger.warning(
+                "group %s was handed out %d times, and every training of it failed: dropped", group, handed_out.times
+            )
 
     def _take(self, groups: list[str]) -> None:
         for group in groups:
@@ -146,7 +151,9 @@ class RolloutCollector:
             self._handed_out[group] = _HandedOut(self._waiting.pop(group), 1 + (before.times if before else 0))
 
     def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
-        begun = ", ".join(f"{group!r} has {len(found)}" for group, found in list(self._waiting.items())[:5]) or "none"
+        begun = (
+            ", ".join(f"{group!r} has {len(rollouts)}" for group, rollouts in list(self._waiting.items())[:5]) or "none"
+        )
         ungrouped = f" {self._num_ungrouped} finished rollouts have no group_id." if self._num_ungrouped else ""
         return (
             f"after {timeout_s:g} s {complete} of {num_groups} groups of {self.project}/{self.name} have "

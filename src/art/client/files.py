@@ -1,7 +1,7 @@
-"""Fetching a checkpoint or export: file by file, resumed where a connection broke, verified, and complete or absent.
+"""Downloads a checkpoint or export file by file. A broken download is resumed, and every file is verified.
 
-Files come into a hidden folder beside the target, which is renamed at the end. A program that is stopped half-way
-leaves that folder, and the next call goes on with it.
+Files are written to a hidden folder beside the target, which is renamed at the end. If the program is stopped before,
+the folder stays and the next call continues with it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from art.errors import ArtError, ConfigError, CorruptCheckpointError
 from art.protocol.checkpoint_calls import FileInfo, FileList
 
 OnBytes = Callable[[int, int], None]
-"""Called with (bytes here, of how many)."""
+"""Called with the bytes received so far and the total."""
 MAX_CORRUPT = 2
-"""Times that a file may come with another hash than its list says."""
+"""Times that a file may arrive with another hash than listed."""
 PARTIAL_CONTENT = 206
 
 
 async def download(client: HttpClient, place: str, target: Path, on_bytes: OnBytes | None = None) -> FileList:
-    """Make the folder `target` of the files at `place`, a path of the API; one that is there and equal stays.
+    """Download the files at `place`, a path of the API, as the folder `target`. An equal folder stays as it is.
 
     Raises:
-        ConfigError: `target` is there with other content.
-        CorruptCheckpointError: a file came damaged, again and again.
-        ArtError: what the server says.
+        ConfigError: `target` exists with other content.
+        CorruptCheckpointError: a file arrived damaged again and again.
+        ArtError: the server refused.
     """
     listed = await client.typed(FileList, "GET", f"{place}/files")
     for info in listed.files:
@@ -54,7 +54,7 @@ async def download(client: HttpClient, place: str, target: Path, on_bytes: OnByt
 
 
 def _prepare(target: Path, files: list[FileInfo]) -> Path | None:
-    """The folder to download into, with what an earlier call has left of the same; `None`: the target is there."""
+    """The folder to download into, with the files of an interrupted call; `None` if the target is complete."""
     if target.exists():
         if all((target / info.name).is_file() and _digest(target / info.name) == info.sha256 for info in files):
             return None
@@ -75,7 +75,7 @@ async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo, on_h
             if await asyncio.to_thread(_is_whole, file, info):
                 on_here(info.size)
                 return
-            here, num_corrupt = 0, num_corrupt + 1  # e.g. a part of another version of it
+            here, num_corrupt = 0, num_corrupt + 1  # e.g. part of another version of the file
             if num_corrupt > MAX_CORRUPT:
                 raise CorruptCheckpointError(f"{client.base_url}{path} came {num_corrupt} times with another sha256")
         started = time.monotonic()
@@ -105,7 +105,7 @@ async def _receive(
 
 
 def _size(file: Path) -> int:
-    """-1 where there is none: an empty file is one."""
+    """Size in bytes, and -1 if there is no file: an empty file exists."""
     return file.stat().st_size if file.exists() else -1
 
 
@@ -114,7 +114,7 @@ def _open(file: Path, *, append: bool) -> BinaryIO:
 
 
 def _is_whole(file: Path, info: FileInfo) -> bool:
-    """Whether it has the hash of the list; what has not is deleted."""
+    """Whether the file has the listed hash; if not, it is deleted."""
     whole = _digest(file) == info.sha256
     if not whole:
         file.unlink()

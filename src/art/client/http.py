@@ -1,4 +1,4 @@
-"""Requests that outlast a restart of the server: what gets no answer is asked again until a deadline."""
+"""HTTP requests that survive a restart of the server: a request without an answer is repeated until a deadline."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ OnRetry = Callable[[Exception, float], Awaitable[None]]
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
 UNREACHABLE_DEADLINE_S = 300.0
-"""How long a call goes on without any answer from the server."""
+"""Time after which a call without any answer from the server fails."""
 FIRST_CONTACT_DEADLINE_S = 10.0
-"""The same where no connection could be made yet: then the address is wrong, or no server was started."""
+"""Time after which a call fails if no connection was ever made: the address is wrong, or no server was started."""
 _QUIET_RETRIES = 5
-"""About two seconds, which a short hiccup may take without a warning."""
+"""Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class LostAnswerError(ConnectionError):
-    """A stream could not be opened, or broke: the server is away, or being restarted."""
+    """A stream could not be opened, or broke, because the server is away or restarting."""
 
 
 class HttpClient:
-    """Connections to one server. Use it from any event loop; close it in each."""
+    """Connections to one server. Use it from any event loop, and close it in each."""
 
     def __init__(
         self,
@@ -65,12 +65,13 @@ class HttpClient:
     ) -> None:
         """
         Args:
-            base_url: of the server, without `/v1`.
-            transport: replaces the network, for servers in this process.
+            base_url: address of the server, without `/v1`.
+            transport: used instead of the network, for servers in this process.
+            unreachable_deadline_s: seconds without an answer after which a call fails.
             on_retry: awaited before a call is repeated, with the error and the seconds lost so far.
 
         Raises:
-            ConfigError: the address is none, or the key cannot stand in a header.
+            ConfigError: the address is not valid, or the key is not valid in a header.
         """
         url = _parse_address(base_url)
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
@@ -81,7 +82,7 @@ class HttpClient:
         self.is_local = url.host in _LOOPBACK
         """Whether the server is on this machine, so that both see the same files."""
         self._was_reached = False
-        """Whether something has ever listened at the address."""
+        """Whether a connection to the address was ever made."""
         self._num_closed, self._why_closed = 0, ""
         self._http: PerLoop[httpx2.AsyncClient] = PerLoop(httpx2.AsyncClient.aclose)
 
@@ -92,8 +93,7 @@ class HttpClient:
         await self.close()
 
     async def close(self, why: str = "the connection was closed") -> None:
-        """Close the connections of this event loop. Calls under way fail instead of looking for the server again; `why`
-        is what they say."""
+        """Close the connections of this event loop. Running calls fail with the reason `why` and are not repeated."""
         self._num_closed += 1
         self._why_closed = why
         await self._http.close()
@@ -127,10 +127,10 @@ class HttpClient:
         read_timeout_s: float = READ_TIMEOUT_S,
         what: str | None = None,
     ) -> bytes:
-        """The body of a successful answer. Every call is safe to repeat, so lost ones are repeated.
+        """Send a request and return the body of a successful answer. Lost calls are repeated; all are safe to repeat.
 
         Args:
-            what: is waited for, when it takes long.
+            what: name of what is waited for, for messages when it takes long.
         """
         content = None if body is None else body.model_dump_json().encode()
         timeout = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -171,11 +171,11 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
     ) -> AsyncIterator[httpx2.Response]:
-        """A successful answer whose body is read bit by bit. One try: what was lost is the caller's to judge.
+        """Open a successful answer to read its body piece by piece. It is tried once; the caller decides about a retry.
 
         Raises:
             ArtError: the server refuses.
-            LostAnswerError: no answer, or the connection broke while the body was read.
+            LostAnswerError: there was no answer, or the connection broke while the body was read.
         """
         timeout, num_closed = httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S), self._num_closed
         try:
@@ -192,6 +192,11 @@ class HttpClient:
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
     async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
+        """Wait before the next try.
+
+        Raises:
+            ProcessError: the calls have been lost for too long.
+        """
         limit_s = self._unreachable_deadline_s
         if not self._was_reached:
             limit_s = min(limit_s, FIRST_CONTACT_DEADLINE_S)
@@ -200,7 +205,7 @@ class HttpClient:
         if lost_s > limit_s:
             raise ProcessError(
                 f"{what}: the server at {self.base_url} gave no answer for {lost_s:.0f} s "
-                f"(last: {type(error).__name__}: {error}). Is it running? Its log says more"
+                f"(last: {type(error).__name__}: {error}). Is it running? See its log"
             ) from error
         level = logging.WARNING if attempt == _QUIET_RETRIES else logging.DEBUG
         logger.log(level, "%s got no answer (%r): trying again for up to %.0f s", what, error, limit_s)
@@ -210,20 +215,20 @@ class HttpClient:
         await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
 
     def _raise_if_hopeless(self, error: Exception, what: str) -> None:
-        """Raise a `ConfigError` for an error that comes back however often the request is repeated.
+        """Raise a `ConfigError` for an error that every repetition would meet again.
 
-        What was in a header is left out of the message, and of the chain of errors: it may be a key.
+        The content of headers is left out of the message and of the chain of errors, because it may be a key.
         """
         if isinstance(error, httpx2.LocalProtocolError) and "Illegal header" in str(error):
             raise ConfigError(
-                f"{what} to {self.base_url} was not sent: a header, by its name or its value, is none that HTTP allows"
+                f"{what} to {self.base_url} was not sent: the name or value of a header is not allowed in HTTP"
             ) from None
         if isinstance(error, httpx2.UnsupportedProtocol):
             raise ConfigError(f"{what} to {self.base_url} was not sent: {error}") from error
         if (refused := _certificate_error(error)) is not None:
             raise ConfigError(
                 f"{what}: the certificate of {self.base_url} is not accepted ({refused.verify_message}). Use an "
-                "address that it was issued for, or name its authority by the environment variable SSL_CERT_FILE"
+                "address that it was issued for, or set the environment variable SSL_CERT_FILE to its authority"
             ) from error
 
     def _nobody_listens(self, error: Exception, tried_s: float) -> str:
@@ -244,9 +249,10 @@ class HttpClient:
 
 
 def _parse_address(base_url: str) -> httpx2.URL:
-    """
+    """Parse the address of a server.
+
     Raises:
-        ConfigError: it is no http:// or https:// address.
+        ConfigError: it is not an http:// or https:// address.
     """
     with contextlib.suppress(httpx2.InvalidURL):
         url = httpx2.URL(base_url)
@@ -273,12 +279,12 @@ _BY_STATUS: dict[int, type[ArtError]] = {
 
 def _may_try_again(response: httpx2.Response, error: Exception) -> bool:
     if response.headers.get("x-should-retry") == "false":
-        return False  # a server that knows better: a model that cannot be loaded is no matter of time
+        return False  # the server knows that a retry is useless, e.g. for a model that cannot be loaded
     return response.status_code in _TRY_AGAIN or isinstance(error, OverloadedError)
 
 
 def _error_of(response: httpx2.Response) -> ArtError:
-    """The error that an answer stands for; by status where the body is not ours (a proxy, another server)."""
+    """The error in an answer; chosen by status if the body is not from ART (a proxy, another server)."""
     try:
         body = response.json()["error"]
         code, message, param = body["code"], str(body["message"]), body.get("param")

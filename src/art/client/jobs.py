@@ -1,4 +1,4 @@
-"""Following a job to its end: by its events, which are taken up again where a connection broke, else by asking."""
+"""Follows a job to its end by its events, which continue after a broken connection, or else by asking for its state."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 JOB_DEADLINE_S = 24 * 3600.0
 POLL_S = 20.0
 SILENCE_S = 40.0
-"""A stream of events that is silent for so long is broken: the server gives a sign of life four times as often."""
+"""Silence after which a stream of events counts as broken. The server sends a sign of life four times as often."""
 MAX_SILENT_STREAMS = 2
-"""Streams in a row that brought nothing. Then a proxy keeps them back, and the job is asked for instead."""
+"""Streams in a row without any event. After them the job's state is asked for: a proxy may hold events back."""
 
 
 async def finish_job(
     client: HttpClient, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool
 ) -> JobStatus:
-    """Submit a job, again if the server has lost it, and follow it to its end.
+    """Submit a job, again if the server has lost it, and wait for its end.
 
     Raises:
         ArtError: the error that the job ended with.
         JobCancelledError: somebody stopped it.
-        ProcessError: it took longer than `JOB_DEADLINE_S`.
+        ProcessError: the job took longer than `JOB_DEADLINE_S`.
     """
     deadline = time.monotonic() + JOB_DEADLINE_S
     with JobView(what, show=show) as view, announce_wait(view.describe):
@@ -46,7 +46,7 @@ async def finish_job(
             try:
                 status = await _follow(client, status.job_id, view, deadline)
             except NotFoundError:
-                # The server went down before it had written the job. Under its old id this cannot run twice.
+                # The server went down before it stored the job. With the same id it cannot run twice.
                 logger.warning("the server does not know job %s (%s): submitting it again", status.job_id, what)
                 status = await submit()
     if status.state == "cancelled":
@@ -63,14 +63,14 @@ async def _follow(client: HttpClient, job_id: str, view: JobView, deadline: floa
 
     Raises:
         NotFoundError: the server does not know it.
-        ProcessError: it had not ended at `deadline`.
+        ProcessError: the job had not ended at `deadline`.
     """
     after, num_silent = 0, 0
     while True:
         if num_silent < MAX_SILENT_STREAMS:
             num_silent += 1
             try:
-                # Closed here: a generator that is left to the garbage collector may end in another event loop.
+                # Closed here, because the garbage collector might close the generator in another event loop.
                 events = contextlib.aclosing(stream_events(client, job_id, after))
                 async with asyncio.timeout(deadline - time.monotonic()), events as stream:
                     async for event in stream:
@@ -79,9 +79,9 @@ async def _follow(client: HttpClient, job_id: str, view: JobView, deadline: floa
                         if event.status is not None:
                             return event.status
             except LostAnswerError as lost:
-                logger.debug("the events of job %s broke off behind number %d: %s", job_id, after, lost)
+                logger.debug("the events of job %s broke off after number %d: %s", job_id, after, lost)
             except NotFoundError:
-                num_silent = MAX_SILENT_STREAMS  # no such job, or a server without events: its status tells which
+                num_silent = MAX_SILENT_STREAMS  # no such job, or a server without events: the job's status tells which
             except TimeoutError:
                 pass
         # This also waits for a server that is being restarted.
@@ -94,17 +94,17 @@ async def _follow(client: HttpClient, job_id: str, view: JobView, deadline: floa
 
 
 async def job_status(client: HttpClient, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
-    """The state of a job: at once, or with `wait_s` when it changes or that many seconds have passed."""
+    """The state of a job. With `wait_s`, waits until it changes, but not longer than that many seconds."""
     path, params = f"/api/jobs/{quote(job_id, safe='')}", {"wait_s": f"{wait_s:g}"}
     return await client.typed(JobStatus, "GET", path, params=params, read_timeout_s=wait_s + READ_TIMEOUT_S)
 
 
 async def stream_events(client: HttpClient, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent, None]:
-    """Events of a job with a number above `after`, as they come; the last one has the job's status.
+    """Yield the events of a job with a number above `after`; the last one has the job's status.
 
     Raises:
-        NotFoundError: no such job, or a server without events.
-        LostAnswerError: the connection broke; go on behind the number of the last event.
+        NotFoundError: there is no such job, or the server has no events.
+        LostAnswerError: the connection broke; continue after the number of the last event.
     """
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
     path = f"/api/jobs/{quote(job_id, safe='')}/events"
@@ -113,7 +113,7 @@ async def stream_events(client: HttpClient, job_id: str, after: int = 0) -> Asyn
         contextlib.aclosing(cast("AsyncGenerator[str, None]", response.aiter_lines())) as lines,
     ):
         async for line in lines:
-            if line.startswith("data:"):  # ours are one line each, and repeat the event's id and kind
+            if line.startswith("data:"):  # each event of ART is one line and repeats its id and kind
                 try:
                     yield JobEvent.model_validate_json(line[5:])
                 except ValidationError as error:
@@ -123,7 +123,7 @@ async def stream_events(client: HttpClient, job_id: str, after: int = 0) -> Asyn
 
 
 class JobView:
-    """What is known of a job that is waited for: in words, and as a progress bar."""
+    """Shows a job that is waited for, in words and as a progress bar."""
 
     def __init__(self, what: str, *, show: bool = False) -> None:
         self.what = what
@@ -139,7 +139,7 @@ class JobView:
             self._bar.close()
 
     def describe(self) -> str:
-        """Example: "training of p/m (queued at place 2)"."""
+        """The job in words, e.g. "training of p/m (queued at place 2)"."""
         return f"{self.what} ({self._detail})" if self._detail else self.what
 
     def show_event(self, event: JobEvent) -> None:

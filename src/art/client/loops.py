@@ -1,7 +1,7 @@
 """One resource per event loop, closed with its loop.
 
 HTTP clients hold connections that belong to the event loop which opened them. A notebook or a script that calls
-`asyncio.run` several times must therefore get a client per loop, and nobody is there to close the old one.
+`asyncio.run` several times needs a client per loop, and each is closed at the end of its loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Resources by running event loop and key. Copying the holder copies no resource."""
+    """Resources by running event loop and key. A copy of the holder has no resources."""
 
     def __init__(self, close: Callable[[T], Awaitable[None]]) -> None:
         self._close = close
@@ -35,7 +35,7 @@ class PerLoop(Generic[T]):
             resource = make()
             keeper = self._keep(resource)
             with contextlib.suppress(StopIteration):
-                keeper.__anext__().send(None)  # run to its yield; that makes the running loop know the generator
+                keeper.__anext__().send(None)  # run to its yield, by which the running loop learns of the generator
             held[key] = resource, keeper
         return held[key][0]
 
@@ -45,7 +45,7 @@ class PerLoop(Generic[T]):
             await keeper.aclose()
 
     async def _keep(self, resource: T) -> AsyncGenerator[None, None]:
-        """Waits in its yield for the end of the loop: `asyncio.run` closes all async generators before it returns."""
+        """Wait in the yield for the end of the loop: `asyncio.run` closes all async generators before it returns."""
         try:
             yield
         finally:

@@ -1,17 +1,16 @@
-"""The OpenAI client that agents are given: patient with a server that restarts, and cheap per request."""
+"""OpenAI clients for agents: patient with a server that restarts, and cheap per request."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Mapping
 
     from openai import AsyncOpenAI, OpenAI
 
@@ -20,30 +19,31 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1200.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_RETRIES = 30
-"""With the client's own back-off of 0.5 s doubling to 8 s this outlasts about three and a half minutes."""
+"""With the client's own back-off, which doubles from 0.5 s to 8 s, these last about three and a half minutes."""
 MAX_CONNECTIONS = 10_000
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 def load_openai() -> None:
-    """Import what a first request needs: half a second that would otherwise hold up the first rollouts."""
+    """Import what the first request needs. It takes half a second, which would delay the first rollouts."""
     for name in ("openai.resources.chat.completions", "aiohttp"):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
 
 
 def make_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | None = None) -> AsyncOpenAI:
-    """An `AsyncOpenAI` for many concurrent requests. To be used in one event loop only, and closed in it.
+    """Make an `AsyncOpenAI` for many concurrent requests. Use it in one event loop only, and close it there.
 
-    With aiohttp installed it sends through that, which takes about half the CPU time per request.
+    If aiohttp is installed, requests are sent through it, which takes about half the CPU time.
 
     Args:
-        event_hooks: of the HTTP client: what sees each request before it is sent, and each response before it is read.
+        event_hooks: hooks of the HTTP client, called with each request before it is sent and with each response before
+            it is read.
     """
     import httpx2
     import openai
 
-    # Before version 3, which litellm does not take yet, openai needs an adapter of its own for aiohttp.
+    # Before version 3, which litellm does not support yet, openai needs a separate adapter for aiohttp.
     adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
     has_aiohttp = importlib.util.find_spec(adapter) is not None
     http_client = (openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient)(
@@ -62,7 +62,7 @@ def make_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | No
 
 
 def make_blocking_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | None = None) -> OpenAI:
-    """The same for code that blocks. It may be used in several threads, and whoever makes it closes it."""
+    """Make an `OpenAI` client for code that blocks. Several threads may use it; the caller closes it."""
     import httpx2
     import openai
 
@@ -78,33 +78,11 @@ def make_blocking_openai_client(base_url: str, api_key: str, event_hooks: EventH
     )
 
 
-class BlockingClients:
-    """`OpenAI` clients by key, each made once for all threads. Copying the holder copies no client."""
-
-    def __init__(self) -> None:
-        self._held: dict[Hashable, OpenAI] = {}
-        self._lock = threading.Lock()
-
-    def get(self, make: Callable[[], OpenAI], key: Hashable) -> OpenAI:
-        with self._lock:
-            if key not in self._held:
-                self._held[key] = make()
-            return self._held[key]
-
-    def close(self) -> None:
-        with self._lock:
-            while self._held:
-                self._held.popitem()[1].close()
-
-    def __deepcopy__(self, memo: Any) -> BlockingClients:
-        return BlockingClients()
-
-
 def check_address(base_url: str) -> str:
-    """The address itself.
+    """Return the address if requests can be sent there.
 
     Raises:
-        ConfigError: nothing can be sent there, which OpenAI's client would try again and again.
+        ConfigError: it is not an http address. OpenAI's client would retry it again and again.
     """
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:

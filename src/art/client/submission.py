@@ -1,4 +1,4 @@
-"""What is sent to be trained: trajectories as wire types."""
+"""Converts trajectories to the wire types that are sent for training."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
-    """Groups as they are sent.
+    """Convert groups to wire types.
 
     Raises:
         NothingTrainableError: there is no trajectory at all.
-        TrajectoryError: these are no groups, a reward is not a number, or a trajectory is empty.
+        TrajectoryError: these are not groups, a reward is not a number, or a trajectory is empty.
     """
     groups = check_groups(groups)
     wired = [
@@ -36,7 +36,7 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
             trajectories=[
                 wire_trajectory(trajectory, f"trajectory {j} of group {i}")
                 for j, trajectory in enumerate(group)
-                if infra_fault(trajectory) is None  # said so after the group was made
+                if infra_fault(trajectory) is None  # may be set after the group was made
             ]
         )
         for i, group in enumerate(groups)
@@ -53,9 +53,10 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
 
 
 def check_recorded(groups: Iterable[WireGroup]) -> None:
-    """
+    """Check that every answer was recorded by the server.
+
     Raises:
-        TrajectoryError: an answer whose tokens and log-probs the server has no record of.
+        TrajectoryError: the server has no tokens and log-probs of an answer.
     """
     for i, group in enumerate(groups):
         for j, trajectory in enumerate(group.trajectories):
@@ -63,10 +64,10 @@ def check_recorded(groups: Iterable[WireGroup]) -> None:
                 choice = item.get("choice")
                 if (item.get("role") == "assistant") if choice is None else choice.get("exchange_id") is None:
                     raise TrajectoryError(
-                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} holds an answer that "
-                        "ART has no record of, so its tokens are not known. Append the `Choice` objects that "
+                        f"allow_training_without_logprobs=True: trajectory {j} of group {i} has an answer that "
+                        "ART has not recorded, so its tokens are not known. Append the `Choice` objects that "
                         "`model.openai_client()` returned, whose log-probs are always recorded; answers from elsewhere "
-                        "can be learnt by `train_sft`"
+                        "can be trained by `train_sft`"
                     )
 
 
@@ -77,7 +78,7 @@ def _describe_failures(groups: list[TrajectoryGroup]) -> str:
 
 
 def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
-    """A trajectory as it is sent; `what` names it in errors.
+    """Convert a trajectory to its wire type; `what` names it in errors.
 
     Raises:
         TrajectoryError: a reward is not a number, or there are no messages.
@@ -86,7 +87,7 @@ def wire_trajectory(trajectory: Trajectory, what: str) -> WireTrajectory:
     if not histories:
         raise TrajectoryError(f"{what} has no messages; append the messages and choices of its conversation")
     if histories[0] is not trajectory:
-        histories.insert(0, trajectory)  # the first one is what turn and token rewards are about, empty or not
+        histories.insert(0, trajectory)  # turn and token rewards refer to the first conversation, even if it is empty
     reward = _number(trajectory.reward, what)
     return WireTrajectory(
         reward=reward if "reward" in trajectory.model_fields_set else None,
@@ -127,7 +128,7 @@ def _wire_history(history: History, what: str) -> WireHistory:
 
 
 def _wire_item(item: Any) -> dict[str, Any]:
-    """A message stays as it is. Log-probs of a recorded choice stay behind: the server has the exact ones."""
+    """A message unchanged, or a choice. Log-probs of a recorded choice are not sent, because the server has them."""
     item = parse_item(item)
     if not is_choice(item):
         return cast(dict[str, Any], item)

@@ -1,4 +1,4 @@
-"""Making waits visible."""
+"""Tells the user what a call is waiting for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LONGEST_SILENCE_S = 600.0
 
 @contextlib.contextmanager
 def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) -> Iterator[None]:
-    """Say what is waited for once the body has taken `every_s` seconds, and again, twice as long apart each time.
+    """Log what is waited for when the body has taken `every_s` seconds, and again at doubling intervals.
 
-    A warning, since nothing less is shown by a program that has not set up logging.
+    It is a warning, because programs that have not set up logging show nothing less.
     """
     loop = asyncio.get_running_loop()
     start = time.monotonic()

@@ -1,1 +1,11 @@
-"""What serves code written for ART 0.3 to 0.5; docs/older_code.md lists it."""
+"""Code for programs written for ART 0.3 to 0.5. docs/older_code.md lists what it serves.
+
+settings            the dictionaries of `art.dev`, and older words of `train`
+internal_config     `_internal_config`, translated to today's settings
+model_fields        fields of `Model` that no longer exist
+gather              options of the gather functions that have no effect
+checkpoint_names    `backend._experimental_...`
+metrics             `model.metrics_builder()` and `track_api_cost`
+sft_chunks, model_step, get_repo_root_path, strip_logprobs    helpers that `art.utils` still offers
+refused             names that no longer exist, each with what to use today
+"""

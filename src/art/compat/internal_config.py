@@ -1,4 +1,4 @@
-"""`_internal_config` of older code: what it asks for, in today's settings, and errors in the names that it uses."""
+"""Translates `_internal_config` of older code to today's settings, and errors back to its names."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _HINTS = {
         "run_name", "save_steps", "save_strategy", "save_total_limit",
     },
 }  # fmt: skip
-"""How vLLM and Unsloth share a GPU, what another trainer prints and saves: no effect on what is computed, and nothing
-that the embedded engine and ART's trainer need."""
+"""Settings without effect here: how vLLM and Unsloth share a GPU, and what another trainer prints and saves. A warning
+names them."""
 
 _NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
     "init_args": {
@@ -82,35 +82,35 @@ _HONOURED: dict[str, dict[str, _Target]] = {
         "use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),
     },
 }
-"""What each older name becomes: the parts of `ModelSettings`, the setting, and its type."""
+"""Parts of `ModelSettings`, setting and type of each older name."""
 
 _OPTIMIZER = {
     "max_grad_norm": "max_grad_norm", "weight_decay": "weight_decay", "adam_epsilon": "eps", "adam_beta1": "betas",
     "adam_beta2": "betas",
 }  # fmt: skip
-"""What each name in `trainer_args` becomes: a setting of the optimiser of every training step."""
+"""Setting of the optimiser for each name in `trainer_args`."""
 
 _SECTIONS = ("init_args", "engine_args", "peft_args", "trainer_args")
 _MODELS = {"lora": LoraConfig, "engine": EngineConfig, "trainer": TrainerConfig, "render": RenderConfig}
 
 
 def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSettings:
-    """The settings that an `InternalModelConfig` asks for.
+    """Translate an `InternalModelConfig`.
 
     Raises:
-        ConfigError: it asks for something that cannot be honoured, by name.
+        ConfigError: it asks for something that cannot be honoured; the message names it.
     """
     config = dict(config or {})
     if "settings" in config:
         if len(config) > 1:
             raise ConfigError(
-                f"`settings` stands alone; got {', '.join(sorted(config.keys() - {'settings'}))} beside it"
+                f"`settings` excludes all other keys; got {', '.join(sorted(config.keys() - {'settings'}))} beside it"
             )
         return ModelSettings.model_validate(config["settings"])
-    found: dict[str, dict[str, Any]] = {"lora": {}, "engine": {}, "trainer": {}, "render": {}}
+    sections: dict[str, dict[str, Any]] = {"lora": {}, "engine": {}, "trainer": {}, "render": {}}
     names: _Names = {}
     if kwargs := config.pop("chat_template_kwargs", None):
-        found["render"]["chat_template_kwargs"] = kwargs
+        sections["render"]["chat_template_kwargs"] = kwargs
     hints: list[str] = []
     refused: list[str] = []
     trains_all = False
@@ -125,7 +125,7 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
             if section == "trainer_args" and key in _OPTIMIZER:
                 continue  # see `optimizer_from_internal_config`
             if target := _HONOURED.get(section, {}).get(key):
-                _set(found, names, target, value, name)
+                _set(sections, names, target, value, name)
             elif key in _HINTS.get(section, ()):
                 hints.append(name)
             else:
@@ -135,48 +135,48 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
             f"_internal_config asks for what ART cannot honour: {', '.join(refused)}. Remove it, or use "
             "`TrainableModel(settings=art.ModelSettings(...))` and `art.TrainConfig(...)`, which list all settings"
         )
-    if trains_all and found["lora"]:
-        given = ", ".join(names["lora", setting] for setting in found["lora"])
+    if trains_all and sections["lora"]:
+        useless = ", ".join(names["lora", setting] for setting in sections["lora"])
         raise ConfigError(
-            f"init_args.full_finetuning=True trains all weights, so {given} of a LoRA would have no effect; remove one "
-            "of the two"
+            f"init_args.full_finetuning=True trains all weights, so {useless} of a LoRA would have no effect; keep "
+            "one of the two"
         )
     if hints:
         logger.warning("not needed by the embedded engine, and without effect: %s", ", ".join(hints))
-    return _build(found | {"lora": None} if trains_all else found, names)
+    return _build(sections | {"lora": None} if trains_all else sections, names)
 
 
 _Names = dict[tuple[str, str], str]
-"""What the user calls a setting, by part and setting."""
+"""The user's name of each setting, by part and setting."""
 
 
-def _set(found: dict[str, dict[str, Any]], names: _Names, target: _Target, value: Any, name: str) -> None:
+def _set(sections: dict[str, dict[str, Any]], names: _Names, target: _Target, value: Any, name: str) -> None:
     parts, setting, convert = target
     if setting == "target_modules" and isinstance(value, str):
         value = None if value == "all-linear" else [value]
     try:
         value = value if value is None else convert(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}={value!r} is no {convert.__name__}") from error
+        raise ConfigError(f"{name}={value!r} is not of type {convert.__name__}") from error
     for part in parts:
-        if found[part].get(setting, value) != value:
-            raise ConfigError(f"{name}={value} contradicts {names[part, setting]}={found[part][setting]}; keep one")
-        found[part][setting] = value
+        if sections[part].get(setting, value) != value:
+            raise ConfigError(f"{name}={value} contradicts {names[part, setting]}={sections[part][setting]}; keep one")
+        sections[part][setting] = value
         names[part, setting] = name
 
 
-def _build(found: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSettings:
+def _build(sections: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSettings:
     models: dict[str, Any] = dict(_MODELS)
-    engine = found["engine"] or {}
-    if "weights" in engine:  # of vLLM only, which has no word for weights that are not quantised
+    engine = sections["engine"] or {}
+    if "weights" in engine:  # only vLLM has this setting, and it has none for quantisation
         models["engine"] = VllmConfig
         if engine.pop("quantization", "none") != "none":
             raise ConfigError(
                 f"{names['engine', 'quantization']}=True cannot go with rollout_weights_mode={engine['weights']!r}: "
-                "whole weights of vLLM are not rounded as the trainer's are; leave one of the two out"
+                "vLLM does not round whole weights as the trainer does; leave one of the two out"
             )
     parts: dict[str, Any] = {}
-    for part, values in found.items():
+    for part, values in sections.items():
         try:
             parts[part] = None if values is None else models[part].model_validate(values)
         except ValidationError as error:
@@ -196,7 +196,7 @@ def _in_users_words(text: str, names: _Names) -> str:
 
 
 def in_older_names(error: ArtError, config: Mapping[str, Any] | None) -> ArtError:
-    """The same error, speaking of `init_args.max_seq_length` where the user wrote that for `engine.max_context`."""
+    """Put the user's names into an error: `init_args.max_seq_length` in place of `engine.max_context`."""
     names: _Names = {
         (part, setting): f"{section}.{key}" if section else key
         for section, honoured in _HONOURED.items()
@@ -210,20 +210,20 @@ def in_older_names(error: ArtError, config: Mapping[str, Any] | None) -> ArtErro
 
 
 def optimizer_from_internal_config(config: Mapping[str, Any] | None) -> OptimizerConfig | None:
-    """The optimiser of every training step that `trainer_args` asks for; `None` if they say nothing of it.
+    """The optimiser that `trainer_args` asks for; `None` if they have no setting of it.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    given = {key: value for key, value in ((config or {}).get("trainer_args") or {}).items() if key in _OPTIMIZER}
-    if not given:
+    own = {key: value for key, value in ((config or {}).get("trainer_args") or {}).items() if key in _OPTIMIZER}
+    if not own:
         return None
     defaults = OptimizerConfig()
-    settings = {_OPTIMIZER[key]: value for key, value in given.items()}
+    settings = {_OPTIMIZER[key]: value for key, value in own.items()}
     if "betas" in settings:
         first, second = defaults.betas
-        settings["betas"] = given.get("adam_beta1", first), given.get("adam_beta2", second)
-    names = {setting: f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in given}
+        settings["betas"] = own.get("adam_beta1", first), own.get("adam_beta2", second)
+    names = {setting: f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in own}
     try:
         return OptimizerConfig.model_validate(settings)
     except ValidationError as error:

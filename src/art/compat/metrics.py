@@ -1,12 +1,12 @@
-"""`model.metrics_builder()` and `track_api_cost` of older code: metrics and costs that end up in the next logged row.
+"""`model.metrics_builder()` and `track_api_cost` of older code: metrics and costs for the next row of the history.
 
     builder = model.metrics_builder("train")
     with builder.activate_context():
-        await rollouts()                          # what a `track_api_cost` function costs is booked
+        await rollouts()                          # books the costs of `track_api_cost` functions
     builder.add_user_timing(step_actor_s=3.1)
     await model.log(groups, split="train")        # writes both
 
-Money goes to `model.costs`, the ledger that also has judges and devices; other numbers wait for `model.log`.
+Costs go to `model.costs`, the ledger that also has judges and devices; other numbers wait for `model.log`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MetricsBuilder:
         """
         Args:
             cost_context: first part of the names of costs: `train` or `eval`.
-            ledger: gives the model's, which may move when the model is registered.
+            ledger: returns the model's ledger, whose file may move when the model is registered.
             pending: metrics that wait for the next row; shared by all builders of a model.
         """
         if not cost_context or "/" in cost_context:
@@ -50,7 +50,7 @@ class MetricsBuilder:
     # -- costs --
 
     def add_cost(self, path: str, usd: float) -> None:
-        """Book a sum: `path` is the name of the metric without `costs/`, such as `train/search`."""
+        """Book an amount in USD. `path` is the name of the metric without `costs/`, such as `train/search`."""
         self._ledger().book(path.removeprefix("costs/"), usd=usd)
 
     def add_response_cost(
@@ -64,13 +64,13 @@ class MetricsBuilder:
         completion_price_per_million: float | None = None,
         cached_prompt_price_per_million: float | None = None,
     ) -> float:
-        """Book what an answer of a chat API has cost, as `costs/<context>/<source>`.
+        """Book the cost of an answer of a chat API as `costs/<context>/<source>`, and return it in USD.
 
-        The price is what the answer says itself (`usage.cost`), else that of a registered extractor, of the arguments,
-        of `register_model_pricing`, or of litellm where that is installed.
+        The cost is taken from the answer (`usage.cost`), else from a registered extractor, the arguments,
+        `register_model_pricing`, or litellm if it is imported.
 
         Raises:
-            ConfigError: nothing knows the price.
+            ConfigError: the price is not known.
         """
         prompt, cached, completion = _tokens(response)
         usd = _usage(response).get("cost")
@@ -100,7 +100,7 @@ class MetricsBuilder:
 
     @classmethod
     def register_cost_extractor(cls, provider: str, fn: CostExtractor) -> None:
-        """Price the answers of a provider by a function, which gives USD or `None`."""
+        """Register a function that gives the cost of a provider's answer in USD, or `None`."""
         cls._extractors[provider] = fn
 
     @classmethod
@@ -112,7 +112,7 @@ class MetricsBuilder:
         completion_per_million: float,
         cached_prompt_per_million: float | None = None,
     ) -> None:
-        """The price of a model's tokens in USD."""
+        """Register the price of a model's tokens in USD."""
         cls._prices[model_name] = TokenPrice(
             prompt=prompt_per_million, completion=completion_per_million, cached=cached_prompt_per_million
         )
@@ -120,7 +120,7 @@ class MetricsBuilder:
     # -- other metrics --
 
     def add_metric(self, key: str, value: float) -> None:
-        """A number for the next row. `time/step_...`, `data/step_...` and `throughput/step_...` are added up."""
+        """Set a number of the next row. `time/step_...`, `data/step_...` and `throughput/step_...` are added up."""
         section, _, name = key.partition("/")
         if not section or not name or "cum" in key.split("/"):
             raise ConfigError(f"a metric is called 'section/name', without 'cum', which ART adds; got {key!r}")
@@ -156,7 +156,7 @@ class MetricsBuilder:
             self.add_metric(key, time.monotonic() - start)
 
     async def flush(self) -> dict[str, float]:
-        """Take the metrics that wait, to log them oneself; costs stay with the model and are in its next row."""
+        """Return the waiting metrics and forget them. Costs stay with the model and are in its next row."""
         taken = dict(self._pending)
         self._pending.clear()
         return taken
@@ -164,16 +164,16 @@ class MetricsBuilder:
     # -- which builder is asked --
 
     def for_cost_context(self, cost_context: str) -> MetricsBuilder:
-        """The same buffers, with another first part of the names of costs."""
+        """A builder with the same buffers and another first part of the names of costs."""
         return MetricsBuilder(cost_context, self._ledger, self._pending)
 
     def activate(self) -> Token[MetricsBuilder | None]:
-        """Let `track_api_cost` book here until `token.var.reset(token)`."""
+        """Make `track_api_cost` book here until `token.var.reset(token)`."""
         return _active.set(self)
 
     @contextlib.contextmanager
     def activate_context(self) -> Iterator[MetricsBuilder]:
-        """Let `track_api_cost` book here inside of the block."""
+        """Make `track_api_cost` book here inside the block."""
         token = self.activate()
         try:
             yield self
@@ -182,9 +182,10 @@ class MetricsBuilder:
 
     @staticmethod
     def get_active() -> MetricsBuilder:
-        """
+        """The builder that `track_api_cost` books with.
+
         Raises:
-            LookupError: none is active.
+            LookupError: no builder is active.
         """
         if (active := _active.get()) is None:
             raise LookupError("no metrics builder is active: use `with model.metrics_builder(...).activate_context():`")
@@ -204,13 +205,13 @@ def track_api_cost(
     completion_price_per_million: float | None = None,
     cached_prompt_price_per_million: float | None = None,
 ) -> Callable[[F], F]:
-    """Decorate a function that asks a chat API: what each answer costs is booked with the active builder.
+    """Decorate a function that asks a chat API, to book the cost of each answer with the active builder.
 
-    Without an active builder nothing is booked. Functions of both kinds can be decorated.
+    Without an active builder nothing is booked. The function may be async or not.
 
     Args:
         source: name of the cost, such as `llm_judge/correctness`.
-        response_getter: finds the answer in what the function returns; by default that is the answer.
+        response_getter: gets the answer from the result of the function; by default the result is the answer.
     """
 
     def book(result: Any) -> Any:
@@ -253,7 +254,7 @@ def _usage(response: Any) -> dict[str, Any]:
 
 
 def _tokens(response: Any) -> tuple[int, int, int]:
-    """Prompt, cached and completion tokens, as OpenAI or Anthropic name them."""
+    """Prompt, cached and completion tokens by the names of OpenAI or Anthropic."""
     usage = _usage(response)
     cached = _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
     prompt = usage.get("prompt_tokens", usage.get("input_tokens")) or 0
@@ -261,11 +262,11 @@ def _tokens(response: Any) -> tuple[int, int, int]:
 
 
 def _litellm_price(response: Any, name: str) -> float | None:
-    """Only a program that has litellm anyway is helped by it."""
+    """The cost by litellm, if the program has imported it."""
     litellm = sys.modules.get("litellm")
     if litellm is None:
         return None
     try:
         return float(litellm.completion_cost(completion_response=response, model=name))
-    except Exception:  # it raises what it likes for a model that it does not know
+    except Exception:  # it raises various errors for an unknown model
         return None

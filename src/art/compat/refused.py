@@ -1,7 +1,7 @@
-"""Names of older code that nothing here answers to, each with what to use today.
+"""Names of older code that no longer exist, each with what to use today.
 
-A module refuses its names by `__getattr__ = refusals(__name__)`, so that `from art import ServerlessBackend` says more
-than that it cannot be imported.
+A module refuses its names by `__getattr__ = refusals(__name__)`, so that the error of
+`from art import ServerlessBackend` says what to use.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ REFUSED: dict[str, dict[str, str]] = {
         "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",
     },
 }  # fmt: skip
-"""What to use instead, by module and name."""
+"""Advice by module and name."""
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """
+    """Refuse a name of a module.
+
     Raises:
-        ImportError: an older name; says what to use today.
-        AttributeError: any other name.
+        ImportError: it is an older name; the message says what to use today.
+        AttributeError: it is any other name.
     """
     if advice := REFUSED.get(module, {}).get(name):
         raise ImportError(f"{module}.{name} does not exist in this version of ART: {advice}", name=module)
@@ -70,5 +71,5 @@ def refuse(module: str, name: str) -> NoReturn:
 
 
 def refusals(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module."""
+    """Make the `__getattr__` of a module."""
     return lambda name: refuse(module, name)

@@ -1,6 +1,6 @@
-"""Every setting and its default; nowhere else holds one.
+"""The settings of models, training and servers, with their defaults.
 
-Unknown keys are errors. A setting that a backend cannot honour is an error too, never ignored in silence.
+An unknown name is an error, and so is a setting that a backend cannot honour.
 Sources of the defaults: "LoRA without regret" (rank, all linear layers, learning rate about 10 times that of full
 fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `losses/dppo.py`).
 """

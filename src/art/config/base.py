@@ -1,4 +1,4 @@
-"""What all settings share."""
+"""The base class of all settings, and types that several of them use."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class _PlainErrors(ModelMetaclass):
-    """A class whose constructor reports invalid settings as a `ConfigError` in plain words.
+    """Metaclass whose classes report invalid settings as a `ConfigError` in plain words.
 
-    `model_validate` still raises pydantic's error, for callers that add the place of a setting in a file.
+    `model_validate` still raises pydantic's error, for callers that add where in a file a setting is.
     """
 
     def __call__(cls, *args: Any, **settings: Any) -> Any:
@@ -36,10 +36,10 @@ class _PlainErrors(ModelMetaclass):
 
 
 class Config(BaseModel, metaclass=_PlainErrors):
-    """Base of all settings: frozen, strict about names, and about text and truth values in the place of numbers.
+    """Base of all settings: frozen, and strict about names and about text or truth values in place of numbers.
 
     Raises:
-        ConfigError: a setting is unknown or has a value that it cannot have.
+        ConfigError: a setting is unknown or has an invalid value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,7 +58,7 @@ class Config(BaseModel, metaclass=_PlainErrors):
 
 @functools.cache
 def _numbers_of(config: type[Config]) -> frozenset[str]:
-    """The settings that are numbers, or lists of numbers."""
+    """Names of the settings that are numbers or lists of numbers."""
     return frozenset(
         name
         for name, field in config.model_fields.items()
@@ -67,7 +67,7 @@ def _numbers_of(config: type[Config]) -> frozenset[str]:
 
 
 def _types_in(annotation: Any) -> Iterator[Any]:
-    """The types that an annotation is made of. Words of a `Literal` are no types."""
+    """The types in an annotation, without the words of a `Literal`."""
     if get_origin(annotation) is Annotated:
         yield from _types_in(get_args(annotation)[0])
     elif arguments := () if get_origin(annotation) is Literal else get_args(annotation):
@@ -78,21 +78,21 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 
 def _words_of(annotation: Any) -> set[Any]:
-    """What the `Literal` parts of an annotation allow."""
+    """The words that the `Literal` parts of an annotation allow."""
     if get_origin(annotation) is Literal:
         return set(get_args(annotation))
     return set().union(*map(_words_of, get_args(annotation)))
 
 
 def describe_invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
-    """The complaints of pydantic in plain words: the setting, what it must be, and what was given.
+    """Pydantic's errors in plain words: the setting, what it must be, and what was given.
 
     Args:
-        names: what the user calls a setting, where that is not its own name.
+        names: the user's name of a setting, where it differs from its own name.
     """
     complaints: dict[str, str] = {}
     for one in error.errors(include_url=False):
-        # A part of a place that has brackets names a member of a union, which nobody has written.
+        # A part with brackets names a member of a union, which the user has not written.
         name = ".".join(str(part) for part in one["loc"] if "[" not in str(part))
         text = one["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         if one["type"] == "extra_forbidden":
@@ -101,7 +101,7 @@ def describe_invalid(error: ValidationError, names: Mapping[str, str] | None = N
             text += f", got {one['input']!r}"
         complaints.setdefault(name, f"`{name}` {text}" if name and one["type"] != "value_error" else text)
     own = names or {}
-    return re.sub(r"`(\w+)(?=[`.])", lambda found: f"`{own.get(found[1], found[1])}", "; ".join(complaints.values()))
+    return re.sub(r"`(\w+)(?=[`.])", lambda match: f"`{own.get(match[1], match[1])}", "; ".join(complaints.values()))
 
 
 def check_indices(device: Device, indices: tuple[int, ...]) -> None:

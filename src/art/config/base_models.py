@@ -1,4 +1,4 @@
-"""Short names of base models, for those who do not know the hub's spelling by heart."""
+"""Short names of base models, and checks of the folders that may be given instead."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SHORT_NAMES: dict[str, str] = {
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "gpt-oss-20b": "openai/gpt-oss-20b",
 }  # fmt: skip
-"""The chat version of each, since agents talk."""
+"""Hub ids of chat models by their short names."""
 _EXPECTED = "a hub id such as 'Qwen/Qwen3-0.6B', the folder of a model or of a LoRA adapter, or a short name"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def resolve_base_model(name: str) -> str:
-    """The hub id of a short name; hub ids and folders stay as they are.
+    """Replace a short name by its hub id; hub ids and folders are returned unchanged.
 
     Raises:
-        ConfigError: nothing, or a single word that is neither.
+        ConfigError: the name is empty, or a single word that is neither a short name nor a folder.
     """
     _check_not_empty(name)
     known = SHORT_NAMES.get(name.lower())
@@ -52,12 +52,12 @@ def resolve_base_model(name: str) -> str:
 
 
 def is_local(base_model: str) -> bool:
-    """Whether it names files of the server rather than a hub id (`owner/name`)."""
+    """Whether a base model is a folder of the server rather than a hub id (`owner/name`)."""
     return "/" not in base_model or looks_like_path(base_model) or Path(base_model).exists()
 
 
 def looks_like_path(base_model: str) -> bool:
-    """Whether it can be no hub id: `./x`, `/x`, `~/x`, `x/`, `x/y/z`."""
+    """Whether a base model cannot be a hub id: `./x`, `/x`, `~/x`, `x/`, `x/y/z`."""
     return (
         base_model[:1] in (".", "/", "~")
         or base_model.endswith("/")
@@ -67,10 +67,10 @@ def looks_like_path(base_model: str) -> bool:
 
 
 def find_folder(base_model: str) -> Path | None:
-    """The folder that a base model names, with what loading needs in it; `None` of a hub id.
+    """The folder that a base model names, after a check of its files; `None` for a hub id.
 
     Raises:
-        ConfigError: a path to something else. Says what is missing.
+        ConfigError: it is a path to something else; the message says which files are missing.
     """
     _check_not_empty(base_model)
     folder = Path(base_model).expanduser()

@@ -11,35 +11,37 @@ from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
 class EngineSettings(Config):
-    """What every kind of engine understands."""
+    """Settings that every kind of engine has."""
 
     device: Device = "auto"
+    """Device to sample on; `auto` takes CUDA, then MPS, then the CPU."""
     device_indices: tuple[int, ...] = ()
-    """GPU by its index, of those that the server sees; empty: one that the trainer does not use, if there is one."""
+    """Index of the GPU, among those that the server sees; empty takes one that the trainer does not use, if any."""
     dtype: Dtype = "auto"
-    """`auto`: float32 on CPU, bfloat16 on CUDA, the checkpoint's on MPS."""
+    """Type of the weights; `auto` is float32 on CPU, bfloat16 on CUDA, and the checkpoint's type on MPS."""
     max_context: int | None = Field(default=None, ge=16)
-    """Tokens of prompt plus completion; `None` takes the model's own limit, at most 32,768."""
+    """Limit of tokens in prompt plus completion; `None` takes the model's own limit, at most 32,768."""
     max_running: int = Field(default=64, ge=1)
-    """Requests decoded together, which is the number of KV slots in use at once. Each loaded full checkpoint has as
-    many of its own, and its own KV cache."""
+    """Requests that are decoded together, which is the number of slots of the KV cache in use at once. Each loaded full
+    checkpoint has a KV cache of its own with this number of slots."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may queue; one more is refused with 429."""
+    """Requests that may wait in the queue; further ones are refused with 429."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
 
 class EngineConfig(EngineSettings):
-    """The embedded engine."""
+    """The embedded engine, which samples with PyTorch."""
 
     kind: Literal["torch"] = "torch"
+    """Tells this engine from the others in settings that are stored."""
     kv_cache_tokens: int | None = Field(default=None, ge=16)
-    """KV cache size; `None` fits `max_running` average requests and what memory allows."""
+    """Size of the KV cache in tokens; `None` fits `max_running` average requests, within the memory that is free."""
     prefill_tokens: int = Field(default=4096, ge=16)
-    """Prompt tokens computed in one forward pass, so that long prompts do not stall decoding."""
+    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding."""
     quantization: Quantization = "none"
-    """As the trainer's: the engine computes with the values that NF4 leaves of the base weights, kept in `dtype`, so it
-    becomes neither smaller nor faster."""
+    """Rounding of the base weights. It must be that of the trainer: with `nf4` the engine computes with the rounded
+    values, stored in `dtype`, so it is neither smaller nor faster."""
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:
@@ -66,23 +68,24 @@ _VLLM_OWNED = {
 
 
 class VllmConfig(EngineSettings):
-    """vLLM: a server of its own, which ART starts and watches, or servers that run already."""
+    """vLLM: a server that ART starts and supervises, or servers that already run."""
 
     kind: Literal["vllm"] = "vllm"
+    """Tells this engine from the others in settings that are stored."""
     urls: tuple[str, ...] = ()
-    """Replicas that run already, e.g. `("http://gpu1:8000",)`; nothing is started then. Their key is read from
-    VLLM_API_KEY, and checkpoints must be reachable for them under the same path."""
+    """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
+    read from VLLM_API_KEY, and they must see checkpoints under the same path."""
     max_loras: int = Field(default=4, ge=1)
-    """Adapters, which are steps of models, in one batch; requests for more of them wait."""
+    """Adapters in one batch, one for each step of a model that is asked; requests for further ones wait."""
     weights: Literal["lora", "merged"] = "lora"
-    """How a step gets into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights in place of
-    those that are there, between requests; full fine-tuning needs that. The server then holds one step of one model."""
+    """How a step is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights in place of
+    the present ones, between requests. Full fine-tuning needs `merged`; the server then holds one step of one model."""
     sleep: Literal["auto", "always", "never"] = "auto"
-    """Whether the engine gives its memory to the trainer while that works; requests wait meanwhile. `auto`: where the
-    two share a GPU. `always` needs a shared device, which may be the CPU: vLLM only stands still there."""
+    """Whether the engine frees its memory while the trainer works; requests wait then. `auto`: if both share a GPU.
+    `always` needs a shared device; if that is the CPU, vLLM only pauses and frees nothing."""
     flags: dict[str, bool | int | float | str | list[str]] = {}
-    """Any further flag of `vllm serve`, with underscores: `{"tensor_parallel_size": 2}`. True becomes `--flag`,
-    False `--no-flag`."""
+    """Other flags of `vllm serve`, with underscores: `{"tensor_parallel_size": 2}`. True becomes `--flag` and False
+    becomes `--no-flag`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -94,27 +97,27 @@ class VllmConfig(EngineSettings):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError(
-                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them where those start"
+                "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them there"
             )
         if self.urls and self.weights == "merged":
             raise ValueError(
-                '`weights` is "merged", which needs a server that ART starts; those of `urls` are given adapters. '
+                '`weights` is "merged", which needs a server that ART starts; those in `urls` get adapters. '
                 "Leave one of the two out"
             )
         if self.urls and self.sleep == "always":
-            raise ValueError('`sleep` is "always", but servers of `urls` are not put to sleep; leave one of them out')
+            raise ValueError('`sleep` is "always", but servers in `urls` are never put to sleep; leave one of them out')
         return self
 
     @property
     def num_devices(self) -> int:
-        """GPUs that the flags ask for: replicas times stages times shards."""
+        """Number of GPUs that the flags ask for: replicas times stages times shards."""
         kinds = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
         sizes = [value for name, value in self.flags.items() if name.replace("-", "_").lstrip("_") in kinds]
         return math.prod(size for size in sizes if isinstance(size, int))
 
 
 def _engine_kind(value: Any) -> str:
-    """`torch` where nothing is said, as in settings that were stored before there was a choice."""
+    """The kind of engine; `torch` in settings that were stored before there was a choice."""
     return str(value.get("kind", "torch") if isinstance(value, dict) else getattr(value, "kind", "torch"))
 
 

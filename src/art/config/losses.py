@@ -1,4 +1,4 @@
-"""Losses, and what a step does about samples of another policy."""
+"""Settings of losses, and of the gate against samples from another policy."""
 
 from __future__ import annotations
 
@@ -10,117 +10,143 @@ from art.config.base import Config
 
 
 class LossTerm(Config):
-    """Base of what `TrainConfig.loss` may name. Terms are summed, each times its weight."""
+    """Base of the terms of `TrainConfig.loss`, which are summed."""
 
     weight: float = Field(default=1.0, ge=0)
+    """Factor of the term in the sum."""
 
 
 class DppoConfig(LossTerm):
     """Importance-weighted policy gradient with the binary total-variation mask; the default."""
 
     type: Literal["dppo"] = "dppo"
+    """Name of the loss."""
     mask_low: float = Field(default=0.2, gt=0)
-    """A token with negative advantage is dropped once its probability fell by more than this."""
+    """A token with negative advantage is dropped once its probability fell by more than this (prime-rl)."""
     mask_high: float = Field(default=0.2, gt=0)
-    """A token with positive advantage is dropped once its probability rose by more than this."""
+    """A token with positive advantage is dropped once its probability rose by more than this (prime-rl)."""
     max_ratio: float = Field(default=5.0, gt=1)
     """Upper clamp of the importance ratio."""
     log_ratio_penalty: float = Field(default=1e-3, ge=0)
-    """Weight of (log ratio)^2, which holds the trained policy near the sampler."""
+    """Weight of (log ratio)^2, which keeps the trained policy near the sampler (prime-rl)."""
 
 
 class PpoConfig(LossTerm):
     """PPO's clipped surrogate: the loss of GRPO, Dr.GRPO and DAPO."""
 
     type: Literal["ppo"] = "ppo"
+    """Name of the loss."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """Lower bound of the importance ratio, as an offset: 1 - `clip_low` (DAPO)."""
     clip_high: float = Field(default=0.28, gt=0)
+    """Upper bound of the importance ratio, as an offset: 1 + `clip_high` (DAPO)."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Bounds the loss of a token with negative advantage, as a multiple of it; 3 is usual."""
+    """Upper bound of the loss of a token with negative advantage, as a multiple of its advantage; 3 is usual."""
 
 
 class GspoConfig(LossTerm):
-    """PPO's surrogate on the geometric mean of a sample's importance ratios: a clip is of a whole sample."""
+    """PPO's surrogate on the geometric mean of a sample's importance ratios: whole samples are clipped."""
 
     type: Literal["gspo"] = "gspo"
+    """Name of the loss."""
     clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    """Lower bound of a sample's ratio, as an offset from 1 (GSPO, arXiv 2507.18071)."""
     clip_high: float = Field(default=4e-4, gt=0)
+    """Upper bound of a sample's ratio, as an offset from 1 (GSPO, arXiv 2507.18071)."""
 
 
 class CispoConfig(LossTerm):
     """Clipped importance weights, gradient through the log-prob (MiniMax-M1)."""
 
     type: Literal["cispo"] = "cispo"
+    """Name of the loss."""
     clip_low: float = Field(default=1.0, gt=0, le=1)
+    """Lower bound of the importance weight, as an offset from 1; 1 means no lower bound."""
     clip_high: float = Field(default=4.0, gt=0)
+    """Upper bound of the importance weight, as an offset from 1; 4 follows ScaleRL (arXiv 2510.13786)."""
 
 
 class ReinforceConfig(LossTerm):
     """REINFORCE with importance weights, unbiased off-policy unless `max_ratio` truncates them."""
 
     type: Literal["reinforce"] = "reinforce"
+    """Name of the loss."""
     max_ratio: float | None = Field(default=None, gt=1)
+    """Upper bound of the importance weight; `None` for no bound."""
 
 
 class SftConfig(LossTerm):
     """Cross-entropy on the sampled tokens of the rollouts with positive advantage: rejection fine-tuning."""
 
     type: Literal["sft"] = "sft"
+    """Name of the loss."""
 
 
 class DpoConfig(LossTerm):
     """Direct preference optimisation on pairs of rollouts of a group that differ in reward."""
 
     type: Literal["dpo"] = "dpo"
+    """Name of the loss."""
     beta: float = Field(default=0.1, gt=0)
+    """Scale of the log-ratios to the reference; a larger value keeps the policy nearer to it."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Assumed probability that a pair is in the wrong order."""
     pairs: Literal["best_worst", "all"] = "best_worst"
+    """Pairs of a group: the best with the worst rollout, or all whose rewards differ."""
     reference: int | Literal["base", "sampler"] = "base"
-    """The frozen policy: the base model, the sampler's recorded log-probs, or a checkpoint by its step."""
+    """Frozen policy to compare with: the base model, the sampler's recorded log-probs, or a checkpoint by its step."""
 
 
 class DistillConfig(LossTerm):
     """On-policy distillation: the reverse KL from the policy to a teacher, on the policy's own samples."""
 
     type: Literal["distill"] = "distill"
+    """Name of the loss."""
     teacher: str
     """Inference name of a model on this server with the same vocabulary: `project/name` or `project/name@step`."""
     max_advantage: float | None = Field(default=None, gt=0)
-    """Clamps a token's |log teacher - log policy|."""
+    """Upper bound of a token's |log teacher - log policy|; `None` for no bound."""
 
 
 class KlConfig(LossTerm):
-    """Keeps the policy near a frozen reference. `weight` is what other code calls beta."""
+    """A KL divergence that keeps the policy near a frozen reference."""
 
     type: Literal["kl"] = "kl"
+    """Name of the loss."""
     weight: float = Field(default=1e-3, ge=0)
+    """Factor of the term; other code calls it beta."""
     reference: int | Literal["base"] = "base"
-    """The base model (adapter off), or a checkpoint by its step."""
+    """Frozen policy to stay near: the base model (adapter off), or a checkpoint by its step."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL per token, see http://joschu.net/blog/kl-approx.html; k3 is never negative."""
     where: Literal["loss", "reward"] = "loss"
-    """`reward` takes it off the advantages, centred, so that it moves credit between tokens and adds none."""
+    """`loss` adds the KL to the loss. `reward` subtracts it from the advantages, centred, so that it only moves credit
+    between tokens."""
 
 
 Objective = DppoConfig | PpoConfig | GspoConfig | CispoConfig | ReinforceConfig | DpoConfig
-"""What learns from rewards; a step has at most one."""
+"""Losses that learn from rewards; a step has at most one."""
 LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(discriminator="type")]
 
 
 class MismatchConfig(Config):
-    """What is done about the gap between sampler and trainer, by r = policy / sampler at the step's start."""
+    """The gate against samples from another policy. For each token r = policy / sampler at the step's start."""
 
     low: float = Field(default=0.99, gt=0, le=1)
+    """A sample is masked if the geometric mean of its r is below this."""
     high: float = Field(default=1.01, ge=1)
-    """A sample whose geometric mean of r is outside [low, high] is masked."""
+    """A sample is masked if the geometric mean of its r is above this."""
     token_low: float = Field(default=1e-4, gt=0, le=1)
+    """A sample is masked if any of its tokens has r below this."""
     token_high: float = Field(default=1e2, ge=1)
-    """A sample with any r outside [token_low, token_high] is masked."""
+    """A sample is masked if any of its tokens has r above this."""
     mask_token_low: float | None = Field(default=None, gt=0, lt=1)
+    """A single token is masked if its r is below this, and the rest of its sample is kept; 0.5 is usual."""
     mask_token_high: float | None = Field(default=None, gt=1)
-    """A single token with r outside is masked; the rest of its sample stays. 0.5 and 2 are usual."""
+    """A single token is masked if its r is above this, and the rest of its sample is kept; 2 is usual."""
     truncate: float | None = Field(default=None, ge=1)
-    """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. Needs
-    `anchor="step_start"`: with the sampler as the anchor the ratio is in the loss already."""
+    """Truncated importance sampling: each token's loss is multiplied by min(r, truncate); 2 is usual. It needs
+    `anchor="step_start"`: with the sampler as the anchor the ratio is already in the loss."""
     alarm: float = Field(default=0.05, ge=0, le=1)
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
@@ -128,7 +154,7 @@ class MismatchConfig(Config):
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
-        """Refuse bounds that another one forestalls."""
+        """Reject bounds that a stricter bound makes unreachable."""
         if self.mask_token_low is not None and self.mask_token_low <= self.token_low:
             raise ValueError("`mask_token_low` must be above `token_low`, below which the whole sample is masked")
         if self.mask_token_high is not None and self.mask_token_high >= self.token_high:

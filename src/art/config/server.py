@@ -1,4 +1,4 @@
-"""A model as it is registered, and the server."""
+"""Settings of a registered model, and of the server."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from art.config.trainer import LoraConfig, TrainerConfig
 
 
 class RenderConfig(Config):
-    """How messages become tokens."""
+    """How messages are rendered to tokens."""
 
     chat_template_kwargs: dict[str, bool | int | float | str] = {}
-    """Passed to the chat template, e.g. `{"enable_thinking": False}`."""
+    """Arguments of the chat template, e.g. `{"enable_thinking": False}`."""
     keep_reasoning: bool | None = None
-    """Keep the reasoning of earlier turns in the context; `None` does as the model's template does."""
+    """Whether the reasoning of earlier turns stays in the context; `None` leaves that to the model's template."""
 
 
 class ModelSettings(Config):
-    """What a trainable model is made of, beside its name. Sent at registration and kept by the server."""
+    """How a trainable model is trained and served. Sent at registration and kept by the server."""
 
     lora: LoraConfig | None = LoraConfig()
-    """`None` is full fine-tuning: instead of an adapter, all weights of the decoder layers and the final norm are
-    trained; embedding and language-model head stay frozen."""
+    """Settings of the adapter. `None` is full fine-tuning: all weights of the decoder layers and the final norm are
+    trained instead of an adapter; embedding and language-model head stay frozen."""
     engine: AnyEngineConfig = EngineConfig()
+    """Settings of the engine that samples: `EngineConfig` or `VllmConfig`."""
     trainer: TrainerConfig = TrainerConfig()
+    """Settings of the trainer."""
     render: RenderConfig = RenderConfig()
+    """How messages are rendered to tokens."""
 
     @model_validator(mode="after")
     def _check_full(self) -> Self:
-        """Full fine-tuning needs whole weights, which trainer and engine have to round alike."""
+        """Check that full fine-tuning has whole weights, and that trainer and engine round them alike."""
         engine, trainer = self.engine, self.trainer
         if self.lora is not None:
             return self
@@ -55,7 +58,7 @@ class ModelSettings(Config):
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:
-        """Engine and trainer have to start from the same base weights."""
+        """Check that engine and trainer start from the same base weights."""
         rounded = self.engine.quantization if isinstance(self.engine, EngineConfig) else "none"
         if isinstance(self.engine, VllmConfig) and self.trainer.quantization != "none":
             raise ValueError(
@@ -106,51 +109,56 @@ class RestartConfig(Config):
 
 
 class LimitsConfig(Config):
-    """What a server takes from its clients; more is refused with 413 or 429 and a time to come back, and slow
-    connections are closed. Those that are numbers of requests leave room for thousands of rollouts at once; limits per
-    key do not hold for the key that the server was started with, which is also that of `LocalBackend`."""
+    """Limits on what clients may ask of a server.
+
+    Requests above a limit are refused with 413, or with 429 and a time to try again; slow connections are closed. The
+    defaults leave room for thousands of rollouts at once. Limits per key do not apply to the key that the server was
+    started with, which `LocalBackend` uses.
+    """
 
     max_requests: int = Field(default=16_384, ge=1)
-    """Under way at once, of all keys together."""
+    """Requests at once, of all keys together."""
     max_requests_per_key: int | None = Field(default=4096, ge=1)
-    """Under way at once. `None`: no limit."""
+    """Requests of one key at once; `None` for no limit."""
     max_requests_per_minute_per_key: int | None = Field(default=None, ge=1)
-    """`None`: no limit."""
+    """Requests of one key per minute; `None` for no limit."""
     max_chats_per_project: int | None = Field(default=None, ge=1)
-    """Under way at once, of all keys that are for one project. `None`: no limit."""
+    """Chat requests at once, of all keys of one project; `None` for no limit."""
     max_jobs_per_project: int | None = Field(default=None, ge=1)
-    """Training jobs of one project that are queued or running, whoever submits them. `None`: no limit."""
+    """Training jobs of one project that are queued or running, of all its keys; `None` for no limit."""
     max_json_depth: int = Field(default=64, ge=8, le=256)
-    """Lists and objects inside one another, in a request's body."""
+    """Depth of nested lists and objects in the body of a request."""
     read_timeout_s: float = Field(default=30.0, gt=0)
-    """In which the headers of a request have to be there, and the first bytes of its body; a longer body may take a
-    second more for each 16 KiB."""
+    """Seconds a client has to send its headers and first body bytes; each further 16 KiB adds one second."""
     write_timeout_s: float = Field(default=60.0, gt=0)
-    """A client that reads nothing of its answer for so long is cut off."""
+    """Seconds after which a client that reads nothing of its answer is disconnected."""
 
 
 class ServerConfig(Config):
-    """`art-server`."""
+    """Settings of `art-server`."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` for other machines too."""
     port: int = Field(default=5000, ge=0, le=65535)
-    """0 takes a free port."""
+    """Port to listen on; 0 takes a free one."""
     models: tuple[str, ...] = ()
-    """Base models to load at the start: hub ids, folders, or short names (`art.config.base_models`)."""
+    """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()
-    """With which they are loaded. A model that is registered with the same ones shares their processes."""
+    """Settings with which `models` are loaded. A model registered with the same settings shares their processes."""
     gpu: bool = False
-    """Do not start without a CUDA device."""
+    """Refuse to start without a CUDA device."""
     only_models: bool = False
-    """Keys without scope `admin` may register models over `models` only."""
+    """Whether keys without the scope `admin` may only register models that are based on `models`."""
     min_free_bytes: int = Field(default=2**30, ge=0)
-    """With less free space for the data directory, `/ready` says no."""
+    """Free space for the data directory, in bytes, below which `/ready` reports that the server is not ready."""
     drain_s: float = Field(default=0.0, ge=0, le=3600)
-    """After SIGTERM the server goes on answering for so long, while `/ready` says no, so that a load balancer can send
-    new requests elsewhere. Then running requests have 4 s to end. A second signal ends this wait."""
+    """Seconds for which the server goes on answering after SIGTERM. `/ready` reports meanwhile that it is not ready, so
+    that a load balancer sends new requests elsewhere. Then running requests have 4 s to end. A second signal ends the
+    wait."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Of one request; a training call has the rewards and texts of all its trajectories."""
+    """Largest body of a request in bytes. A training call holds the rewards and texts of all its trajectories."""
     limits: LimitsConfig = LimitsConfig()
+    """Limits on what clients may ask."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
@@ -164,20 +172,22 @@ class ServerConfig(Config):
     job_timeout_s: float = Field(default=24 * 3600.0, gt=0)
     """Seconds that one training step may take."""
     restarts: RestartConfig = RestartConfig()
+    """How often processes that die are started again, and calls repeated."""
     memory: MemoryConfig = MemoryConfig()
+    """When a process that holds too much memory is restarted."""
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
-    """Recorded exchanges and rollouts older than this are deleted, unless a younger exchange continues them; what was
-    made of them can no longer be trained. `None` keeps all."""
+    """Age in seconds after which recorded exchanges and rollouts are deleted, unless a younger exchange continues them.
+    Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
     llama_cpp: str | None = None
-    """A checkout of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, else what is
-    on the PATH."""
+    """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
+    converters on the PATH."""
     vllm_python: str | None = None
-    """Interpreter of the environment that has vLLM; `None` takes the variable ART_VLLM_PYTHON, else ART's own."""
+    """Python of the environment with vLLM; `None` takes the variable ART_VLLM_PYTHON, or else ART's own."""
     preflight: bool = True
-    """Before a model's first step, look at versions, devices, disk space and chat format, and refuse to train where one
-    of them is sure to fail; `art doctor` looks closer."""
+    """Whether to check versions, devices, disk space and chat format before a model's first step, and refuse training
+    that is sure to fail. `art doctor` checks more."""
     handshake_tolerance: float | None = None
-    """Largest allowed probe difference in nats; `None`: 1e-3 in float32, 0.15 in bfloat16."""
+    """Largest difference of log-probs in the handshake, in nats; `None` is 1e-3 in float32, 0.15 in bfloat16."""
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -1,4 +1,4 @@
-"""What is trained, and where."""
+"""Settings of the adapter and of the trainer."""
 
 from __future__ import annotations
 
@@ -10,39 +10,47 @@ from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
 class LoraConfig(Config):
+    """The adapter that is trained: two small matrices A and B for each adapted layer."""
+
     rank: int = Field(default=16, ge=1, le=512)
+    """Rank of the adapter, the inner dimension of B @ A. "LoRA without regret" finds low ranks enough for RL."""
     alpha: float = Field(default=32.0, gt=0)
-    """The product B @ A is scaled by `alpha / rank`."""
+    """Scale of the adapter: the product B @ A is multiplied by `alpha / rank`."""
     target_modules: list[str] | None = None
-    """Module name endings to adapt; `None` means every linear layer but the language-model head."""
+    """Endings of the names of modules to adapt; `None` adapts every linear layer except the language-model head."""
     seed: int = Field(default=0, ge=0)
-    """Of the initial A matrices; B starts at zero."""
+    """Seed of the initial A matrices. B starts at zero."""
 
 
 class TrainerConfig(Config):
+    """Where and how the trainer computes."""
+
     device: Device = "auto"
+    """Device to train on; `auto` takes CUDA, then MPS, then the CPU."""
     device_indices: tuple[int, ...] = ()
-    """GPUs by their index, one per process; empty: the first that the engine is not told to use."""
+    """Indices of GPUs, one per process; empty takes the first GPUs that are not given to the engine."""
     dtype: Dtype = "auto"
-    """Of the base weights, and of the rounded copy that full fine-tuning computes with; adapters, trained weights and
-    logits are always float32."""
+    """Type of the base weights, and of the rounded copy that full fine-tuning computes with. `auto` is float32 on CPU,
+    bfloat16 on CUDA and the checkpoint's type on MPS. Adapters, trained weights and logits are always float32."""
     max_tokens: int = Field(default=16_384, ge=64)
-    """Tree tokens in one forward and backward pass; larger trees are split."""
+    """Tokens of the prefix tree in one forward and backward pass; larger trees are split. On CPU at most 4,096 are
+    used, and the trainer's log says so."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of storing them: slower, with less memory."""
     compile_layers: bool = False
-    """Run the decoder layers through torch.compile. The first step waits minutes for it; on CPU later ones gain between
-    nothing and a tenth."""
+    """Run the decoder layers through torch.compile. The first step takes minutes longer; on CPU later steps are up to a
+    tenth faster."""
     quantization: Quantization = "none"
-    """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; the extra `qlora` installs what it
-    needs. The rounded model is the base model then, for the engine too: set `engine.quantization` to the same."""
+    """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; it needs the extra `qlora`. The
+    rounded weights are then the base model for the engine too, see `EngineConfig.quantization`."""
     num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads, of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
+    """CPU threads of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)
-    """Processes of this machine that train together, each with a share of the micro-batches. On CUDA each has its own
+    """Processes on this machine that train together, each with a share of the micro-batches. On CUDA each has its own
     device; on CPU they share the threads."""
     shard_base: bool = False
-    """Split the frozen base weights over the processes instead of giving each all of them: slower, for models that do
-    not fit one device."""
+    """Split the frozen base weights over the processes: slower, for models that do not fit on one device. Without it
+    each process holds all weights."""
 
     @model_validator(mode="after")
     def _check_processes(self) -> Self:

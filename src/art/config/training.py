@@ -1,4 +1,4 @@
-"""One training step."""
+"""Settings of one training step."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from art.config.losses import (
 
 
 class OptimizerConfig(Config):
+    """Settings of AdamW."""
+
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the mean square, against division by zero."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Share of each weight, times the learning rate, that an update takes away."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Norm to which larger gradients are scaled down."""
 
 
 class OverlongConfig(Config):
     """DAPO's soft punishment: the reward falls linearly by 1 over the last `buffer` of `max_tokens` sampled tokens."""
 
     max_tokens: int = Field(ge=1)
+    """Sampled tokens of a rollout at which the whole punishment of 1 applies."""
     buffer: int = Field(ge=1)
+    """Tokens before `max_tokens` over which the punishment rises from 0."""
 
     @model_validator(mode="after")
     def _check_buffer(self) -> Self:
@@ -43,20 +51,26 @@ class OverlongConfig(Config):
 
 
 class LengthPenaltyConfig(Config):
-    """Takes mean(R) * (sum of weight * share of the group's largest) off each reward; nothing where nothing passes."""
+    """Penalty for long rollouts: mean(R) * (sum of weight * count / largest count of the group), taken off each reward.
+
+    R are the rewards of the group, so a group that earns nothing is not punished.
+    """
 
     sampled_tokens: float = Field(default=0.0, ge=0)
+    """Weight of the number of sampled tokens."""
     prompt_tokens: float = Field(default=0.0, ge=0)
+    """Weight of the number of prompt tokens."""
     turns: float = Field(default=0.0, ge=0)
+    """Weight of the number of turns."""
 
 
 def kl_penalties(
     *, beta: float = 0.0, kl_penalty_coef: float = 0.0, kl_penalty_reference_step: int | None = None
 ) -> list[KlConfig]:
-    """What older code calls `beta`, a KL in the loss, and `kl_penalty_coef`, one in the reward.
+    """The KL terms for words of older code: `beta` is a KL in the loss, `kl_penalty_coef` one in the reward.
 
     Raises:
-        ValueError: a coefficient below 0, or a step that no coefficient uses.
+        ValueError: a coefficient is below 0, or a step is given that no coefficient uses.
     """
     for name, value in (("kl_penalty_coef", kl_penalty_coef), ("beta", beta)):
         if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
@@ -72,29 +86,35 @@ class TrainConfig(Config):
     """One reinforcement-learning step. `beta` and `kl_penalty_coef` of older code add a `KlConfig` to `loss`."""
 
     learning_rate: LearningRate = 1e-5
+    """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret")."""
     loss: LossConfig | tuple[LossConfig, ...] = DppoConfig()
-    """One term or several, which are summed."""
+    """One loss term, or several that are summed."""
     anchor: Literal["sampler", "step_start"] = "sampler"
-    """What importance ratios compare the policy with: the recorded log-probs, or the trainer's own before the first
-    update of the step (one more forward pass if there are several updates)."""
+    """Log-probs that importance ratios compare the policy with: those recorded when sampling, or the trainer's own
+    before the first update of the step (one more forward pass if there are several updates)."""
     baseline: Literal["mean", "leave_one_out"] = "mean"
+    """Subtracted from each reward: the mean of its group, or of the group's other rollouts."""
     scale_rewards: Literal["none", "group", "batch", "mean"] = "none"
-    """Divide advantages by the standard deviation of the group or of the batch (plus 1e-6), or by the mean reward of
-    the group: maximum-likelihood weighting, for rewards of 0 and 1 only."""
+    """Divisor of advantages: 1 (Dr.GRPO), the standard deviation of the group or of the batch (plus 1e-6), or the mean
+    reward of the group, which is maximum-likelihood weighting and only for rewards of 0 and 1."""
     spread_tolerance: float = Field(default=1e-6, ge=0)
-    """A group whose rewards all lie within this of their mean carries no signal; it is left out and counted."""
+    """A group whose rewards are all within this distance of their mean teaches nothing; it is left out and counted."""
     overlong: OverlongConfig | None = None
+    """Punishment of overlong answers; `None` for none."""
     length_penalty: LengthPenaltyConfig | None = None
+    """Penalty for long rollouts; `None` for none."""
     normalize: Literal["token", "rollout", "group", "constant"] = "token"
-    """Every token counts the same; or every rollout, branches together; or every group; or `constant`: sums over
-    tokens divided by `constant_tokens` per rollout, so that length has no influence at all (Dr.GRPO)."""
+    """What counts equally in the loss: every token, every rollout with its branches, or every group. `constant` divides
+    sums over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
     constant_tokens: int | None = Field(default=None, ge=1)
+    """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
     num_minibatches: int = Field(default=1, ge=1)
-    """Optimiser updates made from one batch of groups; more than 1 is slightly off-policy."""
+    """Optimiser updates from one batch of groups; more than 1 is slightly off-policy."""
     mismatch: MismatchConfig | None = MismatchConfig()
-    """`None` switches the gate off. It compares the sampler with the policy at the step's start: with anchor="sampler",
-    whose policy is known in the first mini-batch only, later ones pass."""
+    """Gate against samples from another policy; `None` switches it off. It compares the sampler with the policy at the
+    start of the step. With anchor="sampler" that policy is known in the first mini-batch only, and later ones pass."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Settings of AdamW."""
 
     @property
     def terms(self) -> tuple[LossConfig, ...]:
@@ -103,7 +123,7 @@ class TrainConfig(Config):
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Whether rewards play a part; distillation alone does not look at them."""
+        """Whether any term reads rewards; distillation alone does not."""
         return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
 
     @model_validator(mode="before")
@@ -121,7 +141,7 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        """Refuse settings that would do nothing together."""
+        """Reject settings that would do nothing together."""
         objectives = [term.type for term in self.terms if isinstance(term, Objective)]
         if all(isinstance(term, KlConfig) or term.weight == 0 for term in self.terms):
             raise ValueError("`loss` has no term that learns anything; expected e.g. DppoConfig()")
@@ -147,7 +167,10 @@ class TrainConfig(Config):
         return self
 
     def _check_rewards(self, *, weighs_advantages: bool) -> None:
-        """sft asks for the sign of an advantage, dpo for the order of rewards, distillation for neither."""
+        """Reject settings of rewards that the loss does not read.
+
+        sft reads the sign of an advantage, dpo the order of rewards, distillation neither.
+        """
         shapes_rewards = self.overlong is not None or self.length_penalty is not None
         for name, is_set in (
             ("scale_rewards", self.scale_rewards != "none"),
@@ -170,7 +193,7 @@ class TrainConfig(Config):
         if self.normalize != "token":
             raise ValueError("dpo is a mean over pairs: `normalize` does not apply")
         if len(self.terms) > 1 or self.num_minibatches > 1:
-            raise ValueError("dpo stands alone, in one update: other terms and `num_minibatches` above 1 do not apply")
+            raise ValueError("dpo takes no other terms and makes one update: `num_minibatches` above 1 does not apply")
         if self.anchor != "sampler":
             raise ValueError("dpo has no importance ratio: `anchor` does not apply")
         gate = self.mismatch
@@ -205,7 +228,7 @@ class TrainConfig(Config):
 
     @classmethod
     def maxrl(cls, **settings: Any) -> Self:
-        """Maximum likelihood reinforcement learning (arXiv 2602.02710): of rewards 0 and 1, a rare 1 counts more."""
+        """Maximum likelihood RL (arXiv 2602.02710): for rewards of 0 and 1, where a rare 1 counts more."""
         return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
 
 
@@ -213,7 +236,8 @@ class TrainSFTConfig(Config):
     """Supervised fine-tuning on the assistant messages of trajectories."""
 
     learning_rate: LearningRate | list[LearningRate] = 5e-5
-    """A list gives one rate per batch."""
+    """Learning rate, or a list with one rate per batch."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Trajectories per optimiser update; `auto` is 2."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Settings of AdamW."""

@@ -1,13 +1,17 @@
-"""Batches of groups, while later groups are still running."""
+"""Batches of finished groups, while later groups still run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from itertools import islice
+from typing import Unpack
 
+from art.compat.gather import OlderOptions, check_older_options
+from art.gather.context import GatherContext, set_gather_context
 from art.gather.faults import FaultWatch
-from art.gather.gather import GatherContext, finish_group, progress_bar, set_gather_context
+from art.gather.gather import finish_group, num_rollouts_of
+from art.gather.progress import progress_bar
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
 
@@ -19,36 +23,38 @@ async def trajectory_group_batches(
     max_concurrent_batches: int = 4,
     skip_batches: int = 0,
     pbar_desc: str | None = "batches",
-    pbar_total_completion_tokens: bool = False,
     faults: FaultWatch | None = None,
     rollout_timeout_s: float | None = None,
+    **older: Unpack[OlderOptions],
 ) -> AsyncGenerator[list[TrajectoryGroup], None]:
     """Yield lists of `batch_size` finished groups, in the order in which they finish; the last may be shorter.
 
     Args:
-        groups: awaitables of groups. A generator is read only as far as groups are started.
+        groups: awaitables of groups. From a generator only those groups are taken that are started.
         max_batch_exceptions: failed rollouts to tolerate for each batch; below 1 a share of its rollouts.
-        max_concurrent_batches: `max_concurrent_batches * batch_size` groups run at once.
-        skip_batches: inputs of this many batches are skipped, to continue an earlier run.
-        faults, rollout_timeout_s: as for `gather_trajectory_groups`.
+        max_concurrent_batches: up to `max_concurrent_batches * batch_size` groups run at once.
+        skip_batches: number of batches whose inputs are skipped, to continue an earlier run.
+        pbar_desc: label of the progress bar of each batch, `None` for no bar.
+        faults: decides how many failures are too many, instead of `max_batch_exceptions`.
+        rollout_timeout_s: time limit of each rollout; a late rollout is cancelled and counts as failed.
+        older: options of older code, see `art.compat.gather`.
     """
+    check_older_options(older)
     waiting = iter(groups)
     close_unstarted(islice(waiting, batch_size * skip_batches))
-    batch_context = GatherContext(
-        max_exceptions=max_batch_exceptions, pbar_total_completion_tokens=pbar_total_completion_tokens, faults=faults
-    )
+    batch_context = GatherContext(max_exceptions=max_batch_exceptions, faults=faults)
     running: dict[asyncio.Task[list[TrajectoryGroup]], tuple[Awaitable[TrajectoryGroup], GatherContext]] = {}
     batch: list[TrajectoryGroup] = []
     try:
         while True:
             for group in islice(waiting, batch_size * max_concurrent_batches - len(running)):
-                # A failure counts for the batch that its group ends up in, which is not known yet: one context each.
-                num_rollouts = batch_size * getattr(group, "_num_trajectories", 1)
+                # A failure counts for the batch that its group ends up in. That is not known yet: one context each.
+                num_rollouts = batch_size * num_rollouts_of(group)
                 context = GatherContext(
                     max_exceptions=max_batch_exceptions, num_rollouts=num_rollouts, faults=faults,
                     rollout_timeout_s=rollout_timeout_s,
                 )  # fmt: skip
-                batch_context.num_rollouts = num_rollouts
+                batch_context.budget.num_rollouts = num_rollouts
                 # The context is set while the task starts, not around a yield: there it would leak into the caller.
                 with set_gather_context(context):
                     running[asyncio.create_task(finish_group(group, None))] = group, context

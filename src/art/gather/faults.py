@@ -1,16 +1,16 @@
 """How rollouts end, counted; and how many may fail before a run ends.
 
-    outcome          is                                               reward
-    ok               the rollout returned a trajectory                its own
-    policy_fault     the same, with `metadata["outcome"]` saying so   its own: the policy has spoilt it, and learns so
-    infra_fault      it raised, was too late, or says so itself       none: it is left out and counted, never scored 0
+    outcome          what happened                                          reward
+    ok               the rollout returned a trajectory                      its own
+    policy_fault     it returned one whose `metadata["outcome"]` says so    its own: the policy caused it and learns it
+    infra_fault      it raised, was too late, or its outcome says so        none: it is dropped and counted, never 0
 
     faults = art.FaultWatch(max_rate=0.5)
     groups = await art.gather_trajectory_groups(pending, faults=faults)
     await model.log(groups, split="train", metrics=result.metrics | faults.metrics())
 
-What fails because of a machine fails for a while or for ever. The first must not end a run and the second must, so the
-share is taken over the last rollouts, however many steps they are of.
+A machine may fail for a while, which must not end a run, or for ever, which must. So the share of failures is taken
+over the most recent rollouts, however many steps they belong to.
 """
 
 from __future__ import annotations
@@ -31,39 +31,40 @@ from art.errors import (
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup
 
 FATAL = (BudgetError, ConfigError, FaultRateError, AuthenticationError, PermissionDeniedError)
-"""No later rollout would fare better: these end a gather at once."""
+"""Errors that end a gather at once, because every later rollout would fail too."""
 _MAX_SHOWN = 200
-"""Characters of an error in the message of another."""
+"""Characters of the last error that a message quotes."""
 
 
 class FaultWatch:
-    """Counts how rollouts end, gather after gather. Give it to `gather_trajectory_groups` and the like as `faults=`."""
+    """Counts how rollouts end, over several gathers. Pass it to the gather functions as `faults=`."""
 
     def __init__(
         self, max_rate: float = 0.5, *, window: int = 64, name: str = "infra_fault", what: str = "rollouts"
     ) -> None:
         """
         Args:
-            max_rate: share of the last `window` that may fail. A single failure says nothing about a rate, so the
-                window must be full before more is an error.
-            name: of the metrics: `data/<name>_rate`.
-            what: is counted, for messages.
+            max_rate: share of the last `window` rollouts that may fail.
+            window: number of recent rollouts. Until the window is full no share is an error, because a single failure
+                says nothing about a rate.
+            name: part of the metrics' names: `data/<name>_rate`.
+            what: name of what is counted, for messages.
         """
         if not 0 <= max_rate <= 1 or window < 1:
             raise ConfigError(f"expected 0 <= max_rate <= 1 and window >= 1, got {max_rate} and {window}")
         self.max_rate, self._name, self._what = max_rate, name, what
         self._recent: deque[bool] = deque(maxlen=window)
-        """Whether each of the last ones failed."""
+        """Whether each of the most recent rollouts failed."""
         self.num_faults = 0
-        """Since the beginning."""
+        """Failures since this watch was made."""
         self._last: BaseException | PydanticException | None = None
         self._ended: Counter[str] = Counter()
-        """Since `metrics` was last asked: `all`, `policy_fault`."""
+        """Rollouts since the last call of `metrics`: `all`, `policy_fault`."""
         self._kinds: Counter[str] = Counter()
-        """Faults since then, by kind."""
+        """Failures since the last call of `metrics`, by kind."""
 
     def count(self, trajectory: Trajectory) -> None:
-        """A rollout that gave a trajectory."""
+        """Count a rollout that returned a trajectory."""
         self._ended["policy_fault"] += trajectory.metadata.get("outcome") == "policy_fault"
         self.succeeded()
 
@@ -72,30 +73,36 @@ class FaultWatch:
         self._recent.append(False)
 
     def failed(self, error: BaseException | PydanticException) -> None:
-        """
+        """Count a failed rollout.
+
         Raises:
-            FaultRateError: one too many of late.
+            FaultRateError: too many of the recent rollouts failed.
         """
         self._ended["all"] += 1
         self._recent.append(True)
         self._fault(error)
 
     def lost(self, error: BaseException) -> None:
-        """A rollout that was counted already turns out to be of no use: nothing could score it.
+        """Turn a rollout that was counted as a success into a failure: nothing could score it.
 
         Raises:
-            FaultRateError: one too many of late.
+            FaultRateError: too many of the recent rollouts failed.
         """
         if False in self._recent:
             self._recent.remove(False)
             self._recent.append(True)
         self._fault(error)
 
+    def group_lost(self, group: TrajectoryGroup, error: BaseException) -> None:
+        """Turn all rollouts of a group into failures: nothing could score it."""
+        for _ in group:
+            self.lost(error)
+
     def count_groups(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Rollouts that ran elsewhere, as `collect_trajectory_groups` hands them out.
+        """Count rollouts that ran elsewhere, such as those from `collect_trajectory_groups`.
 
         Raises:
-            FaultRateError: too many failed of late.
+            FaultRateError: too many of the recent rollouts failed.
         """
         for group in groups:
             for trajectory in group:
@@ -116,8 +123,7 @@ class FaultWatch:
             ) from (error if isinstance(error, BaseException) else None)
 
     def metrics(self) -> dict[str, float]:
-        """Of what ended since this was last asked: the rate of faults, how many by kind, and where it is known the
-        rate of the policy's own faults."""
+        """Metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults if any."""
         ended, kinds = self._ended, self._kinds
         self._ended, self._kinds = Counter(), Counter()
         if not ended["all"]:
@@ -129,10 +135,10 @@ class FaultWatch:
 
 
 def kind_of(error: BaseException | PydanticException) -> str:
-    """What failed, in a word.
+    """Name in one word what failed.
 
-    Example: an error with the HTTP status 429 is `rate_limit`, a `TimeoutError` is `timeout`, a `ZeroDivisionError` is
-    itself.
+    Example: an error with the HTTP status 429 gives `rate_limit`, a `TimeoutError` gives `timeout`, and an error of no
+    known kind gives the name of its class.
     """
     name = error.type if isinstance(error, PydanticException) else type(error).__name__
     status = getattr(error, "status_code", None)

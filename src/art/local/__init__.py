@@ -1,4 +1,4 @@
-"""Where older code looks for `LocalBackend`."""
+"""`LocalBackend`, under the module name of older code."""
 
 from art.backends.local import LocalBackend
 

@@ -1,4 +1,4 @@
-"""`from art.local.backend import LocalBackend`, as older code writes it."""
+"""`LocalBackend`, under the module name of older code."""
 
 from art.backends.local import LocalBackend
 

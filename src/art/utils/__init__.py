@@ -1,14 +1,14 @@
-"""Small helpers for training scripts."""
+"""Small helpers for training scripts, and names that older code imports from here."""
 
+from art.compat.get_repo_root_path import get_repo_root_path
+from art.compat.model_step import get_model_step
 from art.compat.refused import refusals
+from art.compat.strip_logprobs import strip_logprobs
 from art.utils import litellm
 from art.utils.concurrency import limit_concurrency
 from art.utils.dataset import DatasetBatch, iterate_dataset
 from art.utils.formatting import format_message
-from art.utils.get_repo_root_path import get_repo_root_path
 from art.utils.retrying import retry
-from art.utils.steps import get_model_step
-from art.utils.strip_logprobs import strip_logprobs
 
 __all__ = [
     "DatasetBatch",

@@ -1,4 +1,4 @@
-"""Attributes of modules by name, as commands take them: `module:attribute` or `path/to/file.py:attribute`."""
+"""Loads an attribute that a command names: `module:attribute` or `path/to/file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from art.errors import ConfigError
 
 
 def load_attribute(path: str, what: str) -> Any:
-    """What is at `module:attribute` or `path/to/file.py:attribute`.
+    """Load the attribute at `module:attribute` or `path/to/file.py:attribute`.
 
     Args:
-        what: is looked for, for the error: "task".
+        what: kind of the attribute, for errors: "task".
 
     Raises:
         ConfigError: there is no such module or attribute, or the module cannot be imported.
@@ -43,7 +43,7 @@ def load_attribute(path: str, what: str) -> Any:
 
 
 def _import_file(name: str) -> ModuleType:
-    """The module in a file, which may import others from its folder. The file is run once."""
+    """Import the module in a file, once. It may import other modules from its folder."""
     path = Path(name).resolve(strict=True)
     if str(path) in sys.modules:
         return sys.modules[str(path)]
@@ -62,7 +62,7 @@ def _import_file(name: str) -> ModuleType:
 
 
 def describe_failure(error: Exception) -> str:
-    """What to write after "failed": the line of the user's code that is to blame, and the error."""
+    """Text to write after "failed": the line of the user's code at fault, and the error."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno}): {type(error).__name__}: {error.msg}"
     _, *frames = traceback.extract_tb(error.__traceback__)

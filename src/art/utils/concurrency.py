@@ -15,16 +15,16 @@ R = TypeVar("R")
 def limit_concurrency(
     n: int, derive_key: Callable[..., Hashable] | None = None
 ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-    """Decorate an async function to run at most `n` times at once, further calls wait.
+    """Decorate an async function to run at most `n` times at once; further calls wait.
 
     Args:
-        derive_key: called with the same arguments; calls with different keys do not count together.
+        derive_key: called with the same arguments; each key has a limit of its own.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        # Semaphores belong to one event loop. A key lives as long as calls hold it.
+        # Semaphores belong to one event loop. A key is kept while calls use it.
         by_loop: WeakKeyDictionary[Any, dict[Hashable, tuple[asyncio.Semaphore, list[None]]]] = WeakKeyDictionary()
 
         @functools.wraps(function)

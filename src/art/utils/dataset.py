@@ -1,4 +1,4 @@
-"""Walking through a data set in shuffled batches, resumable at any step."""
+"""Iterates over a data set in shuffled batches, and can continue at any step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ T = TypeVar("T")
 class DatasetBatch(Generic[T]):
     """The scenarios of one training step.
 
-    Unpacks like the tuple that older code expects: `batch, epoch, global_step, epoch_step`.
+    It unpacks like the tuple of older code: `batch, epoch, global_step, epoch_step`.
     """
 
     items: list[T]
     step: int
-    """From 0, over all epochs."""
+    """Number of the batch, from 0, over all epochs."""
     epoch: int
+    """Number of the epoch, from 0."""
     epoch_step: int
+    """Number of the batch within the epoch, from 0."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.items, self.epoch, self.step, self.epoch_step))
@@ -36,10 +38,10 @@ def iterate_dataset(
     *,
     seed: int = 0,
 ) -> Iterator[DatasetBatch[T]]:
-    """Yield batches of `groups_per_step` items, each epoch in an order of its own; its last batch may be shorter.
+    """Yield batches of `groups_per_step` items. Each epoch has another order, and its last batch may be shorter.
 
-    The order depends on `seed`, the epoch and the size of the data set only: a run that begins at `initial_step` gets
-    exactly the batches that an uninterrupted one gets from there on.
+    The order depends only on `seed`, the epoch and the size of the data set: a run that begins at `initial_step` gets
+    the same batches from there on as an uninterrupted run.
     """
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")

@@ -1,4 +1,4 @@
-"""Where older code looks for `deploy_model`: an import says what to use today."""
+"""Refuses `deploy_model` of older code, and says what to use today."""
 
 from art.compat.refused import refusals
 

@@ -1,4 +1,4 @@
-"""Messages as text, for people to read."""
+"""Formats messages as text for people to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def format_message(message: Mapping[str, Any]) -> str:
-    """A message as a heading and its parts:
+    """Format a message as a heading and its parts:
 
     assistant:
     (thinking) Is it a draw?

@@ -1,11 +1,5 @@
-"""Where a project's files begin."""
+"""`art.compat.get_repo_root_path` under the name that older code uses."""
 
-from __future__ import annotations
+from art.compat.get_repo_root_path import get_repo_root_path
 
-from pathlib import Path
-
-
-def get_repo_root_path() -> str:
-    """The folder of the git repository around the working directory, or that directory itself without one."""
-    here = Path.cwd()
-    return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))
+__all__ = ["get_repo_root_path"]

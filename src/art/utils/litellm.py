@@ -1,4 +1,4 @@
-"""LiteLLM's answers in OpenAI's types. Needs no LiteLLM: only the shape of its objects."""
+"""Converts LiteLLM's answers to OpenAI's types. LiteLLM itself is not imported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def convert_litellm_choice_to_openai(litellm_choice: Any) -> Choice:
-    """An OpenAI `Choice` from `litellm_response.choices[0]`.
+    """Convert `litellm_response.choices[0]` to an OpenAI `Choice`.
 
-    LiteLLM moves fields that it does not know into `provider_specific_fields`; the `exchange_id`, by which training
-    finds the exact tokens, is fetched back from there.
+    LiteLLM moves unknown fields into `provider_specific_fields`. The `exchange_id`, by which training finds the exact
+    tokens, is moved back.
 
     Raises:
         ValueError: the choice holds no assistant message.

@@ -1,4 +1,4 @@
-"""`art.retry`: call again what failed."""
+"""`art.retry`: calls a function again when it fails."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def retry(
     """Decorate a function, async or not, to be called again when it raises one of `exceptions`.
 
     Args:
-        max_attempts: calls in all; the last failure is raised.
-        delay: seconds before the second call; each later wait is `backoff_factor` times as long.
-        on_retry: told the error and the number of the attempt (from 1) that failed.
-        jitter: each wait is changed at random by up to this share, so that rollouts that failed together do not
-            come back together.
+        max_attempts: calls in total; the last failure is raised.
+        delay: seconds before the second call.
+        backoff_factor: factor from one wait to the next.
+        exceptions: errors after which the function is called again.
+        on_retry: called with the error and the number of the failed attempt, from 1.
+        jitter: share by which each wait is changed at random, so that rollouts that failed together do not retry
+            together.
     """
     if max_attempts < 1:
         raise ValueError(f"max_attempts must be at least 1, got {max_attempts}")
 
     def wait_s(error: Exception, attempt: int) -> float:
-        """Seconds to wait after a failed attempt, or the error itself when it was the last."""
+        """Seconds to wait after a failed attempt. After the last attempt the error is raised."""
         if attempt == max_attempts:
             raise error
         if on_retry is not None:

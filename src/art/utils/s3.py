@@ -1,4 +1,4 @@
-"""Where older code looks for helpers for S3: an import says what to use today."""
+"""Refuses the S3 helpers of older code, and says what to use today."""
 
 from art.compat.refused import refusals
 

@@ -1,28 +1,5 @@
-"""Trajectories without what makes their files large."""
+"""`art.compat.strip_logprobs` under the name that older code uses."""
 
-from __future__ import annotations
+from art.compat.strip_logprobs import strip_logprobs
 
-from typing import TypeVar
-
-from pydantic import BaseModel
-
-T = TypeVar("T")
-
-
-def strip_logprobs(obj: T) -> T:
-    """A copy of choices, trajectories, or lists and dictionaries of them, with `logprobs` set to `None` everywhere.
-
-    Training loses nothing by it: the server has the log-probs of each answer in its own record.
-    """
-    if isinstance(obj, dict):
-        return {key: None if key == "logprobs" else strip_logprobs(value) for key, value in obj.items()}  # type: ignore[return-value]
-    if isinstance(obj, (list, tuple)):
-        return type(obj)(strip_logprobs(item) for item in obj)
-    if isinstance(obj, BaseModel):
-        held = {**obj.__dict__, **(obj.model_extra or {})}
-        return obj.model_copy(update={key: strip_logprobs(value) for key, value in held.items()} | _without(held))
-    return obj
-
-
-def _without(held: dict[str, object]) -> dict[str, None]:
-    return {"logprobs": None} if "logprobs" in held else {}
+__all__ = ["strip_logprobs"]

@@ -77,7 +77,7 @@ def test_reading_a_file(file: Path) -> None:
     assert twice[:23] != list(range(23))
     assert numbers(iterate_file(file, epochs=2, shuffle_buffer_size=5, initial_skip=30)) == twice[30:]
     for line, what in (
-        ("{", "line 24 is no conversation"),
+        ("{", "line 24 is not a conversation"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "last"),
     ):
         bad = file.with_name("bad.jsonl")

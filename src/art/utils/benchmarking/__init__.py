@@ -1,4 +1,4 @@
-"""Trajectories and metrics of several models side by side, from their files. Needs polars; charts need matplotlib."""
+"""Compares logged trajectories and metrics of several models. It needs polars; charts need matplotlib."""
 
 from art.compat.refused import refusals
 from art.utils.benchmarking.charts import percentage_comparison_bar_chart, training_progress_chart

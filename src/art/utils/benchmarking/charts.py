@@ -1,4 +1,4 @@
-"""Charts of what `load_trajectories` gives."""
+"""Charts of the data frames of `load_trajectories`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def training_progress_chart(
     y_label: str | None = None,
     x_label: str = "training step",
 ) -> Figure:
-    """The mean of a metric over the steps, one line per model; a model with a single step is a dashed level."""
+    """Draw the mean of a metric over the steps, one line per model; a model with one step is a dashed line."""
     figure, axes = _axes(title, y_label or metric_name)
     axes.set_xlabel(x_label)
     for key, steps in _means(df, metric_name, models):
@@ -40,10 +40,10 @@ def percentage_comparison_bar_chart(
     title: str | None = None,
     y_label: str | None = None,
 ) -> Figure:
-    """A bar per model: the mean of a metric of 0 to 1 at the model's last step, in per cent."""
+    """Draw a bar per model: the mean of a metric from 0 to 1 at the model's last step, in per cent."""
     figure, axes = _axes(title, y_label or f"{metric_name} (%)")
-    found = _means(df, metric_name, models)
-    bars = axes.bar([str(key) for key, _ in found], [100 * list(steps.values())[-1] for _, steps in found])
+    means = _means(df, metric_name, models)
+    bars = axes.bar([str(key) for key, _ in means], [100 * list(steps.values())[-1] for _, steps in means])
     axes.bar_label(bars, fmt="%.0f%%")
     return figure
 
@@ -64,7 +64,7 @@ def _axes(title: str | None, y_label: str) -> tuple[Figure, Any]:
 def _means(
     df: pl.DataFrame, metric_name: str, models: Sequence[str | BenchmarkModelKey] | None
 ) -> list[tuple[BenchmarkModelKey, dict[int, float]]]:
-    """By model: the mean at each step, in order.
+    """The mean at each step, in order, for each model.
 
     Raises:
         ConfigError: no trajectory of a model has the metric.
@@ -74,7 +74,7 @@ def _means(
         metrics = ", ".join(name.removeprefix("metric_") for name in df.columns if name.startswith("metric_"))
         raise ConfigError(f"no trajectory has the metric {metric_name!r}; there are reward, {metrics}")
     keys = models if models is not None else df["model"].unique(maintain_order=True).to_list()
-    found = []
+    means = []
     for key in (key if isinstance(key, BenchmarkModelKey) else BenchmarkModelKey(key) for key in keys):
         rows = df.filter(df["model"] == key.name)
         rows = (rows if key.split is None else rows.filter(rows["split"] == key.split)).drop_nulls(column)
@@ -83,8 +83,8 @@ def _means(
                 f"model {key.name!r} has no trajectory with the metric {metric_name!r}, split {key.split!r}"
             )
         groups = rows.group_by("step").agg(mean=_mean_of(column)).sort("step")
-        found.append((key, dict(zip(groups["step"].to_list(), groups["mean"].to_list(), strict=True))))
-    return found
+        means.append((key, dict(zip(groups["step"].to_list(), groups["mean"].to_list(), strict=True))))
+    return means
 
 
 def _mean_of(column: str) -> Any:

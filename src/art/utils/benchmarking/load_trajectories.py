@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def load_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | Path | None = None
 ) -> pl.DataFrame:
-    """Every trajectory that models of a project have logged, one per row.
+    """Load every trajectory that models of a project have logged, one per row.
 
     Columns: model, split, step, group_number, rollout_number, reward, metric_<name>, metadata_<name>, messages, logs.
     A number is null where a trajectory does not have that metric.
@@ -58,8 +58,7 @@ def load_trajectories(
 def load_aggregated_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | Path | None = None
 ) -> pl.DataFrame:
-    """Means of the reward and of every metric, by model, split and step, and `num_trajectories`; see
-    `load_trajectories`."""
+    """Load the means of reward and metrics, and `num_trajectories`, by model, split and step."""
     frame = load_trajectories(project_name, models, debug, art_path)
     polars = _polars()
     if frame.is_empty():
@@ -73,7 +72,7 @@ def load_aggregated_trajectories(
 def load_latest_metrics(
     project_name: str, models: list[str] | None = None, art_path: str | Path | None = None
 ) -> pl.DataFrame:
-    """The last value of every metric in `history.jsonl`, one row per model."""
+    """Load the last value of every metric in `history.jsonl`, one row per model."""
     rows = []
     for folder in _folders(project_name, models, art_path):
         latest: dict[str, Any] = {"model": folder.name}

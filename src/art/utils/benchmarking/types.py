@@ -1,4 +1,4 @@
-"""Which models a chart shows."""
+"""The models of a chart."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchmarkModelKey:
-    """A model in a chart: what it is called there, and which split of it counts."""
+    """A model in a chart: its label, and the split that is shown."""
 
     name: str
     display_name: str | None = None
     split: str | None = None
-    """`None` shows all splits together."""
+    """Split to show; `None` shows all splits together."""
 
     def __str__(self) -> str:
         return self.display_name or self.name

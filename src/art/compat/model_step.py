@@ -1,4 +1,4 @@
-"""Reading how far a model has come from its files, without a server."""
+"""Reads the step of a model from its files, without a server."""
 
 from __future__ import annotations
 

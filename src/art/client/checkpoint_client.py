@@ -1,0 +1,258 @@
+"""`backend.checkpoints`: list, download, fork, export, push and pull checkpoints."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+from art.client.client import ArtClient
+from art.errors import ConfigError
+from art.protocol.checkpoint_calls import (
+    BEST_METRIC,
+    CheckpointInfo,
+    ExportFormat,
+    ExportRequest,
+    ForkRequest,
+    HubTarget,
+    PullRequest,
+    PushRequest,
+    S3Target,
+)
+from art.protocol.training import DeleteCheckpointsRequest, JobStatus
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NamedModel(Protocol):
+    """Anything with the name and project of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def project(self) -> str: ...
+
+
+Infos = list[CheckpointInfo]
+Steps = list[int]
+
+
+class Checkpoints:
+    """Checkpoints of the models on a server. Each call that changes something is a job and is safe to repeat."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[ArtClient]], note_step: Callable[[NamedModel, int], int]
+    ) -> None:
+        """
+        Args:
+            connect: gives the client of the server.
+            note_step: told when a call here moved a model to another step; returns that step.
+        """
+        self._connect = connect
+        self._note_step = note_step
+
+    async def list(self, model: NamedModel, *, best_metric: str = BEST_METRIC) -> Infos:
+        """List checkpoints by step, with metrics, size, and which is the newest, the best, and in use."""
+        client = await self._connect()
+        return (await client.checkpoints(model.project, model.name, best_metric=best_metric)).checkpoints
+
+    async def delete(
+        self,
+        model: NamedModel,
+        *,
+        keep_steps: Iterable[int] = (),
+        keep_recent: int = 1,
+        best_metric: str = BEST_METRIC,
+    ) -> Steps:
+        """Delete all checkpoints but `keep_steps`, the `keep_recent` newest, the best and those in use.
+
+        Returns:
+            The steps that were deleted.
+        """
+        request = DeleteCheckpointsRequest(
+            keep_steps=sorted(set(keep_steps)), keep_recent=keep_recent, best_metric=best_metric
+        )
+        client = await self._connect()
+        return (await client.delete_checkpoints(model.project, model.name, request)).deleted_steps
+
+    async def download(
+        self, model: NamedModel, path: str | Path, *, step: int | None = None, format: ExportFormat | None = None
+    ) -> Path:
+        """Download a checkpoint, or an export that was made of it, as the folder `path`.
+
+        A broken download is resumed, every file is verified, and the folder appears only when it is complete.
+
+        Args:
+            step: step of the checkpoint; by default the newest.
+            format: format of the export; `None` downloads the checkpoint itself.
+
+        Raises:
+            NotFoundError: there is no such checkpoint or export.
+            ConfigError: `path` exists with other content.
+        """
+        client = await self._connect()
+        if step is None:
+            step = (await client.model_status(model.project, model.name)).step
+        await client.download_checkpoint(model.project, model.name, step, Path(path), format=format)
+        return Path(path)
+
+    async def fork(
+        self,
+        model: NamedModel,
+        from_model: str | NamedModel,
+        *,
+        from_project: str | None = None,
+        step: int | None = None,
+        not_after_step: int | None = None,
+        show: bool = False,
+    ) -> int:
+        """Start `model` from a checkpoint of another model, under the same step; before or after its registration.
+
+        Both must have the same base model and LoRA settings. A model that was forked from the same source before stays
+        where it is, so that a script can be run again.
+
+        Args:
+            from_model: the other model, or its name.
+            from_project: project of the other model; by default that of `from_model`, or of `model`.
+            step: step of the checkpoint; by default the newest.
+            not_after_step: take the newest checkpoint up to this step.
+            show: show a progress bar.
+
+        Returns:
+            The step that `model` is at.
+
+        Raises:
+            NotFoundError: there is no such model or step.
+            ConflictError: `model` has been trained already.
+            ConfigError: base model or settings differ.
+        """
+        name = from_model if isinstance(from_model, str) else from_model.name
+        if from_project is None and not isinstance(from_model, str):
+            from_project = from_model.project
+        request = ForkRequest(
+            job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
+        )
+        client = await self._connect()
+        return self._note_step(model, _step(await client.fork(model.project, model.name, request, show=show)))
+
+    async def export(
+        self,
+        model: NamedModel,
+        format: ExportFormat,
+        *,
+        step: int | None = None,
+        path: str | Path | None = None,
+        show: bool = False,
+    ) -> dict[str, Any]:
+        """Export a checkpoint on the server, and download the export as the folder `path` if that is given.
+
+        Args:
+            format: `peft` is the adapter, for peft and vLLM; `merged` is a whole Hugging Face model; `gguf` and
+                `gguf-lora` are made by llama.cpp's converters on the server.
+            step: step of the checkpoint; by default the newest.
+            path: folder on this machine to download the export to.
+            show: show a progress bar.
+
+        Returns:
+            `path` on the server, `files`, `size_bytes`.
+        """
+        client = await self._connect()
+        request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
+        status = await client.export(model.project, model.name, request, show=show)
+        if path is not None:
+            await client.download_checkpoint(model.project, model.name, _step(status), Path(path), format=format)
+        return status.result
+
+    async def push(
+        self,
+        model: NamedModel,
+        target: str | HubTarget | S3Target,
+        *,
+        step: int | None = None,
+        format: Literal["checkpoint"] | ExportFormat = "checkpoint",
+        show: bool = False,
+    ) -> str:
+        """Send a checkpoint, or an export that was made of it, to `s3://bucket/prefix` or `hf://owner/name`.
+
+        The server sends it, with the credentials in its own environment. The API key must have the scope `admin`.
+
+        Args:
+            target: address to send to.
+            step: step of the checkpoint; by default the newest.
+            format: `checkpoint`, or the format of an export.
+            show: show a progress bar.
+
+        Returns:
+            The address of what was sent.
+        """
+        place = parse_target(target) if isinstance(target, str) else target
+        request = PushRequest(job_id=uuid.uuid4().hex, target=place, step=step, format=format)
+        client = await self._connect()
+        status = await client.push(model.project, model.name, request, show=show)
+        return str(status.result["url"])
+
+    async def pull(
+        self,
+        model: NamedModel,
+        source: str | S3Target,
+        *,
+        from_model: str | None = None,
+        from_project: str | None = None,
+        step: int | None = None,
+        not_after_step: int | None = None,
+        show: bool = False,
+    ) -> int:
+        """Start `model` from a checkpoint that `push` sent to a store. The other arguments are those of `fork`."""
+        store = parse_target(source) if isinstance(source, str) else source
+        if not isinstance(store, S3Target):
+            raise ConfigError(f"checkpoints can be pulled from `s3://bucket/prefix` only; got {source!r}")
+        request = PullRequest(
+            job_id=uuid.uuid4().hex,
+            source=store,
+            from_name=from_model,
+            from_project=from_project,
+            step=step,
+            not_after_step=not_after_step,
+        )
+        client = await self._connect()
+        return self._note_step(model, _step(await client.pull(model.project, model.name, request, show=show)))
+
+
+class HasCheckpoints(Protocol):
+    @property
+    def checkpoints(self) -> Checkpoints: ...
+
+
+class CheckpointMethod(Generic[P, R]):
+    """Gives a backend a method of its `checkpoints` under another name, such as `backend.list_checkpoints`."""
+
+    def __init__(self, method: Callable[Concatenate[Checkpoints, P], R]) -> None:
+        self.method = method
+
+    def __get__(self, backend: HasCheckpoints | None, owner: type[HasCheckpoints]) -> Callable[P, R]:
+        return cast("Callable[P, R]", self.method if backend is None else partial(self.method, backend.checkpoints))
+
+
+def parse_target(text: str) -> HubTarget | S3Target:
+    """Parse the address of a store or hub.
+
+    Raises:
+        ConfigError: `text` is neither `s3://bucket/prefix` nor `hf://owner/name`.
+    """
+    url = urlsplit(text)
+    if url.scheme == "s3" and url.netloc:
+        return S3Target(bucket=url.netloc, prefix=url.path.strip("/"), endpoint_url=os.environ.get("AWS_ENDPOINT_URL"))
+    if url.scheme == "hf" and url.netloc:
+        return HubTarget(repo_id=f"{url.netloc}{url.path}".strip("/"))
+    raise ConfigError(f"expected an address like s3://bucket/prefix or hf://owner/name, got {text!r}")
+
+
+def _step(status: JobStatus) -> int:
+    assert status.step is not None, "the server gives the step of every job on files"
+    return status.step

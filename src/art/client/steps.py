@@ -1,0 +1,60 @@
+"""Where the models of a backend are, and which findings about their steps were logged."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from art.client.interrupt import forget_steps, note_step
+
+logger = logging.getLogger(__name__)
+
+REMIND_AFTER_STEPS = 20
+"""A finding that comes up again is logged again only after this many steps."""
+
+
+class ModelSteps:
+    """The step of each `project/name` when one backend last registered, trained or changed it."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int | None] = {}
+        """`None` until the server has told the step."""
+        self._logged: dict[tuple[str, str], int] = {}
+        """Step at which a finding was last logged, by model and meaning of the finding."""
+
+    def expect(self, model: str) -> None:
+        """Name `model` when Ctrl-C ends the program, even before its step is known."""
+        note_step(model, self._steps.setdefault(model, None))
+
+    def note(self, model: str, step: int) -> int:
+        """Remember that `model` is at `step`, which is returned."""
+        self._steps[model] = step
+        note_step(model, step)
+        return step
+
+    def forget(self) -> None:
+        """Name the models no longer when Ctrl-C ends the program."""
+        forget_steps(self._steps)
+
+    def note_training(self, model: str, step: int, *, trained: bool) -> list[str]:
+        """Remember where a training left `model`. A finding says if it did not start where this backend left it."""
+        known, before = self._steps.get(model), step - trained
+        self.note(model, step)
+        if known is None or before <= known:
+            return []
+        return [
+            f"{model} was at step {before}, and this script had left it at step {known}: another job moved it. Does a "
+            "second script train the same model, or was a call of `train` cancelled while its job went on? Give each "
+            "script a model `name` of its own"
+        ]
+
+    def log_findings(self, model: str, step: int, findings: Sequence[str]) -> None:
+        """Log findings that were not logged recently. A finding reads "what was seen: what it means"."""
+        for finding in findings:
+            seen, _, meaning = finding.partition(": ")
+            if "[" in seen:
+                continue  # names single groups: some are left out in most steps, and the result lists them
+            if step - self._logged.get((model, meaning), -math.inf) >= REMIND_AFTER_STEPS:
+                self._logged[model, meaning] = step
+                logger.warning("%s step %d: %s", model, step, finding)

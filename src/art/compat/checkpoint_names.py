@@ -1,0 +1,89 @@
+"""`backend._experimental_...` of older code, over `backend.checkpoints`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal
+
+from art.client.checkpoint_client import Checkpoints, NamedModel
+from art.errors import ConfigError
+from art.protocol.checkpoint_calls import S3Target
+
+logger = logging.getLogger(__name__)
+
+
+async def experimental_fork_checkpoint(
+    checkpoints: Checkpoints,
+    model: NamedModel,
+    from_model: str,
+    from_project: str | None = None,
+    from_s3_bucket: str | None = None,
+    not_after_step: int | None = None,
+    verbose: bool = False,
+    prefix: str | None = None,
+) -> None:
+    """Call `fork`, or `pull` if a bucket is given."""
+    if from_s3_bucket is None:
+        await checkpoints.fork(
+            model, from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
+        )
+        return
+    source = S3Target(bucket=from_s3_bucket, prefix=prefix or "")
+    await checkpoints.pull(
+        model, source, from_model=from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
+    )
+
+
+async def experimental_push_to_s3(
+    checkpoints: Checkpoints,
+    model: NamedModel,
+    *,
+    s3_bucket: str | None = None,
+    prefix: str | None = None,
+    verbose: bool = False,
+    delete: bool = False,
+) -> None:
+    """Push the newest checkpoint."""
+    _refuse_delete(delete)
+    await checkpoints.push(model, S3Target(bucket=_bucket(s3_bucket), prefix=prefix or ""), show=verbose)
+
+
+async def experimental_pull_from_s3(
+    checkpoints: Checkpoints,
+    model: NamedModel,
+    *,
+    s3_bucket: str | None = None,
+    prefix: str | None = None,
+    verbose: bool = False,
+    delete: bool = False,
+    only_step: int | Literal["latest"] | None = None,
+    step: int | None = None,
+    exclude: list[str] | None = None,
+    latest_only: bool = False,
+) -> None:
+    """Pull one checkpoint: the given step, or the newest.
+
+    Raises:
+        ConfigError: `delete` is set, or `exclude` names anything but logs and trajectories, which are never pulled.
+    """
+    _refuse_delete(delete)
+    if not latest_only and only_step is None and step is None:
+        logger.info("only the newest checkpoint is pulled, as with latest_only=True")
+    if unknown := sorted(set(exclude or ()) - {"logs", "trajectories"}):
+        raise ConfigError(f"only a checkpoint is pulled; `exclude` cannot leave out {', '.join(unknown)}")
+    chosen = step if only_step in (None, "latest") else only_step
+    source = S3Target(bucket=_bucket(s3_bucket), prefix=prefix or "")
+    await checkpoints.pull(model, source, step=chosen, show=verbose)  # type: ignore[arg-type]
+
+
+def _bucket(name: str | None) -> str:
+    bucket = name or os.environ.get("BACKUP_BUCKET")
+    if not bucket:
+        raise ConfigError("no bucket: pass s3_bucket, or set BACKUP_BUCKET")
+    return bucket
+
+
+def _refuse_delete(delete: bool) -> None:
+    if delete:
+        raise ConfigError("delete=True is not supported: nothing is ever deleted in the bucket or on the server")

@@ -1,0 +1,26 @@
+"""Fields of `Model` in older code that have no meaning here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from art.errors import ConfigError
+
+_REFUSED = {
+    "entity": "there are no owners of projects; choose the name of the `project` instead",
+    "id": "a model is identified by `project` and `name`",
+    "report_metrics": "no sink of this name exists. Metrics are always written to history.jsonl",
+    "run_id": "there is no W&B run to continue; a model continues from its newest checkpoint",
+}
+
+
+def drop_older_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields without older ones that are empty.
+
+    Raises:
+        ConfigError: an older field has a value, which would have no effect.
+    """
+    for name in _REFUSED.keys() & fields.keys():
+        if fields[name] not in (None, []):
+            raise ConfigError(f"{name}={fields[name]!r} is not supported: {_REFUSED[name]}. Leave it out", param=name)
+    return {name: value for name, value in fields.items() if name not in _REFUSED}

@@ -1,0 +1,214 @@
+"""Settings of older code: the dictionaries of `art.dev`, and older words of `train`.
+
+They were written for another trainer and for vLLM. What has an equal here is honoured, what only tells vLLM or CUDA how
+to use a GPU is named in a warning, and anything else is an error. New code passes `TrainableModel(settings=...)`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from art.config import CispoConfig, GspoConfig, LossConfig, MismatchConfig, ModelSettings, PpoConfig, TrainConfig
+from art.config.algorithms import (
+    add_terms,
+    added_terms,
+    algorithm,
+    check_config,
+    merge_settings,
+    plain_errors,
+    tune_loss,
+    without_none,
+)
+from art.config.training import kl_penalties
+from art.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+# -- the dictionaries of `art.dev` --
+
+
+class InitArgs(TypedDict, total=False):
+    max_seq_length: int
+    load_in_4bit: bool
+    full_finetuning: bool
+    gpu_memory_utilization: float
+    fast_inference: bool
+
+
+class EngineArgs(TypedDict, total=False):
+    max_model_len: int
+    max_num_seqs: int
+    gpu_memory_utilization: float
+    tensor_parallel_size: int
+    enforce_eager: bool
+    enable_sleep_mode: bool
+    num_scheduler_steps: int
+
+
+class PeftArgs(TypedDict, total=False):
+    r: int
+    lora_alpha: float
+    target_modules: list[str]
+    random_state: int
+
+
+class TrainerArgs(TypedDict, total=False):
+    """Settings of the optimiser for every training step, unless `art.TrainConfig(optimizer=...)` gives them."""
+
+    max_grad_norm: float
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+
+
+class TrainOptions(TypedDict, total=False):
+    """Options of `train` in older code; `art.dev.TrainConfig` is this class."""
+
+    epsilon: float
+    epsilon_high: float
+    importance_sampling_level: Literal["token", "sequence"]
+    kl_penalty_coef: float
+    kl_penalty_reference_step: int
+    logprob_calculation_chunk_size: int
+    scale_rewards: bool
+    truncated_importance_sampling: float
+
+
+class TrainSFTOptions(TypedDict, total=False):
+    """Options of `model.train_sft(_config=...)`. There are none; `art.dev.TrainSFTConfig` is this class."""
+
+
+class InternalModelConfig(TypedDict, total=False):
+    settings: ModelSettings
+    """Today's settings; no other key may be set beside them."""
+    init_args: InitArgs
+    engine_args: EngineArgs
+    peft_args: PeftArgs
+    trainer_args: TrainerArgs
+    chat_template_kwargs: dict[str, bool | int | float | str]
+    rollout_weights_mode: Literal["lora", "merged"]
+    """`merged` is `VllmConfig(weights="merged")`; the embedded engine, which is the default, has no such choice."""
+
+
+# -- words of `train` --
+
+_LOSS_WORDS = ("loss_fn", "loss_fn_config", "epsilon", "epsilon_high", "importance_sampling_level")
+_KL_WORDS = ("kl_penalty_coef", "kl_penalty_reference_step", "beta")
+_HONOURED = (
+    *TrainConfig.model_fields,
+    *_LOSS_WORDS,
+    *_KL_WORDS,
+    "normalize_advantages",
+    "truncated_importance_sampling",
+    "allow_training_without_logprobs",
+)
+HINTS = {"logprob_calculation_chunk_size", "plot_tensors", "precalculate_logprobs", "verbose"}
+"""Words about memory or output only. They have no effect here, and a warning says so once."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "adam_params": (None,),
+    "advantage_balance": (0,),
+    "allow_training_without_logprobs": (False,),
+    "beta": (0,),
+    "grad_accumulation_sequences": (None,),
+    "importance_sampling_level": ("token",),
+    "kimi_k2_tau": (None,),
+    "kl_penalty_coef": (0,),
+    "kl_ref_adapter_path": (None,),
+    "mask_prob_ratio": (False,),
+    "max_negative_advantage_importance_sampling_weight": (None,),
+    "num_trajectories_learning_rate_multiplier_power": (0,),
+    "packed_sequence_length": (None,),
+    "save_checkpoint": (True,),
+    "scale_learning_rate_by_reward_std_dev": (False,),
+}
+"""Words with the values that ask for what is done anyway."""
+_warned: set[str] = set()
+
+
+def with_nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those of `_config`, the dictionary in which older code gives some of them."""
+    flat = dict(settings)
+    nested = dict(flat.pop("_config", None) or {})
+    if twice := sorted(flat.keys() & nested.keys()):
+        raise ConfigError(f"{', '.join(twice)}: given twice, by `_config` and by itself; keep one")
+    return flat | nested
+
+
+def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a training step from a config and single settings, in today's words and in older ones.
+
+    Raises:
+        ConfigError: a setting is given twice, unknown, out of range or cannot be honoured.
+    """
+    config = None if config is None else check_config(config, TrainConfig)
+    _warn_of_hints(settings.keys() & HINTS - {"verbose"})
+    settings = {name: value for name, value in settings.items() if name not in HINTS}
+    settings = {name: value for name, value in settings.items() if value not in NEUTRAL.get(name, ())}
+    if refused := [f"{name}={value!r}" for name, value in settings.items() if name not in _HONOURED]:
+        raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_HONOURED)}")
+    settings = without_none({key: value for key, value in settings.items() if key != "allow_training_without_logprobs"})
+    if config is not None and not settings:
+        return config
+    with plain_errors():
+        return _translate(config, settings)
+
+
+def _translate(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    words = [word for word in _LOSS_WORDS if word in settings]
+    kept = () if config is None else added_terms(config, words)
+    values = merge_settings(config, _in_todays_words(settings), words, kept)
+    if "truncated_importance_sampling" in settings:
+        values.setdefault("anchor", "step_start")
+    chosen = _with_loss(values, settings) if words else TrainConfig.model_validate(values)
+    penalties = kl_penalties(**{word: settings[word] for word in _KL_WORDS if word in settings})
+    return add_terms(chosen, (*kept, *penalties))
+
+
+def _in_todays_words(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `TrainConfig` by their own names, and those that only have another name or type in older code."""
+    values = {name: settings[name] for name in TrainConfig.model_fields if name in settings}
+    scale = settings.get("scale_rewards", settings.get("normalize_advantages"))
+    if scale is not None:
+        values["scale_rewards"] = ("group" if scale else "none") if isinstance(scale, bool) else scale
+    if (limit := settings.get("truncated_importance_sampling")) is not None:
+        if "mismatch" in values:
+            raise ConfigError("truncated_importance_sampling is `truncate` of `mismatch`: set it there")
+        values["mismatch"] = MismatchConfig(truncate=limit)
+    return values
+
+
+def _with_loss(values: Mapping[str, Any], settings: Mapping[str, Any]) -> TrainConfig:
+    """Apply `loss_fn`, `loss_fn_config`, the clips and the level of importance sampling."""
+    level = settings.get("importance_sampling_level")
+    config = algorithm(settings.get("loss_fn", "ppo" if level else "dppo"), values)
+    term = config.terms[0]
+    if level is not None and not isinstance(term, GspoConfig):
+        if level != "sequence" or not isinstance(term, PpoConfig):
+            raise ConfigError(f"importance_sampling_level={level!r} is not supported by the loss {term.type}")
+        term = GspoConfig()  # ratios of sequences need clips of their own
+    clips, options = _clips(term, settings), settings.get("loss_fn_config", {})
+    if twice := clips.keys() & options.keys():
+        raise ConfigError(f"{', '.join(twice)}: given by loss_fn_config and by epsilon; keep one")
+    return tune_loss(config, clips | options, term)
+
+
+def _clips(term: LossConfig, settings: Mapping[str, Any]) -> dict[str, float]:
+    """The clips of a loss from `epsilon` and `epsilon_high`. `epsilon` alone sets both, except for cispo."""
+    low, high = settings.get("epsilon"), settings.get("epsilon_high")
+    if low is None and high is None:
+        return {}
+    if not isinstance(term, (PpoConfig, GspoConfig, CispoConfig)):
+        raise ConfigError(
+            f"epsilon is a clip of ppo, gspo and cispo, which {term.type} does not have; choose a loss_fn"
+        )
+    high = low if high is None and not isinstance(term, CispoConfig) else high
+    return {key: value for key, value in (("clip_low", low), ("clip_high", high)) if value is not None}
+
+
+def _warn_of_hints(hints: set[str]) -> None:
+    if new := sorted(hints - _warned):
+        logger.warning("without effect, because they concern memory or output of another trainer: %s", ", ".join(new))
+        _warned.update(new)

@@ -1,0 +1,210 @@
+"""Losses and algorithms by name, and the settings of a training step given one by one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, TypedDict, TypeVar
+
+from pydantic import ValidationError
+
+from art.config.base import LearningRate, describe_invalid
+from art.config.losses import (
+    CispoConfig,
+    DpoConfig,
+    DppoConfig,
+    LossConfig,
+    MismatchConfig,
+    PpoConfig,
+    ReinforceConfig,
+    SftConfig,
+)
+from art.config.training import LengthPenaltyConfig, OptimizerConfig, OverlongConfig, TrainConfig, TrainSFTConfig
+from art.errors import ConfigError
+
+LossName = Literal[
+    "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
+]
+"""Values of `loss_fn`: a loss, or an algorithm with its baseline, scale and normalisation."""
+
+OnNothing = Literal["skip", "raise"]
+"""What `train` does when no group can be learnt from."""
+
+_ALGORITHMS: dict[LossName, Callable[..., TrainConfig]] = {
+    "dppo": partial(TrainConfig, loss=DppoConfig()),
+    "ppo": partial(TrainConfig, loss=PpoConfig()),
+    "cispo": partial(TrainConfig, loss=CispoConfig()),
+    "reinforce": partial(TrainConfig, loss=ReinforceConfig()),
+    "sft": partial(TrainConfig, loss=SftConfig()),
+    "dpo": partial(TrainConfig, loss=DpoConfig()),
+    "grpo": TrainConfig.grpo,
+    "dr_grpo": TrainConfig.dr_grpo,
+    "dapo": TrainConfig.dapo,
+    "gspo": TrainConfig.gspo,
+    "rloo": TrainConfig.rloo,
+    "maxrl": TrainConfig.maxrl,
+}
+
+
+class TrainSettings(TypedDict, total=False):
+    """Keyword settings of `train`: every field of `TrainConfig`, and the loss by its name."""
+
+    learning_rate: LearningRate
+    loss: LossConfig | tuple[LossConfig, ...]
+    anchor: Literal["sampler", "step_start"]
+    baseline: Literal["mean", "leave_one_out"]
+    scale_rewards: Literal["none", "group", "batch", "mean"]
+    spread_tolerance: float
+    overlong: OverlongConfig | None
+    length_penalty: LengthPenaltyConfig | None
+    normalize: Literal["token", "rollout", "group", "constant"]
+    constant_tokens: int | None
+    num_minibatches: int
+    mismatch: MismatchConfig | None
+    optimizer: OptimizerConfig
+    loss_fn: LossName
+    """A loss or an algorithm by its name. An algorithm is a preset of `TrainConfig`."""
+    loss_fn_config: dict[str, Any]
+    """Settings of the loss, see `DppoConfig`, `PpoConfig` and the others."""
+    on_nothing: OnNothing
+    """What to do when no group can be learnt from: "skip" returns a result with `trained=False`, "raise" raises
+    `NothingTrainableError`. The default is "skip"."""
+
+
+SETTINGS = frozenset(TrainSettings.__annotations__)
+_LOSS_WORDS = ("loss_fn", "loss_fn_config")
+
+C = TypeVar("C", TrainConfig, TrainSFTConfig)
+
+
+def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
+    """`config` as settings of this kind; a dictionary is validated, `None` gives the defaults.
+
+    Raises:
+        ConfigError: it is of another kind, or holds a wrong value.
+    """
+    if isinstance(config, kind):
+        return config
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"`config` takes an art.{kind.__name__}(...), got {config!r}", param="config")
+    with plain_errors():
+        return kind.model_validate(dict(config or {}))
+
+
+def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> TrainSFTConfig:
+    """The settings of supervised fine-tuning, given as a whole, one by one, or both where they do not overlap.
+
+    Raises:
+        ConfigError: a setting is given twice, unknown or out of range.
+    """
+    whole = check_config(config, TrainSFTConfig)
+    _check_known(settings, TrainSFTConfig.model_fields)
+    with plain_errors():
+        return TrainSFTConfig.model_validate(merge_settings(whole, settings)) if settings else whole
+
+
+def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a training step, given as a whole, one by one, or both where they do not overlap.
+
+    Raises:
+        ConfigError: a setting is given twice, unknown or out of range.
+    """
+    whole = None if config is None else check_config(config, TrainConfig)
+    _check_known(settings, SETTINGS - {"on_nothing"})
+    settings = without_none(settings)
+    if whole is not None and not settings:
+        return whole
+    with plain_errors():
+        words = [word for word in _LOSS_WORDS if word in settings]
+        values = {name: value for name, value in settings.items() if name not in _LOSS_WORDS}
+        kept = () if whole is None else added_terms(whole, words)
+        values = merge_settings(whole, values, words, kept)
+        if not words:
+            return TrainConfig.model_validate(values)
+        chosen = algorithm(settings.get("loss_fn", "dppo"), values)
+        return add_terms(tune_loss(chosen, settings.get("loss_fn_config", {})), kept)
+
+
+def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that are `None`, which means the default; `mismatch=None` switches the gate off.
+
+    Raises:
+        ConfigError: `loss` is a name.
+    """
+    if isinstance(settings.get("loss"), str):
+        raise ConfigError(
+            f"`loss` takes settings such as art.config.PpoConfig(); for a name use loss_fn={settings['loss']!r}"
+        )
+    return {name: value for name, value in settings.items() if value is not None or name == "mismatch"}
+
+
+def added_terms(config: TrainConfig, words: Iterable[str]) -> tuple[LossConfig, ...]:
+    """Terms that `TrainConfig(beta=...)` added to the default objective; `words` about the loss may replace that."""
+    is_default = config.terms[0] is TrainConfig.model_fields["loss"].default
+    return config.terms[1:] if is_default and any(words) else ()
+
+
+def merge_settings(
+    config: TrainConfig | TrainSFTConfig | None,
+    values: Mapping[str, Any],
+    words: Iterable[str] = (),
+    kept: tuple[LossConfig, ...] = (),
+) -> dict[str, Any]:
+    """Join the fields set in `config` with `values`.
+
+    Args:
+        words: settings by which the user chose or tuned the loss.
+        kept: terms of `config` that are added to that loss later.
+
+    Raises:
+        ConfigError: a setting is given twice.
+    """
+    whole = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    if kept:
+        whole.pop("loss", None)
+    twice = [*(values.keys() & whole.keys()), *(words if "loss" in whole.keys() | values.keys() else ())]
+    if twice:
+        raise ConfigError(f"{', '.join(sorted(twice))}: given twice, by `config` or `loss` and by itself; keep one")
+    return whole | dict(values)
+
+
+def algorithm(name: str, values: Mapping[str, Any]) -> TrainConfig:
+    """The preset of a loss or algorithm, with `values` over its own.
+
+    Raises:
+        ConfigError: there is no such name.
+    """
+    for known, preset in _ALGORITHMS.items():
+        if name == known:
+            return preset(**values)
+    raise ConfigError(f"loss_fn must be one of {', '.join(_ALGORITHMS)}; got {name!r}")
+
+
+def tune_loss(config: TrainConfig, options: Mapping[str, Any], term: LossConfig | None = None) -> TrainConfig:
+    """Set options of the loss. `term` replaces the only term of `config` first."""
+    term = config.terms[0] if term is None else term
+    settings = term.model_dump(exclude_unset=True) | dict(options)
+    return TrainConfig.model_validate(dict(config) | {"loss": type(term).model_validate(settings)})
+
+
+def add_terms(config: TrainConfig, terms: Iterable[LossConfig]) -> TrainConfig:
+    """Add terms to the loss."""
+    terms = tuple(terms)
+    return TrainConfig.model_validate(dict(config) | {"loss": (*config.terms, *terms)}) if terms else config
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn errors about settings into a `ConfigError` in plain words."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"wrong training settings: {describe_invalid(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"these training settings do not fit together: {error}") from error
+
+
+def _check_known(settings: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(f"training has no setting {', '.join(unknown)}; it knows {', '.join(sorted(known))}")

@@ -1,0 +1,83 @@
+"""How many failed rollouts end a gather.
+
+`CountBudget` allows a fixed number or share of failures per gather. `FaultWatch` (`faults.py`) looks at the share of
+failures over the most recent rollouts, across gathers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from art.errors import ArtError, JudgeError
+from art.trajectory import Trajectory, TrajectoryGroup
+
+
+class FailurePolicy(Protocol):
+    """Counts how rollouts end. Each method raises when there are too many failures."""
+
+    def count(self, trajectory: Trajectory) -> None:
+        """A rollout returned a trajectory."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """A rollout failed."""
+        ...
+
+    def lost(self, error: Exception) -> None:
+        """A rollout that was counted before has no usable reward."""
+        ...
+
+    def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
+        """A whole group that was counted before could not be scored."""
+        ...
+
+
+@dataclass
+class CountBudget:
+    """Allows `max_exceptions` failures; one more raises its error."""
+
+    max_exceptions: float = 0
+    """A number of failures, or below 1 a share of `num_rollouts`."""
+    num_rollouts: int | None = None
+    """Rollouts that a share refers to; by default the total of the progress bar `pbar`."""
+    pbar: Any = None
+    num_failed: int = 0
+    last_error: Exception | None = None
+
+    def count(self, trajectory: Trajectory) -> None:
+        """Do nothing: only failures count."""
+
+    def failed(self, error: Exception) -> None:
+        self.num_failed += 1
+        self.last_error = error
+        if self.is_exceeded():
+            raise error
+
+    def lost(self, error: Exception) -> None:
+        self.failed(error)
+
+    def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
+        """Count one failure if the error is known not to be a bug, such as a judge out of order; else raise it."""
+        if not isinstance(error, JudgeError) and not (isinstance(error, ArtError) and error.transient):
+            raise error
+        self.failed(error)
+
+    def is_exceeded(self) -> bool:
+        limit = self.max_exceptions
+        if 0 < limit < 1:
+            limit *= self.num_rollouts or getattr(self.pbar, "total", None) or 0
+        return self.num_failed > limit
+
+    def add(self, part: CountBudget) -> None:
+        """Add the failures of a part that has ended.
+
+        Raises:
+            Exception: the last failure of `part`, if together they are too many.
+        """
+        self.num_failed += part.num_failed
+        if part.last_error is not None and self.is_exceeded():
+            raise part.last_error
+
+    def reset(self) -> None:
+        self.num_failed, self.last_error = 0, None

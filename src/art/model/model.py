@@ -1,0 +1,279 @@
+"""`Model`: a named model, the clients to talk to it, and its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from contextvars import Token
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from typing_extensions import TypeVar
+
+from art.backend import Backend, Registration
+from art.capture.clients import async_hooks, sync_hooks
+from art.client.arguments import check_logged
+from art.client.model_clients import Endpoint, ModelClients
+from art.client.openai_client import check_address, load_openai, make_openai_client
+from art.config import OptimizerConfig
+from art.costs import Ledger, Prices
+from art.errors import ConfigError
+from art.protocol.keys import check_api_key
+from art.storage.layout import DataDir, ModelPaths, validate_name
+from art.trajectory import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+    from art.compat.metrics import MetricsBuilder
+    from art.model.run_log import RunLog
+
+logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", default=Any)
+StateT = TypeVar("StateT", default=dict[str, Any])
+_OLDER_FIELDS = frozenset({"entity", "id", "report_metrics", "run_id"})
+
+
+def _make_run_log() -> RunLog:
+    from art.model.run_log import RunLog
+
+    return RunLog()
+
+
+class Model(BaseModel, Generic[ConfigT, StateT]):
+    """A model to prompt: an API of another provider, or the base of `TrainableModel`."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_assignment=True)
+
+    name: str
+    """Name within the project; also the name of its folder."""
+    project: str
+    """Name of the project; models of different projects are independent."""
+    config: ConfigT | None = None
+    """Anything that the user's rollouts need."""
+    inference_api_key: str | None = Field(default=None, repr=False)
+    """API key of the endpoint; set by `register` for a trainable model."""
+    inference_base_url: str | None = None
+    """Address of the endpoint, like `http://host:8000/v1`; set by `register` for a trainable model."""
+    inference_model_name: str | None = None
+    """Name to send as `model`; by default `name`."""
+    base_path: str = ".art"
+    """Root folder of the local log. A backend on this machine sets it to its own data directory."""
+    prices: Prices = Prices()
+    """Prices of tokens and devices, for the ledger in `costs`."""
+    budget_usd: float | None = None
+    """Limit in USD of everything that is booked in `costs`; above it `model.costs.check()` raises."""
+
+    _run_log: RunLog = PrivateAttr(default_factory=_make_run_log)
+    _clients: ModelClients = PrivateAttr(default_factory=ModelClients)
+    _backend: Backend | None = PrivateAttr(default=None)
+    _server_url: str | None = PrivateAttr(default=None)
+
+    @property
+    def trainable(self) -> bool:
+        return False
+
+    @field_validator("name", "project")
+    @classmethod
+    def _safe_name(cls, value: str, info: Any) -> str:
+        return validate_name(value, param=info.field_name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_older_fields(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not _OLDER_FIELDS & data.keys():
+            return data
+        from art.compat.model_fields import drop_older_fields
+
+        return drop_older_fields(data)
+
+    # --- registration and inference ---
+
+    def backend(self) -> Backend:
+        if self._backend is None:
+            raise ConfigError(f"model {self.name!r} has no backend yet: call `await model.register(backend)` first")
+        return self._backend
+
+    async def register(self, backend: Backend) -> None:
+        """Connect the model to a backend. A trainable model is served from then on."""
+        registration, _ = await asyncio.gather(backend.register(self), asyncio.to_thread(load_openai))
+        self._backend = backend
+        if backend.data_dir is not None:
+            self.base_path = str(backend.data_dir)
+        if self.prices.device_usd_per_hour is None:
+            self.prices = self.prices.model_copy(update={"device_usd_per_hour": backend.device_usd_per_hour})
+        if registration is not None:
+            self._adopt(registration)
+        backend.close_with(self, self.close)
+
+    def _adopt(self, registration: Registration) -> None:
+        self._server_url = registration.server_url
+        self.inference_base_url = f"{registration.server_url}/projects/{self.project}/v1"
+        self.inference_api_key = registration.api_key
+        self.inference_model_name = registration.status.inference_name
+
+    async def close(self) -> None:
+        """Close the OpenAI client of this event loop, and the client for code that blocks."""
+        await self._clients.close()
+
+    def openai_client(self) -> AsyncOpenAI:
+        """An `AsyncOpenAI` for this model; every call in one event loop returns the same client.
+
+        Outside a running loop each call returns a new client, which the caller closes. Inside `art.capture`, requests
+        through it are recorded.
+
+        Raises:
+            ConfigError: the model is not registered, or has no address.
+        """
+        endpoint = self._endpoint()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return make_openai_client(endpoint.base_url, endpoint.api_key, async_hooks(self))
+        return self._clients.get(endpoint, lambda: async_hooks(self))
+
+    def blocking_openai_client(self) -> OpenAI:
+        """An `OpenAI` client for code that blocks, such as LangGraph's `invoke`; one client for all threads.
+
+        In the thread of an event loop it would stop all other rollouts: run such code by `asyncio.to_thread`.
+        """
+        return self._clients.get_blocking(self._endpoint(), lambda: sync_hooks(self))
+
+    def _endpoint(self) -> Endpoint:
+        base_url, api_key = self.inference_base_url, self.inference_api_key
+        if base_url is None or api_key is None:
+            how = "call `await model.register(backend)` first" if self.trainable else (
+                "pass `inference_base_url` and `inference_api_key`"
+            )  # fmt: skip
+            raise ConfigError(f"model {self.name!r} has no inference address yet: {how}")
+        return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """The name to send as `model` in a request.
+
+        Args:
+            step: checkpoint of a trainable model that answers; by default the newest at the time of each request.
+        """
+        if step is not None:
+            raise ConfigError(f"model {self.name!r} is not trainable and has no step {step}")
+        return self.inference_model_name or self.name
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+        """Keyword arguments for `litellm.completion` and `litellm.acompletion`."""
+        name = self.get_inference_name(step)
+        return {
+            "model": f"hosted_vllm/{name}" if self.trainable else name,
+            "base_url": self.inference_base_url,
+            "api_key": self.inference_api_key,
+            "temperature": 1,
+        }
+
+    def rollout_base_url(self, rollout_id: str) -> str:
+        """The base URL under which requests of any program are recorded as `rollout_id`; see `get_rollout`."""
+        if self._server_url is None:
+            raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")
+        rollout_id = validate_name(rollout_id, param="rollout_id")
+        return f"{self._server_url}/projects/{self.project}/rollouts/{rollout_id}/v1"
+
+    async def get_rollout(self, rollout_id: str) -> Trajectory:
+        """The conversations under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""
+        return await self.backend().get_rollout(rollout_id, project=self.project)
+
+    async def get_step(self) -> int:
+        """The newest published step; 0 for a model that is not trainable."""
+        return 0
+
+    def default_optimizer(self) -> OptimizerConfig | None:
+        """The optimiser of training steps whose own settings do not name one."""
+        return None
+
+    # --- the local log ---
+
+    def _paths(self) -> ModelPaths:
+        return DataDir(Path(self.base_path)).model(self.project, self.name)
+
+    @property
+    def costs(self) -> Ledger:
+        """What was spent on this model, in this run and in earlier ones; a file beside its history.
+
+        Register the model before you pass this to judges as `JudgeSettings(budget=model.costs)`: registration may move
+        the file.
+        """
+        return self._run_log.ledger(self._paths(), self.budget_usd)
+
+    def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
+        """Make an object that takes the user's own metrics and costs for the next row of the history.
+
+        Args:
+            cost_context: first part of the names of costs, `train` or `eval`; by default `train`.
+        """
+        from art.compat.metrics import MetricsBuilder
+
+        return MetricsBuilder(cost_context or "train", lambda: self.costs, self._run_log.pending)
+
+    def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
+        """Make `art.metrics.track_api_cost` book with this model, until `token.var.reset(token)`."""
+        return self.metrics_builder(cost_context).activate()
+
+    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+        """Book the policy's tokens and the device time since the last call. `log` calls this before it writes a row."""
+
+    def read_state(self) -> StateT | None:
+        """The state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
+        from art.storage.state import read_state
+
+        return cast("StateT | None", read_state(self._paths().state))
+
+    def overwrite_state(self, state: StateT) -> None:
+        """Save `state` in place of the state that was saved before."""
+        from art.storage.state import overwrite_state
+
+        overwrite_state(self._paths().state, cast(dict[str, Any], state))
+
+    def merge_state(self, state: StateT) -> StateT:
+        """Save the keys of `state` over those saved before, and return the result."""
+        from art.storage.state import merge_state
+
+        return cast(StateT, merge_state(self._paths().state, cast(dict[str, Any], state)))
+
+    def write_state(self, state: StateT) -> None:
+        """Save `state`: an older name of `overwrite_state`."""
+        self.overwrite_state(state)
+
+    async def log(
+        self,
+        trajectories: Iterable[Trajectory | BaseException] | Iterable[TrajectoryGroup] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Append one row to the history, and the trajectories to the file of their split and step.
+
+        Args:
+            trajectories: groups, or loose trajectories and exceptions, which become one group.
+            split: prefix of the metrics, as in `val/reward`. It must be a valid file name and not one of the metrics'
+                own sections, such as `costs`.
+            metrics: further numbers for the row; they replace computed ones of the same name. `costs/...` are USD and
+                are booked in `costs`, like those of trajectories and groups. For `time/step_x` and `data/step_x` the
+                row also has the sum over all rows, `time/cum/x` and `data/cum/x`.
+            step: step of the row; by default the current one.
+
+        Raises:
+            InvalidRequestError: `split` is not a valid name.
+            TrajectoryError: these are not trajectories, or a reward or metric is not a number; nothing is logged.
+        """
+        from art.metrics.groups import as_groups, check_metrics, check_split
+
+        check_split(split)
+        groups = as_groups(() if trajectories is None else check_logged(trajectories))
+        metrics = check_metrics(metrics or {})
+        step = await self.get_step() if step is None else step
+        metrics = self._run_log.take_pending() | dict(metrics)
+        await self.book_costs(trainer_s=metrics.get("time/step_trainer_s", 0.0), split=split)
+        row = await self._run_log.append(self._paths(), self.costs, groups, metrics, split, step)
+        if self.trainable and self._backend is not None:  # the server needs them to keep the best checkpoint
+            await self._backend.log_metrics(self, step, row)

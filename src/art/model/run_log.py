@@ -1,0 +1,96 @@
+"""The local log of a model: history, trajectories, state and costs, as files under its `base_path`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from art.costs import Ledger
+from art.costs.meter import close_row
+from art.metrics.groups import count_groups, name_metrics, summarize_groups, take_costs
+from art.storage.history import append_row, means_by_step
+from art.storage.layout import ModelPaths
+from art.storage.totals import Totals
+from art.storage.trajectories import append_groups
+from art.trajectory import TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Writes the log of a model. Files are given by each call, because a copy of the model may have another name."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, float] = {}
+        """Metrics that wait for the next row of the history."""
+        self._ledgers: dict[Path, Ledger] = {}
+        self._totals: dict[Path, Totals] = {}
+
+    def ledger(self, paths: ModelPaths, max_usd: float | None) -> Ledger:
+        """The ledger of the model's costs, with a limit in USD."""
+        if paths.costs not in self._ledgers:
+            self._ledgers[paths.costs] = Ledger(path=paths.costs)
+        self._ledgers[paths.costs].max_usd = max_usd
+        return self._ledgers[paths.costs]
+
+    def take_pending(self) -> dict[str, float]:
+        """Return the pending metrics and forget them."""
+        taken = dict(self.pending)
+        self.pending.clear()
+        return taken
+
+    async def append(
+        self,
+        paths: ModelPaths,
+        ledger: Ledger,
+        groups: list[TrajectoryGroup],
+        metrics: Mapping[str, float],
+        split: str,
+        step: int,
+    ) -> dict[str, float]:
+        """Append a row to the history, and groups to the file of their split and step.
+
+        Args:
+            metrics: numbers for the row; they replace those computed from `groups`. `costs/...` go to the ledger.
+
+        Returns:
+            The row.
+        """
+        summary, reported = take_costs(summarize_groups(groups))
+        metrics, also_reported = take_costs(metrics)
+        costs = await asyncio.to_thread(close_row, ledger, reported | also_reported, split, step)
+        row = name_metrics(summary, split) | costs
+        if groups and split == "train":
+            row |= count_groups(groups)
+        row |= name_metrics(metrics, split)
+        totals = self._totals.setdefault(paths.history, Totals(paths.history))
+        await asyncio.to_thread(_write, paths, totals, groups, split, row, step)
+        return row
+
+
+def _write(
+    paths: ModelPaths, totals: Totals, groups: list[TrajectoryGroup], split: str, row: dict[str, float], step: int
+) -> None:
+    if groups:
+        append_groups(paths.trajectories(split, step), groups)
+    with totals.lock:
+        append_row(paths.history, totals.of(row) | row, step=step)
+
+
+def best_step(history: Path, metric: str) -> int | None:
+    """The step with the highest mean of a metric, the newest of several; `None` if the metric was never logged.
+
+    Raises:
+        ValueError: the history has damaged lines, so the best step may be missing.
+    """
+    means, num_unreadable = means_by_step(history, metric)
+    if num_unreadable:
+        raise ValueError(
+            f"{num_unreadable} lines are damaged in {history}, so the best checkpoint is not known; remove those lines"
+        )
+    if not means:
+        logger.info("%s was never logged: only the newest checkpoint is kept", metric)
+        return None
+    return max(means, key=lambda step: (means[step], step))

@@ -1,0 +1,239 @@
+"""`TrainableModel`: a model that is trained, served and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, Unpack
+
+from pydantic import PrivateAttr
+
+from art.backend import Backend, Registration, TrainResult
+from art.capture.clients import remember
+from art.client.arguments import check_groups
+from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConfig
+from art.config.algorithms import TrainSettings
+from art.costs.meter import CostCalculator, PolicyMeter
+from art.errors import ArtError, ConfigError
+from art.model.model import ConfigT, Model, StateT
+from art.protocol.rollouts import Outcome, RolloutStatus, RolloutUpdate
+from art.trajectory import MetadataValue, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from art.client.collector import RolloutCollector
+    from art.compat.settings import InternalModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
+    """A model that is trained: a base model and a checkpoint per step."""
+
+    base_model: str
+    """Hub id, short name or path of the model to train; a path is on the server's machine."""
+    settings: ModelSettings | None = None
+    """Settings of adapter, engine, trainer and rendering. They are fixed at the first registration."""
+
+    _internal_config: InternalModelConfig | None = PrivateAttr(default=None)
+    """Settings in the words of older code, see `art.compat.settings`."""
+    _registered_as: tuple[str, str] | None = PrivateAttr(default=None)
+    _collector: RolloutCollector | None = PrivateAttr(default=None)
+    _meter: PolicyMeter = PrivateAttr(default_factory=PolicyMeter)
+
+    def __init__(self, *, _internal_config: InternalModelConfig | None = None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._internal_config = _internal_config
+
+    @property
+    def trainable(self) -> bool:
+        return True
+
+    def model_settings(self) -> ModelSettings:
+        """The settings to register with.
+
+        Raises:
+            ConfigError: they are given twice, or `_internal_config` asks for something that cannot be honoured.
+        """
+        if not self._internal_config:
+            return self.settings or ModelSettings()
+        if self.settings is not None:
+            raise ConfigError(f"model {self.name!r} has both `settings` and `_internal_config`: keep one")
+        from art.compat.internal_config import settings_from_internal_config
+
+        return settings_from_internal_config(self._internal_config)
+
+    def default_optimizer(self) -> OptimizerConfig | None:
+        """The optimiser of training steps whose own settings do not name one; given by `trainer_args` of older code."""
+        if not self._internal_config:
+            return None
+        from art.compat.internal_config import optimizer_from_internal_config
+
+        return optimizer_from_internal_config(self._internal_config)
+
+    async def register(self, backend: Backend) -> None:
+        """Connect the model to a backend, which serves it from then on."""
+        started = time.monotonic()
+        try:
+            await super().register(backend)
+        except ArtError as error:
+            if not self._internal_config:
+                raise
+            from art.compat.internal_config import in_older_names
+
+            raise in_older_names(error, self._internal_config) from error.__cause__
+        self._meter.start(started)
+
+    def _adopt(self, registration: Registration) -> None:
+        super()._adopt(registration)
+        self._collector = None
+        self._registered_as = (self.project, self.name)
+        remember(self)
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        # After a copy was renamed, the name that the server gave is not its own.
+        known = self.inference_model_name if self._registered_as == (self.project, self.name) else None
+        name = known or f"{self.project}/{self.name}"
+        return name if step is None else f"{name}@{step}"
+
+    async def get_step(self) -> int:
+        """The newest published step."""
+        return await self.backend().get_step(self)
+
+    @property
+    def cost_calculator(self) -> CostCalculator | None:
+        """The function set by `set_cost_calculator`."""
+        return self._meter.calculator
+
+    def set_cost_calculator(self, calculator: CostCalculator | None) -> None:
+        """Set a function that prices the policy's tokens in place of `prices.policy`.
+
+        Args:
+            calculator: called with prompt tokens, completion tokens and `train` or `eval`; returns USD by name.
+        """
+        self._meter.calculator = calculator
+
+    async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
+        """Book the policy's tokens and the device time since the last call. `log` calls this before it writes a row.
+
+        Args:
+            trainer_s: seconds of that time in which the trainer worked; the rest is rollouts, rewards and waiting.
+            split: split of the sampled tokens.
+        """
+        if self._backend is None or not self._meter.is_running:
+            return
+        counters = await self._backend.token_counts(self)
+        passed_s, book = self._meter.lap(), self._meter.book
+        await asyncio.to_thread(
+            book, self.costs, self.prices, counters, passed_s=passed_s, trainer_s=trainer_s, split=split
+        )
+
+    async def train(
+        self,
+        trajectory_groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        *,
+        verbose: bool = False,
+        **settings: Unpack[TrainSettings],
+    ) -> TrainResult:
+        """Train one step and log groups and metrics under `train`.
+
+        Arguments and errors are those of `Backend.train`.
+        """
+        groups = check_groups(trajectory_groups)
+        result = await self.backend().train(self, groups, config, verbose=verbose, **settings)
+        await self.log(groups, split="train", metrics=result.metrics, step=result.step)
+        return result
+
+    async def train_sft(
+        self,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | None = None,
+        *,
+        verbose: bool = False,
+        **settings: Any,
+    ) -> TrainResult:
+        """Fine-tune on the assistant messages of `trajectories` and log the metrics under `train`.
+
+        Arguments and errors are those of `Backend.train_sft`.
+        """
+        result = await self.backend().train_sft(self, trajectories, config, verbose=verbose, **settings)
+        await self.log(split="train", metrics=result.metrics, step=result.step)
+        return result
+
+    async def put_rollout(
+        self,
+        rollout_id: str,
+        *,
+        group_id: str | None = None,
+        scenario_id: str | None = None,
+        reward: float | None = None,
+        outcome: Outcome | None = None,
+        error: str | None = None,
+        metrics: dict[str, float] | None = None,
+        metadata: dict[str, MetadataValue] | None = None,
+    ) -> RolloutStatus:
+        """Announce or finish a rollout of another program. `PUT /api/rollouts/{rollout_id}` does the same.
+
+        Once it is announced, this model answers requests under its base URL that name an unknown model.
+
+        Args:
+            group_id: id shared by the rollouts of one group and by no others.
+            scenario_id: id of the scenario; it is kept in the trajectory's metadata.
+            reward: reward of the rollout; it finishes the rollout with outcome `ok`.
+            outcome: how the rollout ended; it finishes the rollout.
+            error: what went wrong outside the policy, with outcome `infra_fault`.
+            metrics: numbers about the rollout.
+            metadata: anything to keep with the rollout.
+
+        Raises:
+            ConflictError: the rollout is finished, and this call would change it.
+        """
+        update = RolloutUpdate(
+            project=self.project, model=f"{self.project}/{self.name}", group_id=group_id, scenario_id=scenario_id,
+            reward=reward, outcome=outcome, error=error, metrics=metrics, metadata=metadata,
+        )  # fmt: skip
+        return await self.backend().put_rollout(rollout_id, update)
+
+    async def collect_trajectory_groups(
+        self,
+        num_groups: int,
+        rollouts_per_group: int,
+        *,
+        timeout_s: float | None = None,
+        pbar_desc: str | None = "collect",
+    ) -> list[TrajectoryGroup]:
+        """Wait until other programs have finished `num_groups` groups, and return them, each group once.
+
+        After a restart of this program, groups that no training job has used are returned again.
+
+        Args:
+            num_groups: groups to wait for.
+            rollouts_per_group: finished rollouts that make a group complete.
+            timeout_s: seconds to wait at most.
+            pbar_desc: label of the progress bar, `None` for no bar.
+
+        Raises:
+            ProcessError: `timeout_s` seconds have passed; the message says what is missing.
+        """
+        if self._collector is None:
+            self._collector = self.backend().rollout_collector(self)
+        return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
+        """Delete all checkpoints but the newest and the best, which has the highest mean of the metric.
+
+        If the history has damaged lines, nothing is deleted: the best checkpoint could be in one of them.
+        """
+        from art.model.run_log import best_step
+
+        try:
+            best = await asyncio.to_thread(best_step, self._paths().history, best_checkpoint_metric)
+        except ValueError as error:
+            logger.warning("no checkpoint is deleted: %s", error)
+            return
+        keep = sorted({await self.get_step()} if best is None else {await self.get_step(), best})
+        checkpoints = self.backend().checkpoints
+        deleted = await checkpoints.delete(self, keep_steps=keep, best_metric=best_checkpoint_metric)
+        logger.info("kept checkpoints %s, deleted %s", keep, deleted)

@@ -1,0 +1,214 @@
+"""`Trajectory`: conversations, rewards and metrics of one rollout.
+
+A rollout appends messages and the model's choices to a trajectory and sets its reward. Dumping it with `model_dump` or
+`model_dump_json` and loading it again loses nothing, in subclasses with fields of their own too.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+
+from art.errors import RolloutError
+from art.messages import Messages, MessagesAndChoices, Tools, get_messages, is_choice, parse_item, to_message
+from art.trajectory.values import MetadataValue, MetricValue, as_metadata, to_plain
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelType
+else:
+    _ModelType = type(BaseModel)
+
+_SPOILT = re.compile(r"(num_)?(invalid|malformed)_\w+|protocol_error")
+"""Names of metrics that count turns which broke the rules or the format of a task."""
+
+
+class Record(BaseModel):
+    """Base of what is written to files of trajectories. Unknown names are errors."""
+
+    # Python's json writes and reads NaN like this; a reward that is not a number must not turn into a missing one.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+
+class History(Record):
+    """One conversation."""
+
+    messages_and_choices: MessagesAndChoices = Field(default_factory=list)
+    """Messages in OpenAI's format, and the `Choice` objects that the model answered with. Choices are trained."""
+    tools: Tools | None = None
+    """Tools that the model was offered, in OpenAI's format."""
+
+    def messages(self) -> Messages:
+        """The conversation as plain messages, to send to a model."""
+        return get_messages(self.messages_and_choices)
+
+
+class _TrajectoryType(_ModelType):
+    """Makes `Trajectory(scenario=...)` keep unknown keywords as metadata. Loading a dump still refuses them."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, **fields: Any) -> Any:
+            if cls.model_config.get("extra") == "forbid" and (further := fields.keys() - cls.model_fields.keys()):
+                metadata = {name: as_metadata(fields.pop(name)) for name in sorted(further, key=list(fields).index)}
+                fields["metadata"] = _join_metadata(cls, dict(fields.get("metadata") or {}), metadata)
+            return super().__call__(**fields)
+
+
+_OTHER_WORDS = {
+    "messages": "messages_and_choices", "choices": "messages_and_choices", "history": "additional_histories",
+    "histories": "additional_histories",
+}  # fmt: skip
+"""Names that people often write instead of a field's own."""
+
+
+def _join_metadata(cls: type[BaseModel], metadata: dict[str, Any], further: dict[str, Any]) -> dict[str, Any]:
+    """Add `further` keywords to `metadata`.
+
+    Raises:
+        ValueError: a keyword is nearly the name of a field, or is in `metadata` with another value.
+    """
+    import difflib  # not needed by programs that pass fields only
+
+    for name, value in further.items():
+        near = difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.8)
+        if meant := _OTHER_WORDS.get(name) or (near[0] if near else None):
+            raise ValueError(
+                f"{cls.__name__} has no field {name!r}: write `{meant}`, or `metadata={{{name!r}: ...}}` for a value "
+                "of that name to keep"
+            )
+        if metadata.setdefault(name, value) != value:
+            raise ValueError(
+                f"{name!r} is given twice: as {value!r}, and in `metadata` as {metadata[name]!r}; keep one"
+            )
+    return metadata
+
+
+class Trajectory(History, metaclass=_TrajectoryType):
+    """The record of one rollout.
+
+    Keyword arguments that are no fields are kept in `metadata`: numbers, texts and `None` as they are, other things as
+    JSON text. A name that is nearly that of a field is an error.
+
+    Example: one turn, scored
+        trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": "yes or no?"}])
+        completion = await client.chat.completions.create(model=name, messages=trajectory.messages())
+        trajectory.messages_and_choices.append(completion.choices[0])
+        trajectory.reward = 1.0
+    """
+
+    additional_histories: list[History] = Field(default_factory=list)
+    """Further conversations of the same rollout (sub-agents, a context that was compacted); they share its reward."""
+    reward: float = 0.0
+    """How good the rollout was. Only differences within a group count."""
+    turn_rewards: list[float] = Field(default_factory=list)
+    """Further rewards, one per choice of `messages_and_choices`: each counts for its own choice and those before it."""
+    token_rewards: list[list[float]] = Field(default_factory=list)
+    """Further rewards per token: for each choice of `messages_and_choices` one number per sampled token, in the order
+    of `choice.logprobs.content`, which includes the token that ends the answer."""
+    initial_policy_version: int | None = None
+    """The model's step when the first answer was sampled; `None` if unknown."""
+    final_policy_version: int | None = None
+    """The model's step when the last answer was sampled; `None` if unknown."""
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
+    """Numbers about the rollout; `model.log` writes their means."""
+    metadata: dict[str, MetadataValue] = Field(default_factory=dict)
+    """Anything to keep with the rollout. `outcome` says how it ended, see `art.gather.faults`."""
+    logs: list[str] = Field(default_factory=list)
+    """Lines added by `log`."""
+    start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    """Time at which the trajectory was made, with its time zone."""
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError("a reward is a number, got None; leave `reward` out until it is known")
+        return value
+
+    @field_validator("turn_rewards", "token_rewards", mode="before")
+    @classmethod
+    def _plain_lists(cls, value: Any) -> Any:
+        return to_plain(value)
+
+    @field_serializer("reward", "turn_rewards", "token_rewards", "metrics", "metadata")
+    def _plain(self, value: Any) -> Any:
+        return to_plain(value)
+
+    def log(self, message: str) -> None:
+        """Add a line to `logs`."""
+        self.logs.append(message)
+
+    def finish(self) -> Self:
+        """Set `metrics["duration"]` to the seconds since `start_time`, and return the trajectory itself."""
+        self.metrics["duration"] = (datetime.now(UTC) - self.start_time.astimezone(UTC)).total_seconds()
+        return self
+
+    @asynccontextmanager
+    async def track_duration(self, metric_name: str) -> AsyncIterator[None]:
+        """Add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
+        key, start = f"{metric_name}_duration", time.monotonic()
+        try:
+            yield
+        finally:
+            self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - start
+
+    def for_logging(self) -> dict[str, Any]:
+        """Dump the trajectory with plain `messages`; `trainable` in each says whether the model sampled it."""
+        shown = self.model_dump(mode="json", exclude={"messages_and_choices", "additional_histories"})
+        shown = {key: value for key, value in shown.items() if value or key not in ("turn_rewards", "token_rewards")}
+        shown["messages"] = [
+            {**to_message(item), "trainable": is_choice(parse_item(item))} for item in self.messages_and_choices
+        ]
+        return shown
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
+
+
+class PydanticException(Record):
+    """An exception of a rollout, in a form that can be written to disk."""
+
+    type: str
+    """Name of the exception's class."""
+    message: str
+    """Text of the exception."""
+    traceback: str
+    """Traceback as Python prints it, without frames of asyncio and tqdm."""
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> PydanticException:
+        """Describe `error`, without frames that are the same in every traceback."""
+        report = traceback.TracebackException.from_exception(error)
+        part: traceback.TracebackException | None = report
+        while part is not None:
+            frames = [frame for frame in part.stack if not {"asyncio", "tqdm"} & set(PurePath(frame.filename).parts)]
+            part.stack = traceback.StackSummary.from_list(frames)
+            part = part.__cause__ or part.__context__
+        return cls(type=type(error).__name__, message=str(error), traceback="".join(report.format()))
+
+
+def infra_fault(item: Any) -> RolloutError | None:
+    """The error of a trajectory, or of its dump, whose outcome is `infra_fault`; `None` for any other.
+
+    Such a trajectory must not be scored: its error takes its place.
+    """
+    metadata = item.metadata if isinstance(item, Trajectory) else item.get("metadata") if isinstance(item, dict) else {}
+    if not metadata or metadata.get("outcome") != "infra_fault":
+        return None
+    logs = item.logs if isinstance(item, Trajectory) else item.get("logs", [])
+    return RolloutError(str(metadata.get("error") or (logs or ["a rollout ended as infra_fault"])[-1]))
+
+
+def is_policy_fault(trajectory: Trajectory) -> bool:
+    """Whether the policy spoilt the rollout: its outcome says so, or a metric such as `invalid_move` is above 0."""
+    return trajectory.metadata.get("outcome") == "policy_fault" or any(
+        value > 0 and _SPOILT.fullmatch(name) for name, value in trajectory.metrics.items()
+    )
