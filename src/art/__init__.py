@@ -27,7 +27,7 @@ from art.trajectory import History, PydanticException, Trajectory, TrajectoryGro
 from art.utils import retry
 
 if TYPE_CHECKING:
-    from art import langgraph, mcp, rewards, scenarios
+    from art import langgraph, mcp, recipes, rewards, scenarios
     from art.backends.local import LocalBackend
     from art.backends.remote import RemoteBackend
 
@@ -65,6 +65,7 @@ __all__ = [
     "gather_trajectory_groups",
     "langgraph",
     "mcp",
+    "recipes",
     "retry",
     "rewards",
     "scenarios",
@@ -84,6 +85,6 @@ def __getattr__(name: str) -> Any:
         from art.backends.remote import RemoteBackend
 
         return RemoteBackend
-    if name in ("rewards", "langgraph", "mcp", "scenarios"):
+    if name in ("rewards", "langgraph", "mcp", "recipes", "scenarios"):
         return importlib.import_module(f"art.{name}")
     return refuse("art", name)

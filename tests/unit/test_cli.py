@@ -10,8 +10,9 @@ from rich.progress import Progress
 
 from art.cli import train
 from art.cli.main import StderrHandler
-from art.cli.options import train_options
+from art.cli.options.recipe_options import config_of
 from art.config import VllmConfig
+from art.recipes import TaskTrainingConfig
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,8 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    settings = train_options.model_settings(parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option]))
+    args = parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option])
+    settings = config_of(TaskTrainingConfig, args).model_settings()
     assert isinstance(settings.engine, VllmConfig)
     assert settings.engine.weights == weights
     assert (settings.lora is None) is (weights == "merged")

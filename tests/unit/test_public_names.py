@@ -41,6 +41,7 @@ NAMES = {
     "gather_trajectory_groups",
     "langgraph",
     "mcp",
+    "recipes",
     "retry",
     "rewards",
     "scenarios",

@@ -20,14 +20,16 @@ from rich.text import Text
 from art.backends.local import LocalBackend
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.picture import draw_learning_curve
+from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
 from art.cli.terminal.screen import Screen
 from art.cli.tiny_model import build_with_progress
-from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
+from art.recipes.progress import report_verdict
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
+from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.task import Task, get_task
 
 EVALUATION_SEED = 20_000
@@ -157,7 +159,7 @@ async def _demo(
     _show_result(console, task, before, after, summary)
     measure, change = f"{task.headline_metric} on held-out rollouts", change_of(before, after)
     course = Course(step=step, num_steps=num_steps, reports=reports, measure=measure, change=change)
-    show_verdict(console, reach_verdict(course, Remedies()))
+    report_verdict(ProgressPrinter(console), reach_verdict(course, Remedies()))
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     return EXIT_UNTRAINED if course.is_untrained else 0

@@ -21,9 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from art.cli import judge_serve
-from art.cli.options.train_options import require_installed
 from art.cli.terminal.screen import Screen
 from art.errors import ConfigError, JudgeError
+from art.recipes.recipe_config import require_installed
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.rewards.measuring.check import JudgeReport, check_judge
 from art.storage.trajectories import read_groups

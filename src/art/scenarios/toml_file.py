@@ -69,10 +69,13 @@ def read_toml(path: Path, model: type[M]) -> M:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
         key = ".".join(map(str, first["loc"]))
-        known = ", ".join(model.model_fields)
-        what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}:{_line_of(text, key)}: {key}: {what}") from None
+        if not key and (named := re.match(r"`(\w+)` ", message)):
+            key, message = named[1], message[named.end() :]
+        if first["type"] == "extra_forbidden":
+            message = f"unknown; there are {', '.join(model.model_fields)}"
+        raise ConfigError(f"{path}:{_line_of(text, key)}: {key}: {message}") from None
 
 
 def _line_of(text: str, key: str) -> int:

@@ -9,16 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from art.recipes.training_loop import Evaluation, StepReport
 from art.report import Estimate, Verdict, VerdictKind
 
-EXIT_UNTRAINED = 1
-"""Steps were tried, and none of them could be trained."""
 MANY_FAULTS = 0.25
 """Share of rollouts that the policy has spoilt, from which that is a reason for a bad result."""
-_COLOURS: dict[VerdictKind, str] = {"good": "green", "soft": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +143,3 @@ def _remedies(course: Course, remedies: Remedies, many_faults: bool) -> list[str
     if not course.is_untrained and course.change is not None:
         found.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
     return found
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
-    console.print(f"{verdict.what}.", style=_COLOURS[verdict.kind], highlight=False, soft_wrap=True)
-    for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
-        for line in lines:
-            console.print(f"  {heading}: {line}", highlight=False, soft_wrap=True)
