@@ -26,7 +26,7 @@ from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 
-COMMANDS = sorted(Path(art.cli.__file__).parent.glob("*.py"))
+COMMANDS = sorted(Path(art.cli.__file__).parent.rglob("*.py"))
 FOREIGN = "pip install 'x[rewards]' :warning: [/red] [bold]"
 
 

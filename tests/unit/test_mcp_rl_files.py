@@ -237,7 +237,7 @@ def test_what_went_wrong_is_in_the_report(tmp_path: Path) -> None:
     report = report_of(tmp_path, None, stopped="the judge is down", groups_without_scores=4)
     assert report.headline is None
     assert report.faults == [
-        "The run ended before its end: the judge is down",
+        "The run ended early: the judge is down",
         "4 groups of the last call got no scores from the judge and were left out.",
     ]
     partial = report_of(tmp_path, compared((0.1, 0.9), num_left_out=1, num_failed_rollouts=2))

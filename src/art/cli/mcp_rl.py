@@ -2,8 +2,8 @@
 
 discover the tools --> write scenarios --> train with RULER --> judge held-out ones, before beside after --> report
 
-Everything is kept in the folder of `--out`. The same command goes on where the last one stopped: with the scenarios as
-they stand in scenarios.json by then, from the newest checkpoint.
+Everything is kept in the folder of `--out`. The same command continues where the last one stopped: from the newest
+checkpoint, with the scenarios that scenarios.json then has.
 """
 
 from __future__ import annotations
@@ -95,24 +95,26 @@ def _default(setting: str) -> object:
 
 def run(args: argparse.Namespace) -> int:
     console, config = Screen(), config_of(McpRlConfig, args)
-    keys = {"headers": read_headers(args.header), "env": read_env(args.server_env)}
-    command = command_of(args.argv)
+    headers, env, command = read_headers(args.header), read_env(args.server_env), command_of(args.argv)
     try:
         with ProgressPrinter(console) as printer:
-            training = mcp_rl(args.server, out=args.out, config=config, on_progress=printer, command=command, **keys)
+            training = mcp_rl(
+                args.server, out=args.out, config=config, on_progress=printer, command=command, headers=headers, env=env
+            )
             return exit_code(run_coroutine(training))
     except KeyboardInterrupt:
         console.print("Stopped. Scenarios and every finished step are kept; the same command continues")
         return 130
 
 
-def read_headers(given: Sequence[str]) -> dict[str, str]:
-    """
+def read_headers(options: Sequence[str]) -> dict[str, str]:
+    """Headers by name, with variables of the environment filled in.
+
     Raises:
-        ConfigError: no colon, or a variable that is not set.
+        ConfigError: an option has no colon, or names a variable that is not set.
     """
     headers = {}
-    for text in given:
+    for text in options:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
             raise ConfigError("--header takes 'NAME: VALUE', e.g. 'Authorization: Bearer $TOKEN'; it has no colon")
@@ -120,13 +122,14 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def read_env(given: Sequence[str]) -> dict[str, str]:
-    """
+def read_env(options: Sequence[str]) -> dict[str, str]:
+    """Environment variables by name. One without a value has the value that it has here.
+
     Raises:
         ConfigError: a variable without a value is not set here.
     """
     env = {}
-    for text in given:
+    for text in options:
         name, equals, value = text.partition("=")
         env[name] = value if equals else _filled(f"${{{name}}}")
     return env
@@ -143,7 +146,7 @@ def _filled(text: str) -> str:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The command for the report: what was typed, without keys in it."""
+    """The command as it was typed, for the report, with keys left out."""
     shown, hide = [], ""
     for word in argv:
         option, equals, value = word.partition("=")
@@ -158,9 +161,9 @@ def command_of(argv: Sequence[str]) -> str:
 
 
 def _without_value(text: str, separator: str) -> str:
-    """A value that stands in the environment may be shown by its name; another is left out."""
-    name, found, value = text.partition(separator)
-    return text if not found or "$" in value else f"{name}{separator} ..."
+    """The option without its value, unless the value names a variable of the environment."""
+    name, separated, value = text.partition(separator)
+    return text if not separated or "$" in value else f"{name}{separator} ..."
 
 
 def _names(text: str) -> list[str]:

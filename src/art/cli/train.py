@@ -1,4 +1,4 @@
-"""`art train TASK`: the demo's loop without the show, on any base model; continues where the last call stopped."""
+"""`art train TASK`: train a task's agent on any base model. The same command continues where the last one stopped."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class RecipeConfig(Config):
             ConfigError: a setting is unknown or has a value that it cannot have.
         """
         values = {} if config is None else config.model_dump(exclude_unset=True)
-        return cls(**values | settings | ({} if model is None else {"base_model": model}))
+        return cls(**{**values, **settings, **({} if model is None else {"base_model": model})})
 
     def named(self, *, name: str, project: str = "") -> Self:
         """A copy with an absolute `data_dir`, in which a missing name and project are filled in."""
@@ -129,7 +129,7 @@ class RecipeConfig(Config):
 
     def loop_defaults(self, defaults: TaskDefaults) -> TaskDefaults:
         """`defaults` with the settings that replace them, and the learning rate that suits the base model."""
-        changes = {
+        changes: dict[str, Any] = {
             "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
             "num_steps": self.steps,
         }  # fmt: skip

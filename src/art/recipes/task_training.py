@@ -83,7 +83,7 @@ class _Run:
         first, num_steps = await self.model.get_step(), self.defaults.num_steps
         before = after = change = verdict = None
         is_over_budget = False
-        self.on_progress(Progress(f"{self.model.get_inference_name()} stands at step {first} of {num_steps}"))
+        self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
         if self.config.evaluate and first == 0:
             before = await self._evaluate("before")
         try:

@@ -134,7 +134,7 @@ async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
     defaults = run.config.loop_defaults(run.task.defaults)
     # A judge that is down ends the run at its first step, not after many.
     scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
-    run.say(f"{run.model.get_inference_name()} stands at step {run.step} of {defaults.num_steps}")
+    run.say(f"{run.model.get_inference_name()} is at step {run.step} of {defaults.num_steps}")
 
     def on_step(report: StepReport) -> None:
         run.clock.add("rollouts and judging", report.timing.rollout_s)

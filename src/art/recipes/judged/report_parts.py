@@ -37,8 +37,8 @@ NOTE = (
     "Pairs are means over the rollouts of a scenario."
 )
 REWARD_NOTE = (
-    "Beside the other rollouts of the same step. It rises only as far as the judge also looks at what the task wants; "
-    "the result above is the fair comparison."
+    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
+    "is the fair comparison."
 )
 _EXPLANATION = "RULER explanation: "
 
@@ -83,7 +83,7 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
         costs=cost_table(run),
         faults=[*words.warnings, *faults_of(run, course)],
         command=run.command,
-        settings=settings_of(run) | words.settings,
+        settings={**settings_of(run), **words.settings},
         sections=words.sections,
     )
 
@@ -206,7 +206,7 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     """What went wrong, one sentence each."""
     faults = []
     if run.stopped:
-        faults.append(f"The run ended before its end: {run.stopped}")
+        faults.append(f"The run ended early: {run.stopped}")
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.config.serves_one_step:
         faults.append(ONE_STEP)
@@ -217,10 +217,10 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     comparison = run.comparison
     if comparison and comparison.num_left_out:
         faults.append(
-            f"{comparison.num_left_out} held-out scenarios are missing: no scores, or no rollout on one of the sides."
+            f"{comparison.num_left_out} held-out scenarios are missing: they got no scores, or one side has no rollout."
         )
     if comparison and comparison.num_failed_rollouts:
-        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, by no fault of the policy.")
+        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, through no fault of the policy.")
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 
