@@ -167,7 +167,7 @@ async def test_models_and_addresses_are_generators_too(generator: ScriptedGenera
     [
         (" \n", 1, {}, "description is empty"),
         ("help", 0, {}, "num must be 1 or more, got 0"),
-        ("help", 1, {"settings": SETTINGS}, "a `Writer` has address, key and settings"),
+        ("help", 1, {"settings": SETTINGS}, "a `Writer` has its own address, key and settings"),
     ],
 )
 async def test_wrong_arguments(
