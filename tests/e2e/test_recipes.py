@@ -76,6 +76,8 @@ async def test_write_task_then_settings_as_an_object(
     assert (tmp_path / "maybe" / "run.toml").exists()
     with pytest.raises(ConfigError, match="say what to train"):
         await art.recipes.auto("maybe")
+    with pytest.raises(ConfigError, match="the base model is given twice"):
+        await art.recipes.auto("maybe", "./tiny", base_model="./other")
     with pytest.raises(ConfigError, match="AutoConfig: `stepz` is no setting of AutoConfig"):
         await art.recipes.auto("maybe", "./tiny", stepz=3)
 

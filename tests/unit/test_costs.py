@@ -13,7 +13,7 @@ from fake_art_server import FakeArtServer, refusal
 
 import art
 from art.cli.main import main
-from art.cli.options.recipe_options import add_cost_options, config_of
+from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
@@ -177,8 +177,7 @@ def test_status_shows_what_models_have_cost(tmp_path: Path, capsys: pytest.Captu
 
 def options(*arguments: str) -> TaskTrainingConfig:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--judge")
-    add_cost_options(parser)
+    add_recipe_options(parser, TaskTrainingConfig, "")
     return config_of(TaskTrainingConfig, parser.parse_args(arguments))
 
 

@@ -10,24 +10,13 @@ from __future__ import annotations
 
 import argparse
 
-from art.cli.options.recipe_options import (
-    add_cost_options,
-    add_evaluation_options,
-    add_generator_options,
-    add_judge_options,
-    add_loop_options,
-    add_model_options,
-    add_place_options,
-    config_of,
-)
+from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
 from art.recipes.autorl.auto import auto, write_task
 from art.recipes.autorl.auto_config import AutoConfig
 from art.recipes.autorl.auto_files import folder_of, inside
-from art.rewards.ruler import DEFAULT_JUDGE
-from art.scenarios.generate import DEFAULT_NUM
 from art.tasks.dataset import DatasetTask
 
 
@@ -40,21 +29,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--model", "--base-model", dest="base_model", metavar="M", help="what to train: hub id or local path of a model"
     )
-    parser.add_argument("--name", help="of the trained model (default: that of the folder)")
-    add_place_options(parser, project="auto")
     parser.add_argument("--out", metavar="DIR", help="task, scenarios and report (default: after the task)")
-    add_loop_options(parser, DatasetTask.defaults)
-    add_model_options(parser)
+    judged = "a language model scores the answers to each input"
+    add_recipe_options(parser, AutoConfig, judged, DatasetTask.defaults)
+    add_settings(parser, AutoConfig, "validate_every")
     group = parser.add_argument_group("scenarios", "written once, into files that may be edited")
-    group.add_argument(
-        "--num-scenarios", type=int, metavar="N",
-        help=f"to have in all (default: {DEFAULT_NUM}, or those that there are); missing ones are written",
-    )  # fmt: skip
-    add_generator_options(group)
+    add_settings(group, AutoConfig, "num_scenarios", "generator", "generator_url", "instructions")
     group.add_argument("--write-only", action="store_true", help="write the files and stop, to look at them first")
-    add_judge_options(parser, "a language model scores the answers to each input", default=DEFAULT_JUDGE)
-    add_cost_options(parser)
-    add_evaluation_options(parser, "answers to each held-out input")
     parser.set_defaults(run=run)
 
 

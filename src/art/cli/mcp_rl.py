@@ -14,16 +14,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from art.cli.options.recipe_options import (
-    add_cost_options,
-    add_evaluation_options,
-    add_generator_options,
-    add_judge_options,
-    add_loop_options,
-    add_model_options,
-    add_place_options,
-    config_of,
-)
+from art.cli.options.recipe_options import add_recipe_options, add_settings, config_of
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
@@ -31,7 +22,6 @@ from art.errors import ConfigError
 from art.mcp import McpTask
 from art.recipes.mcprl.mcp_rl import mcp_rl
 from art.recipes.mcprl.mcp_rl_config import McpRlConfig
-from art.rewards.ruler import DEFAULT_JUDGE
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,53 +34,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", "--base-model", dest="base_model", required=True, metavar="M",
         help="what to train: hub id or local path of a model",
     )  # fmt: skip
-    parser.add_argument("--name", help="of the trained model (default: after the server)")
-    add_place_options(parser, project="mcp-rl")
     parser.add_argument("--out", metavar="DIR", help="scenarios and report (default: mcp-rl/<name>)")
-    add_loop_options(parser, McpTask.defaults)
-    add_model_options(parser)
-    _add_server_options(parser)
-    _add_scenario_options(parser)
-    add_judge_options(parser, "a language model scores the rollouts of each scenario", default=DEFAULT_JUDGE)
-    add_cost_options(parser)
-    add_evaluation_options(parser, "rollouts of each held-out scenario")
-    parser.set_defaults(run=run)
-
-
-def _add_server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server", "how to reach it, and what the agent may do there")
-    group.add_argument(
+    judged = "a language model scores the rollouts of each scenario"
+    add_recipe_options(parser, McpRlConfig, judged, McpTask.defaults)
+    add_settings(parser, McpRlConfig, "validate_every")
+    server = parser.add_argument_group("server", "how to reach it, and what the agent may do there")
+    server.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'",
         help="of each HTTP request; $VARIABLES of the environment are filled in",
     )  # fmt: skip
-    group.add_argument(
+    server.add_argument(
         "--server-env", action="append", default=[], metavar="NAME[=VALUE]",
         help="environment variable for the command; it gets no others but PATH, HOME and the like",
     )  # fmt: skip
-    group.add_argument("--tools", type=_names, metavar="A,B", help="what the agent may use (default: every tool)")
-    group.add_argument(
-        "--max-turns", type=int, help=f"answers of the model in a rollout (default: {_default('max_turns')})"
-    )
-    group.add_argument(
-        "--max-completion-tokens", type=int, metavar="N", help="of one answer (default: what fits the context)"
-    )
-    group.add_argument(
-        "--max-concurrent", type=int, metavar="N",
-        help=f"rollouts at once, each with its own connection or process (default: {_default('max_concurrent')})",
-    )  # fmt: skip
-
-
-def _add_scenario_options(parser: argparse.ArgumentParser) -> None:
+    server.add_argument("--tools", type=_names, metavar="A,B", help="what the agent may use (default: every tool)")
+    add_settings(server, McpRlConfig, "max_turns", "max_completion_tokens", "max_concurrent")
     group = parser.add_argument_group("scenarios", "written once, into scenarios.json, which may be edited")
-    for option, what in (("num_scenarios", "to train on"), ("held_out", "to test with")):
-        group.add_argument(
-            f"--{option.replace('_', '-')}", type=int, metavar="N", help=f"{what} (default: {_default(option)})"
-        )
-    add_generator_options(group)
-
-
-def _default(setting: str) -> object:
-    return McpRlConfig.model_fields[setting].default
+    add_settings(group, McpRlConfig, "num_scenarios", "held_out", "generator", "generator_url", "instructions")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,13 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from art.cli.options.recipe_options import (
-    add_cost_options,
-    add_judge_options,
-    add_loop_options,
-    add_model_options,
-    config_of,
-)
+from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.progress_printer import ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
@@ -29,19 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("task", help="task name, or module:attribute of your own Task")
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
-    parser.add_argument("--name", help="model name (default: <task>-seed<seed>)")
-    parser.add_argument("--project", help="project name (default: the task's name)")
-    parser.add_argument("--data-dir", type=Path, help="where everything is kept (default: .art)")
-    add_loop_options(parser)
-    add_model_options(parser)
-    add_judge_options(
-        parser, "a language model scores the rollouts of each scenario, in place of the task's own reward"
-    )
-    add_cost_options(parser)
-    parser.add_argument(
-        "--evaluate", type=int, metavar="N",
-        help="held-out rollouts before the first step and at the end (default: none)",
-    )  # fmt: skip
+    judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
+    add_recipe_options(parser, TaskTrainingConfig, judged)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
     parser.set_defaults(run=run)
 

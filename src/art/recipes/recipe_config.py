@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
 from art.config.base import Config
@@ -26,7 +26,12 @@ from art.task import TaskDefaults
 
 
 class RecipeConfig(Config):
-    """What is trained, who judges it, what it may cost, and how long it runs."""
+    """What is trained, who judges it, what it may cost, and how long it runs.
+
+    The docstrings of the settings are also the help of the command-line options.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     base_model: str | None = None
     """Model to train: a hub id or a local path."""
@@ -37,7 +42,7 @@ class RecipeConfig(Config):
     data_dir: Path = Path(".art")
     """Folder in which models are kept."""
     judge: str | None = None
-    """Language model that scores rollouts, as litellm names it. Without one the task's own reward counts."""
+    """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
     judge_url: str | None = None
     """Address of an OpenAI-compatible server that serves the judge."""
     judge_passes: Literal[1, 2] = 1
@@ -51,15 +56,15 @@ class RecipeConfig(Config):
     policy_price: tuple[float, float] | None = None
     """USD per million prompt and completion tokens of the policy."""
     steps: int | None = None
-    """Step at which training ends; the default is the task's."""
+    """Step up to which the model is trained, by default the task's number."""
     seed: int = 0
     """Seed of scenarios and sampling."""
     learning_rate: float | None = None
-    """Peak learning rate; the default depends on the task and the base model."""
+    """Peak learning rate; the default is the task's, or else 1e-5, and 3e-3 for a tiny model."""
     groups: int | None = None
-    """Scenarios per step; the default is the task's."""
+    """Scenarios per step, by default the task's number."""
     rollouts: int | None = None
-    """Rollouts per scenario; the default is the task's."""
+    """Rollouts per scenario, by default the task's number."""
     rollout_timeout: float | None = None
     """Seconds after which a rollout is ended and left out."""
     evaluate: int = Field(default=0, ge=0)
@@ -69,7 +74,7 @@ class RecipeConfig(Config):
     full_finetuning: bool = False
     """Train all weights of the decoder layers instead of an adapter."""
     engine: Literal["torch", "vllm"] = "torch"
-    """Engine that samples: the embedded one, or vLLM."""
+    """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
     max_context: int | None = None
     """Most tokens of prompt and completion together; the default is the model's own limit."""
 
@@ -78,8 +83,10 @@ class RecipeConfig(Config):
         """The config object of a call: `config`, changed by the settings that were passed by name.
 
         Raises:
-            ConfigError: a setting is unknown or has a value that it cannot have.
+            ConfigError: a setting is unknown, given twice, or has a value that it cannot have.
         """
+        if model is not None and "base_model" in settings:
+            raise ConfigError(f"the base model is given twice: {model!r} and base_model={settings['base_model']!r}")
         values = {} if config is None else config.model_dump(exclude_unset=True)
         return cls(**{**values, **settings, **({} if model is None else {"base_model": model})})
 

@@ -18,6 +18,7 @@ class AutoConfig(JudgedConfig):
     """Settings of `auto`."""
 
     project: str = "auto"
+    """Project of the trained model."""
     num_scenarios: int | None = None
     """Scenarios in all; missing ones are written. The default is what the folder has, or 64 in a new one."""
     instructions: str | None = None

@@ -11,6 +11,7 @@ class McpRlConfig(JudgedConfig):
     """Settings of `mcp_rl`."""
 
     project: str = "mcp-rl"
+    """Project of the trained model."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Headers of each HTTP request to the server."""
     env: dict[str, str] = Field(default_factory=dict)
