@@ -27,7 +27,7 @@ from art.model import Model, TrainableModel
 from art.trajectory import History, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from art import config, langgraph, mcp, rewards, scenarios
+    from art import config, langgraph, mcp, recipes, rewards, scenarios
     from art import dev as dev  # names like this one can be imported, but are not in `__all__`
     from art import gather as gather
     from art import trajectories as trajectories
@@ -87,6 +87,7 @@ __all__ = [
     "get_task",
     "langgraph",
     "mcp",
+    "recipes",
     "register_task",
     "rewards",
     "scenarios",
@@ -94,7 +95,7 @@ __all__ = [
 ]
 
 _LAZY_MODULES = frozenset(
-    {"dev", "gather", "langgraph", "mcp", "rewards", "scenarios", "task", "trajectories", "types", "utils"}
+    {"dev", "gather", "langgraph", "mcp", "recipes", "rewards", "scenarios", "task", "trajectories", "types", "utils"}
 )
 _LAZY_NAMES = {
     name: module

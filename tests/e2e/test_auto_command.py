@@ -107,7 +107,7 @@ def test_the_desk_is_learnt_from_a_sentence(
         requests = len(generator.requests)
         assert main(["auto", "desk", "--steps", "25"]) == 0
         assert len(generator.requests) == requests
-    assert "auto/desk stands at step 15 of 25" in capsys.readouterr().out
+    assert "auto/desk is at step 15 of 25" in capsys.readouterr().out
     change = Estimate(**json.loads((tmp_path / "desk" / "report.json").read_text())["headline"]["change"])
     assert change.low > 0
     assert change.mean >= MIN_CHANGE

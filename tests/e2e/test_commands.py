@@ -46,9 +46,9 @@ def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trained", ["--lora-rank=8", "--full-finetuning"])
 def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_path: Path) -> None:
     command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4", trained]
-    assert "stands at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
+    assert "is at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
     again = art(*command, "--steps", "3", "--evaluate", "20", "--json", "train.json", cwd=tmp_path)
-    assert "stands at step 2 of 3" in again
+    assert "is at step 2 of 3" in again
     summary = json.loads((tmp_path / "train.json").read_text())
     assert summary["step"] == 3
     assert len(summary["rewards"]) == 1

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 import art
-from art.cli import judged_run
-from art.cli.auto_files import RunOptions, folder_of, slug
-from art.cli.judged_run import Clock, JudgedRun
 from art.cli.main import main
-from art.cli.run_report import faults_of, validation_curve
-from art.cli.verdict import Course
 from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, JudgeError, TrainingError
+from art.recipes import Progress
+from art.recipes.autorl.auto_config import AutoConfig
+from art.recipes.autorl.auto_files import folder_of, slug
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
+from art.recipes.judged import judged_run
+from art.recipes.judged.clock import Clock
+from art.recipes.judged.judged_run import JudgedRun
+from art.recipes.judged.report_parts import faults_of, validation_curve
+from art.recipes.verdict import Course
 from art.report import Report
 from art.rewards import Ruler
 from art.rewards.asking import completion
@@ -65,8 +67,9 @@ def test_files_are_written_shown_and_never_written_anew(
     assert main(["auto", "guests", "--write-only", "--steps", "9"]) == 0
     assert len(generator.requests) == asked
     assert "21 scenarios" in capsys.readouterr().out
-    kept = RunOptions.load(tmp_path / "guests")
+    kept = AutoConfig().completed(tmp_path / "guests")
     assert (kept.steps, kept.generator, kept.learning_rate) == (9, "openai/g", None)
+    assert AutoConfig(steps=3).completed(tmp_path / "guests").steps == 3
 
 
 def test_missing_scenarios_are_written_and_the_others_stay(generator: ScriptedGenerator, tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_mistakes_in_the_files_are_found_before_training(
     assert "no scenario is in 'test'" in capsys.readouterr().err
     (tmp_path / "guests" / "run.toml").write_text("seed = 1\nsteps = 'many'\n")
     assert main(["auto", "guests", "--model", "m"]) == 1
-    assert "run.toml:2: steps: Input should be a valid integer" in capsys.readouterr().err
+    assert "run.toml:2: steps: takes a number, without quotes; got 'many'" in capsys.readouterr().err
 
 
 def test_slugs() -> None:
@@ -152,18 +155,27 @@ def test_slugs() -> None:
 # -- how a run ends --
 
 
+def run_of(task: DatasetTask, folder: Path, said: list[Progress], *, step: int = 0, **settings: Any) -> JudgedRun:
+    config = AutoConfig(name="m", project="p", base_model="b", data_dir=folder, evaluate=1, **settings)
+    return JudgedRun(
+        config=config, model=config.make_model(), task=task, judge=Ruler("openai/j"), out=folder, step=step,
+        clock=Clock.load(folder), on_progress=said.append,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("error", "compares", "status"),
+    ("error", "compares", "over_budget"),
     [
-        (TrainingError("solved, or collapsed"), True, None),
-        (JudgeError("down"), False, None),
-        (BudgetError("0"), False, 3),
+        (TrainingError("solved, or collapsed"), True, False),
+        (JudgeError("down"), False, False),
+        (BudgetError("0"), False, True),
     ],
 )
 async def test_a_run_that_ends_early_is_reported(
-    error: ArtError, compares: bool, status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: ArtError, compares: bool, over_budget: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
+    task = task_of(WrittenScenario(input="a"))
 
     async def train(run: JudgedRun, *_: object) -> None:
         run.step = 4
@@ -175,28 +187,24 @@ async def test_a_run_that_ends_early_is_reported(
     async def book(*_: object) -> None:
         done.append("booked")
 
-    for name, stand_in in (("train_run", train), ("compare_run", compare), ("book_last", book)):
+    for name, stand_in in (("train", train), ("compare", compare), ("book_last", book)):
         monkeypatch.setattr(judged_run, name, stand_in)
-    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
-    args = argparse.Namespace(evaluate=1, full_finetuning=False, engine="torch")
-    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path))
-    judge, task = Ruler("openai/j"), task_of(WrittenScenario(input="a"))
+    run = run_of(task, tmp_path, [])
     ending = judged_run.train_and_compare(
-        run, task, judge, Console(), out=tmp_path, held_out=[], validation=[],
-        describe=lambda: Report(title="t", summary="s", faults=[run.stopped]),
-    )  # fmt: skip
-    if status is None:
+        run, held_out=[], validation=[], describe=lambda: Report(title="t", summary="s", faults=[run.stopped])
+    )
+    if over_budget:
+        assert (await ending).is_over_budget
+    else:
         with pytest.raises(type(error)):
             await ending
-    else:
-        assert await ending == status
     assert done == ["compared"] * compares + ["booked"]
     assert str(error) in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("is_down", [False, True])
 async def test_a_judge_that_fails_costs_one_look_on_the_way(
-    is_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_down: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(WrittenScenario(input="a"))
 
@@ -208,11 +216,10 @@ async def test_a_judge_that_fails_costs_one_look_on_the_way(
         return CheckpointComparison(compared=[item], num_left_out=0, num_failed_rollouts=0, seconds=1.0)
 
     monkeypatch.setattr(judged_run, "compare_checkpoints", compare)
-    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
-    args = argparse.Namespace(rollout_timeout=None, data_dir=tmp_path, project="p", name="m")
-    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path), step=3)
-    await judged_run.validate_run(run, task, Ruler("openai/j"), Console(), [task.prompt_scenario("a")])
-    printed = " ".join(capsys.readouterr().out.split())
+    said: list[Progress] = []
+    run = run_of(task, tmp_path, said, step=3)
+    await judged_run.validate(run, [task.prompt_scenario("a")])
+    printed = " ".join(map(str, said))
     if is_down:
         assert "no validation at step 3: 1 of the last 1 groups failed" in printed
         assert validation_curve(run).points == []
@@ -223,14 +230,11 @@ async def test_a_judge_that_fails_costs_one_look_on_the_way(
 
 @pytest.mark.parametrize("option", ["--evaluate", "--validate-every"])
 def test_counts_of_looks(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["auto", "x", option, "-1"])
-    assert "expected 0 or more" in capsys.readouterr().err
+    assert main(["auto", "x", option, "-1"]) == 1
+    assert f"`{option}` must be greater than or equal to 0, got -1" in capsys.readouterr().err
 
 
-async def test_nothing_is_compared_with_a_step_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_nothing_is_compared_with_a_step_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     validations: list[object] = []
 
     async def train(run: JudgedRun, *others: object) -> None:
@@ -239,19 +243,18 @@ async def test_nothing_is_compared_with_a_step_that_is_gone(
 
     async def nothing(*_: object) -> None: ...
 
-    for name, stand_in in (("train_run", train), ("book_last", nothing), ("compare_run", None)):
+    for name, stand_in in (("train", train), ("book_last", nothing), ("compare", None)):
         monkeypatch.setattr(judged_run, name, stand_in)
-    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
-    args = argparse.Namespace(evaluate=1, full_finetuning=True, engine="vllm")
-    run = JudgedRun(args=args, command="art auto x", model=model, clock=Clock.load(tmp_path))
     task = task_of(WrittenScenario(input="a"))
-    ending = judged_run.train_and_compare(
-        run, task, Ruler("openai/j"), Console(), out=tmp_path, held_out=[], validation=[task.prompt_scenario("a")],
+    said: list[Progress] = []
+    run = run_of(task, tmp_path, said, full_finetuning=True, engine="vllm")
+    result = await judged_run.train_and_compare(
+        run, held_out=[], validation=[task.prompt_scenario("a")],
         describe=lambda: Report(title="t", summary="s", faults=faults_of(run, Course(step=4, num_steps=4, reports=[]))),
     )  # fmt: skip
-    assert await ending == 0
+    assert (result.is_untrained, result.headline) == (False, None)
     assert validations == [[]]
-    assert "no comparison with the untrained policy" in " ".join(capsys.readouterr().out.split())
+    assert ("no comparison with the untrained policy" in said[0].text, said[0].kind) == (True, "warning")
     assert "one step at a time" in (tmp_path / "report.html").read_text()
 
 

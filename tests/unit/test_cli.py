@@ -3,15 +3,17 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from art.cli import train
+from art.cli import auto, mcp_rl, train
 from art.cli.main import StderrHandler
-from art.cli.options import train_options
+from art.cli.options.recipe_options import config_of
 from art.config import VllmConfig
+from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
 
 
 def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +35,29 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
     train.add_parser(parser.add_subparsers())
-    settings = train_options.model_settings(parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option]))
+    args = parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option])
+    settings = config_of(TaskTrainingConfig, args).model_settings()
     assert isinstance(settings.engine, VllmConfig)
     assert settings.engine.weights == weights
     assert (settings.lora is None) is (weights == "merged")
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "others"),
+    [
+        (auto, AutoConfig, {"what", "out", "write_only"}),
+        (mcp_rl, McpRlConfig, {"server", "out", "header", "server_env"}),
+        (train, TaskTrainingConfig, {"task", "json"}),
+    ],
+)
+def test_every_setting_of_a_recipe_is_an_option_with_help(
+    command: Any, config: type[RecipeConfig], others: set[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers()
+    command.add_parser(subparsers)
+    (options,) = subparsers.choices.values()
+    dests = {action.dest: action.help for action in options._actions}
+    passed_otherwise = {"headers", "env"}  # the options have their own syntax
+    assert dests.keys() - others - {"help"} == config.model_fields.keys() - passed_otherwise
+    assert all(text and text != "None" for text in dests.values())

@@ -15,18 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 import art.cli
-from art.cli import judge, mcp_rl, server, status, train
+from art.cli import judge, server, status
 from art.cli.main import main
 from art.cli.terminal.pipes import EXIT_PIPE
 from art.cli.terminal.screen import Screen
 from art.client import ArtClient
 from art.protocol.training import JobStatus
+from art.recipes import task_training
+from art.recipes.mcprl import mcp_rl
 from art.rewards.asking import completion
 from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 
-COMMANDS = sorted(Path(art.cli.__file__).parent.glob("*.py"))
+COMMANDS = sorted(Path(art.cli.__file__).parent.rglob("*.py"))
 FOREIGN = "pip install 'x[rewards]' :warning: [/red] [bold]"
 
 
@@ -199,7 +201,7 @@ def test_a_judge_that_cannot_be_asked_ends_a_training_before_it_starts(
         raise AssertionError("a server is started for a run that cannot be judged")
 
     monkeypatch.setattr(completion, "_has_litellm", lambda: False)
-    monkeypatch.setattr(train, "LocalBackend", start)
+    monkeypatch.setattr(task_training, "LocalBackend", start)
     monkeypatch.setattr(mcp_rl, "LocalBackend", start)
     monkeypatch.chdir(tmp_path)
     assert main([*command, "--judge", "openai/o3"]) == 1

@@ -13,10 +13,11 @@ from fake_art_server import FakeArtServer, refusal
 
 import art
 from art.cli.main import main
-from art.cli.options.cost_options import add_cost_options, judge_settings, prices_of
+from art.cli.options.recipe_options import add_recipe_options, config_of
 from art.costs import Amount, Ledger, Prices, TokenPrice
 from art.errors import BudgetError, ConfigError
 from art.protocol.training import TokenCounts
+from art.recipes import TaskTrainingConfig
 from art.rewards import JudgeSettings
 from art.rewards.asking import completion
 from art.rewards.asking.completion import JudgeClient
@@ -174,22 +175,20 @@ def test_status_shows_what_models_have_cost(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
-def options(*arguments: str) -> argparse.Namespace:
+def options(*arguments: str) -> TaskTrainingConfig:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--judge")
-    add_cost_options(parser)
-    return parser.parse_args(arguments)
+    add_recipe_options(parser, TaskTrainingConfig, "")
+    return config_of(TaskTrainingConfig, parser.parse_args(arguments))
 
 
 def test_prices_of_the_command_line() -> None:
-    given = options("--budget", "5", "--price-per-hour", "2", "--policy-price", "1", "3", "--judge-price", "4", "8")
-    prices = prices_of(given)
-    assert prices == Prices(policy=TokenPrice(prompt=1, completion=3), device_usd_per_hour=2)
+    config = options("--budget", "5", "--price-per-hour", "2", "--policy-price", "1", "3", "--judge-price", "4", "8")
+    assert config.prices() == Prices(policy=TokenPrice(prompt=1, completion=3), device_usd_per_hour=2)
     ledger = Ledger()
-    settings = judge_settings(given, JudgeSettings(), ledger)
+    settings = config.judge_settings(JudgeSettings(), ledger)
     assert settings.budget is ledger
     assert (settings.prompt_usd_per_million, settings.completion_usd_per_million) == (4, 8)
-    assert prices_of(options()) == Prices()
+    assert options().prices() == Prices()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_prices_of_the_command_line() -> None:
 )
 def test_wrong_options(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        prices_of(options(*arguments))
+        options(*arguments).prices()
 
 
 # --- on a model ---

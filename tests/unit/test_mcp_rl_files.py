@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-import art
 from art.cli import mcp_rl
-from art.cli.judged_run import Clock, load_comparison, save_comparison
-from art.cli.mcp_rl import command_of, name_after, read_env, read_headers
-from art.cli.mcp_rl_files import load_plan, save_plan
-from art.cli.mcp_rl_report import Run, describe_run
+from art.cli.mcp_rl import command_of, read_env, read_headers
 from art.errors import ConfigError
 from art.mcp import GeneratedScenario, McpTask, MCPTool
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
+from art.recipes.judged.clock import Clock
+from art.recipes.judged.evaluation import load_comparison, save_comparison
+from art.recipes.mcprl.mcp_rl import name_after
+from art.recipes.mcprl.mcp_rl_config import McpRlConfig
+from art.recipes.mcprl.mcp_rl_report import McpRlRun, describe_run
+from art.recipes.mcprl.scenario_file import ScenarioFile, load_scenarios, scenario_path
 from art.report import render_report
+from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.trajectory import Trajectory
@@ -37,15 +40,23 @@ def parse(*arguments: str) -> argparse.Namespace:
 # -- scenarios.json --
 
 
+def written(out: Path, server: str, tools: list[str]) -> ScenarioFile:
+    scenarios = ScenarioFile(
+        path=scenario_path(out), server=server, tools=tools, generator="writer", train=TRAIN, held_out=HELD_OUT
+    )
+    scenarios.save()
+    return scenarios
+
+
 def test_scenarios_are_kept_and_may_be_edited(tmp_path: Path) -> None:
-    assert load_plan(tmp_path) is None
-    plan = save_plan(tmp_path, "server", ["a", "b"], "writer", TRAIN, HELD_OUT)
-    assert load_plan(tmp_path) == plan
-    content = json.loads(plan.path.read_text())
+    assert load_scenarios(tmp_path) is None
+    scenarios = written(tmp_path, "server", ["a", "b"])
+    assert load_scenarios(tmp_path) == scenarios
+    content = json.loads(scenarios.path.read_text())
     assert content["held_out"][1] == {"task": "Order shelves.", "difficulty": 3}
     content["train"].append({"task": "Find what runs low.", "difficulty": 5})
-    plan.path.write_text(json.dumps({"train": content["train"], "held_out": content["held_out"]}))
-    edited = load_plan(tmp_path)
+    scenarios.path.write_text(json.dumps({"train": content["train"], "held_out": content["held_out"]}))
+    edited = load_scenarios(tmp_path)
     assert edited is not None
     assert [scenario.task for scenario in edited.train] == ["Count the desks.", "Sell a lamp.", "Find what runs low."]
 
@@ -66,7 +77,7 @@ def test_scenarios_are_kept_and_may_be_edited(tmp_path: Path) -> None:
 def test_an_edited_file_that_cannot_be_used(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "scenarios.json").write_text(content)
     with pytest.raises(ConfigError, match=message) as caught:
-        load_plan(tmp_path)
+        load_scenarios(tmp_path)
     assert "scenarios.json" in caught.value.message
 
 
@@ -165,7 +176,10 @@ def test_keys_come_from_the_environment_and_stay_out_of_the_report(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--num-scenarios", "0"], "--num-scenarios must be 1 or more, got 0"), (["--held-out", "-1"], "--held-out")],
+    [
+        (["--num-scenarios", "0"], "`--num-scenarios` must be greater than or equal to 1, got 0"),
+        (["--held-out", "-1"], "--held-out"),
+    ],
 )
 def test_bad_numbers(arguments: list[str], message: str) -> None:
     args = parse("server", "--model", "m", *arguments)
@@ -177,11 +191,8 @@ def test_bad_numbers(arguments: list[str], message: str) -> None:
 
 
 def report_of(tmp_path: Path, comparison: CheckpointComparison | None, **fields: Any) -> Any:
-    args = parse("http://server/mcp", "--model", "some/base", "--name", "shop", "--data-dir", str(tmp_path / "data"),
-                 "--steps", "7", "--judge", "openai/o3")  # fmt: skip
-    model: art.TrainableModel[Any, Any] = art.TrainableModel(
-        name="shop", project="mcp-rl", base_model="some/base", base_path=str(tmp_path / "data")
-    )
+    config = McpRlConfig(base_model="some/base", name="shop", data_dir=tmp_path / "data", steps=7, judge="openai/o3")
+    model = config.make_model()
     model.costs.book("judge/ruler", usd=0.25, prompt_tokens=1000, completion_tokens=80)
     model.costs.book("generator", usd=None, prompt_tokens=500, completion_tokens=60)
     history = DataDir(tmp_path / "data").model("mcp-rl", "shop").history
@@ -189,10 +200,11 @@ def report_of(tmp_path: Path, comparison: CheckpointComparison | None, **fields:
     for step in (1, 2):
         append_row(history, {"train/reward": step / 10, "train/completed": 1.0}, step=step)
     append_row(history, {"val/judged_change": 0.25}, step=2)
-    plan = save_plan(tmp_path, "http://server/mcp", ["get_product"], "openai/o3", TRAIN, HELD_OUT)
-    run = Run(
-        args=args, command="art mcp-rl ...", plan=plan, tools=[MCPTool("get_product", "One product.")], model=model,
-        clock=Clock(tmp_path / "seconds.json", {"training": 5.0}), step=2, comparison=comparison, **fields,
+    run = McpRlRun(
+        config=config, command="art mcp-rl ...", server="http://server/mcp", task=TASK, judge=Ruler("openai/o3"),
+        scenarios=written(tmp_path, "http://server/mcp", ["get_product"]), out=tmp_path, model=model,
+        tools=[MCPTool("get_product", "One product.")], clock=Clock(tmp_path / "seconds.json", {"training": 5.0}),
+        step=2, comparison=comparison, **fields,
     )  # fmt: skip
     return describe_run(run)
 
@@ -225,7 +237,7 @@ def test_what_went_wrong_is_in_the_report(tmp_path: Path) -> None:
     report = report_of(tmp_path, None, stopped="the judge is down", groups_without_scores=4)
     assert report.headline is None
     assert report.faults == [
-        "The run ended before its end: the judge is down",
+        "The run ended early: the judge is down",
         "4 groups of the last call got no scores from the judge and were left out.",
     ]
     partial = report_of(tmp_path, compared((0.1, 0.9), num_left_out=1, num_failed_rollouts=2))

@@ -131,7 +131,7 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "a_file").write_text("mine")
     for path in (folder, tmp_path / "a_file"):
         assert main(["new", str(path)]) == 1
-        assert f"art: {str(path)!r} is there already and is no empty folder" in capsys.readouterr().err
+        assert f"art: {str(path)!r} exists already and is not an empty folder" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
 
 

@@ -48,6 +48,7 @@ NAMES = {
     "get_task",
     "langgraph",
     "mcp",
+    "recipes",
     "register_task",
     "rewards",
     "scenarios",

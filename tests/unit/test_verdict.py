@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,19 @@ from test_mcp_rl_files import compared, report_of
 
 import art
 import art.cli.main
-from art.cli import auto, judged_run, mcp_rl, train
-from art.cli.judged_run import Clock, JudgedRun
-from art.cli.mcp_rl_report import REMEDIES
+from art.cli.terminal.progress_printer import EXIT_BUDGET, EXIT_UNTRAINED, ProgressPrinter, exit_code
 from art.cli.terminal.screen import Screen
-from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
-from art.errors import ConfigError
+from art.errors import BudgetError, ConfigError
+from art.recipes import JudgedConfig, JudgedResult, task_training
+from art.recipes.autorl import auto, auto_files
+from art.recipes.judged import judged_run
+from art.recipes.judged.clock import Clock
+from art.recipes.judged.judged_run import JudgedRun
+from art.recipes.mcprl import mcp_rl
+from art.recipes.mcprl.mcp_rl_report import REMEDIES
+from art.recipes.progress import report_verdict
 from art.recipes.training_loop import Evaluation, StepReport, Timing
+from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.report import Estimate, Report, render_report
 from art.rewards import Ruler
 from art.storage.history import append_row
@@ -104,7 +109,7 @@ def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest
     html = render_report(report)
     assert html.index("Nothing was trained") < html.index("Learning curve")
     assert "raise --max-turns" in html
-    show_verdict(Screen(), report.verdict)
+    report_verdict(ProgressPrinter(Screen()), report.verdict)
     assert "why: 70% of the rollouts" in capsys.readouterr().out
 
 
@@ -114,25 +119,38 @@ def test_the_report_of_a_run_that_learnt(tmp_path: Path) -> None:
     assert report.faults[0].startswith("Nothing")
 
 
-@pytest.mark.parametrize(("trained", "code"), [([False, False], EXIT_UNTRAINED), ([False, True], 0), ([], 0)])
+@pytest.mark.parametrize(
+    ("trained", "over_budget", "code"),
+    [
+        ([False, False], False, EXIT_UNTRAINED),
+        ([False, True], False, 0),
+        ([], False, 0),
+        ([False], True, EXIT_BUDGET),
+    ],
+)
 async def test_the_exit_code_tells_whether_anything_was_trained(
-    trained: list[bool], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: list[bool], over_budget: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def train(run: JudgedRun, *_: object) -> None:
         run.reports += [step(i, trained=each) for i, each in enumerate(trained)]
+        if over_budget:
+            raise BudgetError("0")
 
     async def nothing(*_: object) -> None: ...
 
-    for name, stand_in in (("train_run", train), ("book_last", nothing)):
+    for name, stand_in in (("train", train), ("book_last", nothing)):
         monkeypatch.setattr(judged_run, name, stand_in)
-    model = art.TrainableModel[None, None](name="m", project="p", base_model="b", base_path=str(tmp_path))
-    args = argparse.Namespace(evaluate=0, full_finetuning=False, engine="torch")
-    run = JudgedRun(args=args, command="c", model=model, clock=Clock.load(tmp_path))
-    ending = judged_run.train_and_compare(
-        run, DatasetTask.__new__(DatasetTask), Ruler("openai/j"), Screen(), out=tmp_path, held_out=[], validation=[],
-        describe=lambda: Report(title="t", summary="s"),
+    config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, evaluate=0)
+    run = JudgedRun(
+        config=config, model=config.make_model(), task=DatasetTask.__new__(DatasetTask), judge=Ruler("openai/j"),
+        out=tmp_path, clock=Clock.load(tmp_path),
     )  # fmt: skip
-    assert await ending == code
+    result = await judged_run.train_and_compare(
+        run, held_out=[], validation=[], describe=lambda: Report(title="t", summary="s")
+    )
+    assert isinstance(result, JudgedResult)
+    assert result.report_path == tmp_path / "report.html"
+    assert exit_code(result) == code
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -147,9 +165,9 @@ def test_art_train_says_what_came_of_it(
 
     async def nothing(*_: object) -> None: ...
 
-    use_backend(monkeypatch, train, nothing)
-    monkeypatch.setattr(train, "train_task", train_task)
-    monkeypatch.setattr(train, "book_last", nothing)
+    use_backend(monkeypatch, task_training, nothing)
+    monkeypatch.setattr(task_training, "train_task", train_task)
+    monkeypatch.setattr(task_training, "book_last", nothing)
     monkeypatch.setattr(art.TrainableModel, "get_step", get_step)
     command = ["train", "yes_no_maybe", "--base-model", "b", "--data-dir", str(tmp_path), "--steps", "1"]
     assert art.cli.main.main(command) == (0 if trained else EXIT_UNTRAINED)
@@ -192,7 +210,7 @@ def test_so_it_is_before_inputs_are_written(
     async def generate(*_: object, **__: object) -> None:
         raise AssertionError("paid for inputs of a model that does not exist")
 
-    monkeypatch.setattr(auto, "generate_dataset", generate)
+    monkeypatch.setattr(auto_files, "generate_dataset", generate)
     monkeypatch.chdir(tmp_path)
     command = ["auto", "answer the questions of guests", "--model", "./nope", "--judge", "j"]
     assert art.cli.main.main([*command, "--judge-url", "http://127.0.0.1:9/v1"]) == 1

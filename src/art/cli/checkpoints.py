@@ -1,6 +1,6 @@
-"""`art checkpoints`: the checkpoints of a model on a server: list, fetch, delete, fork, merge, export, push, pull.
+"""`art checkpoints`: list, fetch, delete, fork, merge, export, push and pull the checkpoints of a model on a server.
 
-The server is that of --url or ART_SERVER_URL, the key that of ART_API_KEY. A model is PROJECT/NAME.
+The server is at --url or ART_SERVER_URL, and the key is in ART_API_KEY. A model is PROJECT/NAME.
 
     art checkpoints list games/agent
     art checkpoints download games/agent ./adapter --format peft
@@ -29,6 +29,8 @@ FORMATS = get_args(ExportFormat)
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
+    """A model as PROJECT/NAME."""
+
     project: str
     name: str
 
@@ -101,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    found = await backend.list_checkpoints(args.model, best_metric=args.metric)
+    checkpoints = await backend.list_checkpoints(args.model, best_metric=args.metric)
     print(f"{'step':>6}  {'made':16}  {'MiB':>8}  {args.metric:>12}")
-    for info in found:
+    for info in checkpoints:
         made = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created_at))
         value = info.metrics.get(args.metric)
         number = "-" if value is None else f"{value:.4g}"
@@ -111,7 +113,7 @@ async def list_checkpoints(backend: RemoteBackend, args: argparse.Namespace) -> 
 
 
 def _marks(info: CheckpointInfo) -> str:
-    marks = [word for word, holds in (("newest", info.newest), ("best", info.best)) if holds]
+    marks = [word for word, applies in (("newest", info.newest), ("best", info.best)) if applies]
     return ", ".join([*marks, *(f"in use: {what}" for what in info.in_use)])
 
 

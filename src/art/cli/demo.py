@@ -13,33 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
 from art.cli.terminal.event_loop import run_coroutine
 from art.cli.terminal.picture import draw_learning_curve
-from art.cli.terminal.screen import Screen
+from art.cli.terminal.progress_printer import EXIT_UNTRAINED, ProgressPrinter
+from art.cli.terminal.screen import Screen, progress_bar
 from art.cli.tiny_model import build_with_progress
-from art.cli.verdict import EXIT_UNTRAINED, Course, Remedies, change_of, reach_verdict, show_verdict
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.config import EngineConfig, ModelSettings, VllmConfig
 from art.errors import TrainingError
 from art.model import TrainableModel
+from art.recipes.progress import report_verdict
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
+from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
 from art.task import Task, get_task
 
 EVALUATION_SEED = 20_000
-"""Held-out scenarios are the same for every training seed, so that seeds can be compared."""
+"""Seed of the held-out scenarios, which is the same for every training seed so that seeds can be compared."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Stopwatch:
-    """Wall seconds since the start, and those that were spent on rolling out, training and publishing.
+    """Wall time since the start, and its parts for rollouts, training and publishing, in seconds.
 
-    Evaluation counts as rolling out, the warm start as training; `other` is the rest of the wall time: starting
-    processes, submitting and logging, drawing.
+    Evaluation counts as rollouts, and the warm start as training. The rest goes to starting processes, submitting,
+    logging and drawing.
     """
 
     started: float
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start(console: Console, task: Task, args: argparse.Namespace, out: Path) -> tuple[str, Stopwatch]:
-    """What to train, made if need be. It is no coroutine: Ctrl-C would not end the warm start in one."""
+    """The base model, which is built if none is given. In a coroutine Ctrl-C would not end the warm start."""
     watch = Stopwatch(started=time.perf_counter())
     detail = f": {task.description} (seed {args.seed}, {_num_steps(task, args)} steps)"
     console.print(Text.assemble(("ART demo", "bold"), detail))
@@ -122,7 +123,7 @@ async def _demo(
     console: Console, task: Task, args: argparse.Namespace, out: Path, base_model: str, watch: Stopwatch
 ) -> int:
     num_steps = _num_steps(task, args)
-    # A run of its own each time: the demo shows one complete training, it does not continue an older one.
+    # A new folder each time: the demo shows one complete training and does not continue an older one.
     data_dir = Path(tempfile.mkdtemp(prefix="run-", dir=out))
     async with LocalBackend(path=data_dir) as backend:
         settings = ModelSettings(engine=VllmConfig() if args.engine == "vllm" else EngineConfig())
@@ -157,7 +158,7 @@ async def _demo(
     _show_result(console, task, before, after, summary)
     measure, change = f"{task.headline_metric} on held-out rollouts", change_of(before, after)
     course = Course(step=step, num_steps=num_steps, reports=reports, measure=measure, change=change)
-    show_verdict(console, reach_verdict(course, Remedies()))
+    report_verdict(ProgressPrinter(console), reach_verdict(course, Remedies()))
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n")
     return EXIT_UNTRAINED if course.is_untrained else 0
@@ -178,11 +179,7 @@ async def _evaluate(
 async def _train(
     console: Console, model: TrainableModel, task: Task, num_steps: int, seed: int, watch: Stopwatch
 ) -> list[StepReport]:
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
-        TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
+    with progress_bar(console, "line") as progress:
         bar = progress.add_task("training", total=num_steps, line="")
 
         def on_step(report: StepReport) -> None:
@@ -227,7 +224,7 @@ def _show_result(
 
 
 def _telling_pair(task: Task, before: Evaluation, after: Evaluation) -> tuple[int, int]:
-    """A scenario that went wrong before and right after, if there is one; else the first."""
+    """Indices of a scenario that failed before and succeeded after training; of the first one if there is none."""
     for i, (old, new) in enumerate(zip(before.trajectories, after.trajectories, strict=False)):
         if old.reward < new.reward and new.reward >= max(t.reward for t in after.trajectories):
             return i, i

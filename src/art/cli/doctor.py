@@ -1,7 +1,7 @@
-"""`art doctor MODEL`: look at everything that training a model needs, before any time is spent on it.
+"""`art doctor MODEL`: check everything that training a model needs, before any time is spent on it.
 
 It starts engine and trainer on this machine as a training would, runs a trial step with a throw-away adapter, and with
---task a few rollouts. Nothing is published and nothing stays on disk. The exit code is 1 if a check fails.
+--task a few rollouts. Nothing is published, and nothing stays on disk. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from art.trajectory import TrajectoryGroup
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
-"""Share of groups that teach nothing, above which most of the sampling is wasted."""
+"""Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,7 +90,7 @@ def _read_settings(path: Path | None) -> ModelSettings:
 
 @contextlib.contextmanager
 def _scratch_folder(data_dir: Path) -> Iterator[Path]:
-    """A data directory of its own on the disk of the real one, gone afterwards."""
+    """A temporary data directory on the disk of the real one."""
     existing = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())
     folder = Path(tempfile.mkdtemp(prefix=".art-doctor-", dir=existing))
     try:
@@ -112,8 +112,8 @@ async def _examine(
             remedy = "the message says what to change"
             return [CheckResult(name="start", status="failure", found=error.message, remedy=remedy)]
         seconds = time.perf_counter() - started
-        found = f"engine and trainer run and agree on a probe after {seconds:.1f} s"
-        checks = [CheckResult(name="start", status="ok", found=found, measured={"seconds": seconds})]
+        finding = f"engine and trainer run and agree on a probe after {seconds:.1f} s"
+        checks = [CheckResult(name="start", status="ok", found=finding, measured={"seconds": seconds})]
         with console.status("A trial step ..."):
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
@@ -124,16 +124,18 @@ async def _examine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut:
+    """A few groups, and what they took."""
+
     groups: list[TrajectoryGroup]
     num_rollouts: int
-    """Failed ones too."""
+    """Number of rollouts, failed ones included."""
     seconds: float
 
 
 async def roll_out(
     model: TrainableModel, task: Task, *, num_scenarios: int, num_rollouts: int | None, seed: int
 ) -> RolledOut:
-    """A few groups, as a step of training would have them."""
+    """Roll out a few groups as a training step would."""
     scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
     started = time.perf_counter()
@@ -149,35 +151,35 @@ async def roll_out(
 
 
 def check_rollouts(rolled: RolledOut) -> CheckResult:
-    """Whether rollouts end with a trajectory."""
+    """Check that rollouts end with a trajectory."""
     num_failed = rolled.num_rollouts - sum(map(len, rolled.groups))
-    found = f"{num_failed} of {rolled.num_rollouts} failed, in {rolled.seconds:.1f} s"
+    finding = f"{num_failed} of {rolled.num_rollouts} failed, in {rolled.seconds:.1f} s"
     if num_failed == 0:
-        return CheckResult(name="rollouts", status="ok", found=found)
+        return CheckResult(name="rollouts", status="ok", found=finding)
     error = next((error for group in rolled.groups for error in group.exceptions), None)
     if error is not None:
-        found += f"; one of them: {error.type}: {error.message}"
+        finding += f"; one of them: {error.type}: {error.message}"
     return CheckResult(
         name="rollouts",
         status="failure" if num_failed == rolled.num_rollouts else "warning",
-        found=found,
-        remedy="mend the rollout; `max_exceptions` of the gather functions says how many failures are tolerated",
+        found=finding,
+        remedy="correct the rollout; `max_exceptions` of the gather functions says how many failures are tolerated",
     )
 
 
 def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConfig().spread_tolerance) -> CheckResult:
-    """Whether the rewards of a group differ: without that it teaches nothing."""
+    """Check that the rewards of a group differ: otherwise it teaches nothing."""
     rewards = [[trajectory.reward for trajectory in group] for group in groups if len(group) > 0]
     flat = sum(max(group) - min(group) <= 2 * tolerance for group in rewards)
     share = flat / len(rewards) if rewards else 1.0
     everything = [reward for group in rewards for reward in group]
     mean = statistics.fmean(everything) if everything else math.nan
-    found = f"{flat} of {len(rewards)} groups have equal rewards (mean reward {mean:.3g})"
+    finding = f"{flat} of {len(rewards)} groups have equal rewards (mean reward {mean:.3g})"
     status: CheckStatus = "failure" if share == 1 else "warning" if share > MUCH_WITHOUT_SPREAD else "ok"
     return CheckResult(
         name="reward spread",
         status=status,
-        found=found,
+        found=finding,
         remedy=None
         if status == "ok"
         else "use more rollouts per group, scenarios that the model solves now and then, a reward with more values, or "
@@ -187,9 +189,10 @@ def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConf
 
 
 def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int, price: float | None) -> CheckResult:
-    """Time, and cost, of a step of the task's own size, from what a few rollouts and a trial step of them took.
+    """Forecast time and cost of a step of the task's own size from a few rollouts and a trial step on them.
 
-    Both grow with the number of rollouts, at most: more at once use the machine better, and share more of the tree.
+    The forecast grows linearly with the number of rollouts. That is an upper bound: more rollouts at once use the
+    machine better and share more of the prefix tree.
     """
     defaults = task.defaults
     size = defaults.groups_per_step * defaults.rollouts_per_group
@@ -197,18 +200,18 @@ def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int
     rollout_s, train_s = rolled.seconds * factor, step.measured["seconds"] * factor
     total_s = rollout_s + train_s
     measured = {"rollout_s": rollout_s, "train_s": train_s, "step_s": total_s, "num_steps": float(num_steps)}
-    found = (
+    finding = (
         f"a step of {size} rollouts takes at most about {total_s:.1f} s: {rollout_s:.1f} s of sampling, "
         f"{train_s:.1f} s of training; {num_steps} steps {duration(total_s * num_steps)}"
     )
     if price is not None:
         measured["cost_per_step"] = price * total_s / 3600
-        found += f" and {measured['cost_per_step'] * num_steps:,.2f} at {price:g} an hour"
-    return CheckResult(name="forecast", status="ok", found=found, measured=measured)
+        finding += f" and {measured['cost_per_step'] * num_steps:,.2f} at {price:g} an hour"
+    return CheckResult(name="forecast", status="ok", found=finding, measured=measured)
 
 
 def duration(seconds: float) -> str:
-    """Example: 5400 gives "1.5 h"."""
+    """Seconds for people: 5400 gives "1.5 h"."""
     for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -218,7 +221,7 @@ def duration(seconds: float) -> str:
 async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
-    """Rollouts, their rewards, a trial step of them and what a training would take."""
+    """Check rollouts, their rewards and a trial step on them, and forecast a training."""
     with console.status(f"Rollouts of {task.name} ..."):
         rolled = await roll_out(model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed)
     checks = [check_rollouts(rolled), check_spread(rolled.groups)]

@@ -1,4 +1,4 @@
-"""`art judge check FILE`: measure a judge before its scores become rewards. `art judge serve`: one without network.
+"""`art judge check FILE` measures a judge before its scores become rewards; `art judge serve` serves a scripted one.
 
     art judge check .art/shop/models/agent-1/trajectories/val/12.jsonl --judge openai/o3 --label win
 
@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from art.cli import judge_serve
-from art.cli.options.train_options import require_installed
-from art.cli.terminal.screen import Screen
+from art.cli.terminal.screen import Screen, progress_bar
 from art.errors import ConfigError, JudgeError
+from art.recipes.recipe_config import require_installed
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.rewards.measuring.check import JudgeReport, check_judge
 from art.storage.trajectories import read_groups
@@ -69,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")
     require_installed(judge)
     console = Screen()
-    columns = (TextColumn("judging", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console, transient=True) as progress:
         bar = progress.add_task("judging", total=len(groups) * args.repeats)
         report = asyncio.run(
             check_judge(
@@ -90,14 +88,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def labels_of(name: str | None, group: TrajectoryGroup) -> list[float] | None:
-    """The labels of a group, `None` where a trajectory has none or all are equal."""
+    """The labels of a group; `None` if a trajectory has none or if all are equal."""
     labels = [_label(trajectory, name) for trajectory in group]
     known = [float(label) for label in labels if isinstance(label, (int, float)) and math.isfinite(label)]
     return known if len(known) == len(group) and len(set(known)) > 1 else None
 
 
 def _label(trajectory: Trajectory, name: str | None) -> object:
-    if name is None:  # a group that was judged has its own reward in `independent_reward`
+    if name is None:  # in a group that was judged, `independent_reward` is the reward that the rollout set
         return trajectory.metrics.get("independent_reward", trajectory.reward)
     return trajectory.metrics.get(name, trajectory.metadata.get(name))
 

@@ -2,12 +2,12 @@
 
     art judge serve --task nim:Nim --noise 0.1 --position-bias 0.1
 
-It serves an OpenAI-compatible address on this machine, follows a script, and asks no model. How it scores a rollout:
+It serves an OpenAI-compatible address on this machine, follows a script, and asks no model. It scores a rollout
   --task TASK    by the task's `score_messages(messages)`
   --score FUNC   by a function of the messages, `module:function`, that returns 0 to 1
   --prefer TEXT  by whether a regular expression is found in the last answer
   otherwise      by plain conduct: it ends with an answer, no call fails, few words
-Asked for scenarios it writes texts for any description and for the tools of any MCP server, or takes those of --inputs.
+When asked for scenarios it writes texts for any description and for the tools of any MCP server, or takes --inputs.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Reply]:
-    """What answers a request: a question with evidence goes to the judge, others to the generator.
+    """A function that answers requests: the judge those with evidence, the generator all others.
 
     Raises:
-        ConfigError: an option is out of range, or names something that is not there.
+        ConfigError: an option is out of range, or names something that does not exist.
     """
     for option in ("noise", "position_bias", "fault_rate"):
         if not 0 <= getattr(args, option) <= 1:

@@ -5,9 +5,9 @@
     art keys rotate 3f9c01d2ab47 --grace 24h
     art keys revoke 3f9c01d2ab47
 
-It works on the data directory, so it needs no key itself: who may write there is the server's operator. A running
-server sees each change with its next request. A new key is all that standard output gets; what there is to say about it
-goes to standard error: KEY=$(art keys create --name ci)
+It works on the data directory and needs no key itself: anybody who may write there operates the server. A running
+server sees each change with its next request. Standard output gets only a new key, and standard error the words about
+it, so that KEY=$(art keys create --name ci) works.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _note(text: str) -> None:
-    """Say something beside the output, which holds a key and nothing else: `KEY=$(art keys create ...)`."""
+    """Print to standard error, because standard output gets only a key: `KEY=$(art keys create ...)`."""
     print(text, file=sys.stderr)
 
 
@@ -129,5 +129,5 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _duration(text: str) -> float:
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; expected a number and s, m, h or d, such as 90d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; expected a number and s, m, h or d, such as 90d")
     return int(match[1]) * _UNITS[match[2]]

@@ -1,5 +1,7 @@
-"""`art`: the command line. Each command is a file of this package with `add_parser`; heavy imports wait until it
-runs."""
+"""`art`: the command line.
+
+Each command is a module of this package with an `add_parser`, and is imported only when it is called.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ COMMANDS = {
 
 
 class StderrHandler(logging.Handler):
-    """Writes to what `sys.stderr` is at the time: a progress bar stands in for it, to keep messages above itself."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces to keep messages above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
@@ -47,7 +49,7 @@ def _run(argv: list[str] | None) -> int:
         args = build_parser(arguments).parse_args(arguments)
         args.argv = arguments
         if argv is None:
-            sys.path.append(os.getcwd())  # where a task of one's own lies; an installed program starts without it
+            sys.path.append(os.getcwd())  # for the user's own tasks; an installed program starts without it
         logging.basicConfig(
             level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()]
         )

@@ -1,7 +1,7 @@
 """`art new FOLDER`: write an agent that runs and learns as it is, to change into one of your own.
 
-It plays a small game, guessing a hidden word. The folder gets a task (scenarios, rollout, reward, and the play that
-warms a tiny model up), tests of it and a README with the commands.
+It plays a small game: it guesses a hidden word. The folder gets a task (scenarios, rollout, reward, and the play that
+warms a tiny model up), its tests, and a README with the commands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from art.errors import ConfigError
 from art.task import list_tasks
 
 _MODULE, _CLASS = "my_agent", "MyAgent"
-"""Names in the templates, in whose place those of the new agent are written."""
+"""Names in the templates that are replaced by those of the new agent."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,17 +50,17 @@ def write_agent(folder: Path, *, kind: str) -> str:
     """Write the files, and return the name of the task's class.
 
     Args:
-        kind: `text` or `tool`, by what the agent acts.
+        kind: how the agent acts: by `text` or by `tool` calls.
 
     Raises:
-        ConfigError: the folder holds something, or its name cannot be that of a module and a task.
+        ConfigError: the folder is not empty, or its name cannot be that of a module and a task.
     """
     templates = files("art.cli") / "new_agent"
     agent = (templates / kind / "agent.py.txt").read_text(encoding="utf-8")
     name = folder.resolve().name
     class_name = _check_name(name, agent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{str(folder)!r} is there already and is no empty folder; give another name")
+        raise ConfigError(f"{str(folder)!r} exists already and is not an empty folder; give another name")
     texts = {
         f"{name}.py": agent,
         f"test_{name}.py": (templates / kind / "test_agent.py.txt").read_text(encoding="utf-8"),
@@ -76,7 +76,7 @@ def _check_name(name: str, agent: str) -> str:
     """The name of the class for a module's name; `nim_player` gives `NimPlayer`.
 
     Raises:
-        ConfigError: the name is no module's, or would hide or be hidden by another module, class or task.
+        ConfigError: the name cannot be a module's, or is that of another module, class or task.
     """
     class_name = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     what = f"the folder's name becomes that of a module, a class and a task; {name!r}"
@@ -87,8 +87,8 @@ def _check_name(name: str, agent: str) -> str:
     if name in list_tasks():
         raise ConfigError(f"{what} is the name of a task that comes with ART; give another")
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != Path.cwd()]
-    found = PathFinder.find_spec(name, elsewhere)
-    if name in sys.stdlib_module_names or (found is not None and found.origin is not None):
+    spec = PathFinder.find_spec(name, elsewhere)
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin is not None):
         raise ConfigError(f"{what} is the name of a module that is installed here; give another")
     if class_name != _CLASS and re.search(rf"\b({name}|{class_name})\b", agent):
         raise ConfigError(f"{what} is a name that the agent's code uses itself; give another")

@@ -1,4 +1,4 @@
-"""`art-server`: the ART server as a program."""
+"""`art-server`: runs the ART server."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
 GRACEFUL_SHUTDOWN_S = 4
-"""Given to requests that run when the server is asked to stop; its children get `EXIT_TIMEOUT_S` after that."""
+"""Time for running requests when the server is asked to stop. Its children get `EXIT_TIMEOUT_S` after that."""
 SHUTDOWN_DEADLINE_S = 9.0
-"""From a signal to the end, whatever the server is doing."""
+"""Time from a signal to the end of the process, even if the server hangs."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +50,7 @@ def _run(argv: list[str] | None) -> int:
         config, data_dir = read_options(args)
         if args.die_with_parent:
             _die_with_parent()
-        api_key = _given_key(config)
+        api_key = _operator_key(config)
         sock = _open_socket(config, args.fd)
         _raise_file_limit()
         with contextlib.ExitStack() as stack:
@@ -66,7 +66,7 @@ def _run(argv: list[str] | None) -> int:
     except (ArtError, ValueError, OSError) as error:
         print(f"art-server: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # while it starts; later it is a request to end
+    except KeyboardInterrupt:  # while the server starts; later Ctrl-C is a request to end
         print("\nart-server: stopped before it was ready", file=sys.stderr)
         return EXIT_INTERRUPTED
 
@@ -79,19 +79,19 @@ def _log_to_stderr(level: str, api_key: str) -> None:
     )
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # or any stranger's broken request is a line
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else every broken request logs a line
 
 
 def _raise_file_limit() -> None:
-    """Each connection is an open file. Many systems allow 1,024 unless asked for more."""
+    """Allow more open files, since each connection is one and many systems allow 1,024 by default."""
     if sys.platform == "win32":
         return
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, most)
-    with contextlib.suppress(ValueError, OSError):  # as before then
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    limit = MAX_OPEN_FILES if most == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, most)
+    with contextlib.suppress(ValueError, OSError):  # then the old limit remains
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
@@ -106,9 +106,9 @@ def _open_socket(config: ServerConfig, fd: int | None) -> socket.socket:
         ) from error
 
 
-def _given_key(config: ServerConfig) -> str | None:
-    """The operator's key; `None` if the server is to make one, which it may on loopback."""
-    if key := check_api_key(os.environ.pop("ART_API_KEY", "")):  # engines and trainers have no use for it
+def _operator_key(config: ServerConfig) -> str | None:
+    """The operator's key; `None` on loopback without one, where the server makes its own."""
+    if key := check_api_key(os.environ.pop("ART_API_KEY", "")):  # engines and trainers do not need it
         if config.host not in LOOPBACK and len(key) < MIN_KEY_LENGTH:
             raise ConfigError(
                 f"refusing to listen on {config.host} with a key of {len(key)} characters: set ART_API_KEY to at least "
@@ -131,7 +131,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     from art.server.connections import KEEP_ALIVE_S, connections
 
     class Server(uvicorn.Server):
-        """uvicorn raises the signal that stopped it once more when it is done; ours has children to end after that."""
+        """A server that does not raise the signal again that stopped it: children have to be ended after that."""
 
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None]:
@@ -164,7 +164,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
             end_within(SHUTDOWN_DEADLINE_S)
 
         def drain() -> None:
-            """Say that the server ends, then end it: at once, or after `drain_s`, or with the second signal."""
+            """Announce the end of the server, then end it: at once, after `drain_s`, or with the second signal."""
             if app.state.is_draining or not config.drain_s:
                 stop()
             else:
@@ -185,15 +185,17 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
 
 
 def _die_with_parent() -> None:
-    """Stop when the parent is gone: standard input is a pipe that only the parent holds open. On Linux a signal comes
-    too, in case somebody else inherited the pipe. Nobody is left to end a server that hangs on the way out, so it does
-    that itself."""
+    """Stop when the parent is gone: standard input is a pipe that only the parent holds open.
+
+    On Linux the kernel also sends a signal, in case another process inherited the pipe. Nobody is left to kill a server
+    that hangs on its way out, so it has a deadline of its own.
+    """
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             while os.read(0, 1024):
                 pass
-        end_within(SHUTDOWN_DEADLINE_S)  # the signal alone does nothing to an event loop that stands still
+        end_within(SHUTDOWN_DEADLINE_S)  # a blocked event loop does not react to the signal
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

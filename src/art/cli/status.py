@@ -1,11 +1,10 @@
-"""`art status`: how the server of a data directory stands: its processes, its jobs, who waits for whom, and what its
-models have cost.
+"""`art status`: show the processes and jobs of a server, who waits for whom, and what its models have cost.
 
-It asks by a signal, so it needs neither address nor key, and gets an answer from a server that hangs: where its event
-loop stands. With --stacks the report ends with the stacks of all tasks and processes.
+It asks the server of a data directory by a signal. It therefore needs neither address nor key, and a server that hangs
+answers too, with the stack of its event loop. With --stacks the report ends with the stacks of all tasks and processes.
 
-A server elsewhere, that of --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY: for its processes,
-its models and the jobs that have not ended. --data-dir counts more than ART_SERVER_URL.
+A server elsewhere, at --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY for its processes, its
+models and its unfinished jobs. --data-dir wins over ART_SERVER_URL.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from art.storage.logs import log_since, log_size
 REPORT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 2.0
 UNREACHABLE_S = 5.0
-"""How long a server elsewhere is looked for."""
+"""Time to reach a server elsewhere."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
     where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
-    parser.add_argument("--stacks", action="store_true", help="also where each task and process stands in its code")
+    parser.add_argument("--stacks", action="store_true", help="also show the stacks of all tasks and processes")
     parser.set_defaults(run=run)
 
 
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def describe_server(url: str) -> str:
-    """What a server tells a key about itself; one for a single project learns nothing of processes."""
+    """What a server reports about itself. It shows its processes only to keys for all projects."""
     key = os.environ.get("ART_API_KEY") or find_local_key(url)
     async with ArtClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
         health, models = await client.health(), await client.list_models()
@@ -101,20 +100,20 @@ def _describe_job(job: JobStatus) -> str:
 
 
 def describe_costs(data_dir: DataDir) -> list[str]:
-    """What each model of a data directory has cost so far, of those that have cost anything."""
-    found = []
+    """Costs so far of each model in a data directory that has any."""
+    costs = []
     for path in sorted(data_dir.root.glob("*/models/*/costs.jsonl")):
         if lines := Ledger(path=path).lines():
-            found.append("\n  ".join([f"Costs of {path.parents[2].name}/{path.parent.name}", *lines]))
-    return found
+            costs.append("\n  ".join([f"Costs of {path.parents[2].name}/{path.parent.name}", *lines]))
+    return costs
 
 
 def ask_for_report(data_dir: DataDir) -> str:
-    """The report of the server that uses `data_dir`.
+    """Ask the server that uses `data_dir` for its report.
 
     Raises:
-        NotFoundError: no server does.
-        ProcessError: it gives none; the message has the stack of its event loop.
+        NotFoundError: no server uses it.
+        ProcessError: the server gives no report. The message has the stack of its event loop.
     """
     pid = lock_holder(data_dir.lock)
     if pid is None:
@@ -140,10 +139,10 @@ def ask_for_report(data_dir: DataDir) -> str:
 
 
 def _version(path: Path) -> tuple[int, int] | None:
-    """Changes when the file is replaced."""
+    """A value that changes when the file is replaced."""
     with contextlib.suppress(OSError):
-        found = path.stat()
-        return found.st_ino, found.st_mtime_ns
+        stat = path.stat()
+        return stat.st_ino, stat.st_mtime_ns
     return None
 
 

@@ -6,12 +6,12 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+
+from art.cli.terminal.screen import Screen, progress_bar
 from art.task import Task, draw_conversations, get_task
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,8 +36,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from art.cli.terminal.screen import Screen
-
     console, task = Screen(), get_task(args.task)
     path, seconds = build_with_progress(
         console, args.path, task=task, seed=args.seed, play_skill=args.play_skill,
@@ -48,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> Path:
-    """Where the tiny model of a task and seed is kept. Other play or other settings make another model."""
+    """Folder of the tiny model of a task and seed. It depends on the task's play and settings too."""
     play = draw_conversations(task, seed=seed, count=20)
     digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
     return data_dir / "tiny-models" / f"{task.name}-seed{seed}-{digest}"
@@ -57,26 +55,20 @@ def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> P
 def build_with_progress(
     console: Console, path: Path, *, task: Task, seed: int, head_dim: int = 16, **options: Any
 ) -> tuple[Path, float]:
-    """Build a tiny model with a progress bar; the path and the seconds that it took, imports included.
+    """Build a tiny model with a progress bar.
 
     Args:
-        options: Further ones of `build_tiny_model`.
+        options: more arguments of `build_tiny_model`.
+
+    Returns:
+        The path, and the seconds that it took, imports included.
 
     Raises:
-        ConfigError: the task has no play to learn from. This is found before anything heavy is imported.
+        ConfigError: the task has no play to learn from. This is checked before anything heavy is imported.
     """
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     started = time.perf_counter()
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[loss]}", markup=False),
-    )
-    with Progress(*columns, console=console) as progress:
+    with progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 
         from art.testing.tiny.build import build_tiny_model

@@ -1,7 +1,7 @@
-"""What a run costs, by source, and what it may cost.
+"""Costs of a run by source, and the budget that limits them.
 
 model = art.TrainableModel(..., budget_usd=20, prices=Prices(device_usd_per_hour=2.5))
-judge = Ruler("openai/o3", settings=JudgeSettings(budget=model.costs))      # books there, and stops there
+judge = Ruler("openai/o3", settings=JudgeSettings(budget=model.costs))      # the judge spends the same budget
 """
 
 from art.costs.amount import Amount

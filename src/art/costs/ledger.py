@@ -1,12 +1,12 @@
 """The ledger: every booking of money, tokens and device time, by source.
 
     ledger.book("judge/ruler", usd=0.002, prompt_tokens=900, completion_tokens=80)
-    ledger.close("train", step=3)             a row of the history; "train" becomes the first part of the source
+    ledger.close("train", step=3)             ends a row of the history; "train" becomes the first part of its sources
     ledger.totals()                           {"train/judge/ruler": Amount(usd=0.002, ...)}
 
-With a path, each booking is a line of that file before `book` returns, and what a ledger knows is what stands there:
-a run that was killed forgets nothing, one that goes on counts nothing twice, and two processes may share the file.
-Lines since the last closing belong to the next one.
+With a path, `book` appends a line to that file before it returns, and the file is all that a ledger knows. A killed run
+therefore forgets nothing, a continued run counts nothing twice, and two processes can share the file. A row of the
+history has the bookings since the row before it.
 
     {"source": "judge/ruler", "usd": 0.002, "priced": 1, "prompt_tokens": 900, "completion_tokens": 80}
     {"source": "policy", "prompt_tokens": 5000, "completion_tokens": 700, "counters": [5000, 0, 700]}
@@ -32,22 +32,22 @@ from art.storage.jsonl import append_lines, read_rows_from
 logger = logging.getLogger(__name__)
 
 SHARED = frozenset({"gpu", "generator"})
-"""Sources that are not told apart by split: a machine that is rented, and scenarios that are written once."""
+"""Sources that get no split: a rented machine, and scenarios that are written once."""
 CONTEXTS = frozenset({"train", "eval"})
-"""First parts of sources that say themselves which split they are of, whatever row they are written in."""
+"""First parts of sources that name their split themselves. They keep it in every row."""
 _SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _RESERVED = frozenset({"cum", "all"})
 
 
 class Ledger:
-    """What was spent on what, and the limit of it. Threads may share one."""
+    """Records what was spent on what, and raises when a budget is spent. Threads may share a ledger."""
 
     def __init__(self, max_usd: float | None = None, *, path: Path | None = None) -> None:
         """
         Args:
-            max_usd: `check` raises from there on. It is looked at before each request and each step, so what is under
-                way can exceed it a little.
-            path: a file of JSON lines, which is made with the first booking; without one nothing outlives the process.
+            max_usd: the budget. `check` raises once it is spent. Callers check before each request and each step, so
+                requests under way can exceed it a little.
+            path: a file of JSON lines, created by the first booking. Without a path, bookings end with the process.
         """
         if max_usd is not None and not max_usd >= 0:
             raise ConfigError(f"a budget must be 0 USD or more, got {max_usd}")
@@ -56,18 +56,18 @@ class Ledger:
         self._lock = threading.RLock()
         self._offset = 0
         self._open: dict[str, Amount] = {}
-        """By source: booked since the last closing."""
+        """Amounts since the last row, by source."""
         self._closed: dict[str, Amount] = {}
-        """By split and source, before it."""
+        """Amounts in earlier rows, by split and source."""
         self._counters: Sequence[int] = (0, 0, 0)
         self._direct: set[str] = set()
-        """Sources that book by themselves, so that what trajectories say of them must not be booked again."""
+        """Sources that book for themselves. What trajectories report about them must not be booked again."""
         self._warned: set[str] = set()
         self._read()
         self._direct |= self._open.keys()
 
     def __deepcopy__(self, memo: Any) -> Ledger:
-        return self  # what is spent is spent, whoever copies a model or its settings
+        return self  # copies of a model or its settings spend the same money
 
     # -- booking --
 
@@ -82,14 +82,15 @@ class Ledger:
         completion_tokens: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        """
+        """Add one booking.
+
         Args:
-            source: a path such as `judge/ruler`. Sums are made for each part of it.
-            usd: `None` if the price is not known.
-            priced: false for what has no price, as tokens of a policy on a machine of one's own.
+            source: a path such as `judge/ruler`. Metrics have a sum for each of its parts.
+            usd: the cost; `None` if it is not known.
+            priced: false if nobody charges, as for a policy's tokens on your own machine.
 
         Raises:
-            ConfigError: the source or the sum is none.
+            ConfigError: `source` is not a path, or `usd` is not a finite number.
         """
         parts = source.split("/")
         if not _SOURCE.fullmatch(source) or _RESERVED & set(parts):
@@ -111,7 +112,7 @@ class Ledger:
             self._write({"source": source, **amount.to_row()})
 
     def book_reported(self, costs: Mapping[str, float]) -> None:
-        """What trajectories say they have cost, by source, except of sources that have booked it themselves."""
+        """Book costs that trajectories report, by source. Sources that book for themselves are skipped."""
         with self._lock:
             for source, usd in costs.items():
                 if source not in self._direct and usd and math.isfinite(usd):
@@ -119,11 +120,12 @@ class Ledger:
                     self._direct.discard(source)
 
     def book_counters(self, counters: Sequence[int], price: Callable[[int, int, int], float | None]) -> None:
-        """Book what a server's counters of the policy's tokens have grown by since they were last booked.
+        """Book the policy's tokens that a server counted since the last booking.
 
         Args:
-            counters: prompt, cached and completion tokens. They never fall; ones that have are of another server.
-            price: of so many of each, in USD; `None` where nobody charges for them.
+            counters: prompt, cached and completion tokens since the server began. A counter that fell belongs to a
+                new server.
+            price: USD for a number of prompt, cached and completion tokens; `None` if nobody charges.
         """
         with self._lock:
             self._read()
@@ -138,11 +140,11 @@ class Ledger:
             self._write({"source": "policy", **amount.to_row(), "counters": list(counters)})
 
     def close(self, split: str, step: int) -> dict[str, float]:
-        """What was booked since the last time becomes that of a split and a step.
+        """Assign the bookings since the last row to a split and a step.
 
         Returns:
-            Metrics of a row of the history: `costs/train/judge/ruler`, the sums `costs/train` and `costs/all`, the same
-            from the beginning on as `costs/cum/...`, tokens as `data/step_tokens/...`, seconds as `time/step_s/...`.
+            Metrics of a row of the history: `costs/train/judge/ruler`, the sums `costs/train` and `costs/all`, the
+            sums over all rows as `costs/cum/...`, tokens as `data/step_tokens/...`, seconds as `time/step_s/...`.
         """
         with self._lock:
             self._read()
@@ -153,14 +155,14 @@ class Ledger:
                 self._write({"closed": split, "step": step})
             return name_row(step_amounts, self._closed)
 
-    # -- looking at it --
+    # -- sums --
 
     @property
     def spent_usd(self) -> float:
         return math.fsum(amount.usd for amount in self.totals().values())
 
     def totals(self) -> dict[str, Amount]:
-        """From the beginning on, by source; what no row has closed yet is without its split."""
+        """All amounts by source. Sources of bookings that no row has yet lack their split."""
         with self._lock:
             self._read()
             totals = dict(self._closed)
@@ -171,19 +173,19 @@ class Ledger:
     def check(self) -> None:
         """
         Raises:
-            BudgetError: the budget is spent; says on what.
+            BudgetError: the budget is spent. The message says on what.
         """
         if self.max_usd is None or (spent_usd := self.spent_usd) < self.max_usd:
             return
         paid = sorted(((name, amount) for name, amount in self.totals().items() if amount.usd), key=lambda x: -x[1].usd)
         on = ", ".join(f"{name} {amount.usd:.4f}" for name, amount in paid) or "nothing"
         raise BudgetError(
-            f"the budget is {self.max_usd:.4f} USD, and {spent_usd:.4f} USD are spent: {on}. A higher budget goes on "
-            "where this one ended"
+            f"the budget is {self.max_usd:.4f} USD, and {spent_usd:.4f} USD are spent: {on}. With a higher budget the "
+            "run continues where it stopped"
         )
 
     def lines(self) -> list[str]:
-        """For people: one line per source, and the sum."""
+        """Lines for people: one per source, then the sum."""
         totals = self.totals()
         if not totals:
             return []
@@ -192,7 +194,7 @@ class Ledger:
         return [*sources, f"{'in all':<28} {self.spent_usd:>10.4f}{limit} USD"]
 
     def summary(self) -> dict[str, Any]:
-        """For JSON."""
+        """The sums as JSON data."""
         return {
             "spent_usd": self.spent_usd,
             "budget_usd": self.max_usd,
@@ -209,7 +211,7 @@ class Ledger:
         self._read()
 
     def _read(self) -> None:
-        """Take in what was appended since the last time, by whomever."""
+        """Read the lines that this or another process appended since the last read."""
         if self.path is not None:
             rows, self._offset = read_rows_from(self.path, self._offset)
             for row in rows:
@@ -228,7 +230,7 @@ class Ledger:
 
 
 def context_of(split: str) -> str:
-    """The first part of a source: `train`, or `eval` for the other splits that are known."""
+    """The first part of a split's sources: `eval` for `val` and `test`, else the split itself."""
     return {"val": "eval", "test": "eval"}.get(split, split)
 
 

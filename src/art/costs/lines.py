@@ -1,4 +1,4 @@
-"""Amounts as metrics and as text."""
+"""Costs as metrics and as lines of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from art.costs.amount import Amount
 
 
 def name_row(step: Mapping[str, Amount], total: Mapping[str, Amount]) -> dict[str, float]:
-    """Metrics of a step, and of everything so far, by full source.
+    """Costs of a step, and of everything so far, as metrics.
 
     Example: 0.1 USD of `train/judge/ruler` and 0.2 of `gpu/trainer` give `costs/train/judge/ruler`,
     `costs/train/judge` and `costs/train` of 0.1, `costs/gpu/trainer` and `costs/gpu` of 0.2, and `costs/all` of 0.3.
@@ -38,7 +38,10 @@ def _with_parents(source: str) -> Iterator[str]:
 
 
 def describe_source(name: str, amount: Amount) -> str:
-    """Example: "train/judge/ruler                0.0020 USD  900 prompt, 80 completion tokens"."""
+    """One source as a line of text.
+
+    Example: "train/judge/ruler                0.0020 USD  900 prompt, 80 completion tokens".
+    """
     money = f"{amount.usd:>10.4f} USD" if amount.priced or amount.unpriced else f"{'no price':>14}"
     used = ", ".join(f"{count:,} {kind}" for kind, count in amount.tokens().items())
     parts = [f"{used} tokens"] if used else []

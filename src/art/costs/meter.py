@@ -1,4 +1,4 @@
-"""What a policy uses between two bookings: the tokens that its server has counted, and the time of its devices."""
+"""Measures what a policy uses between two bookings: tokens, as its server counts them, and device time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from art.costs.ledger import Ledger, context_of
 from art.costs.prices import Prices
 
 CostCalculator = Callable[[int, int, str], Mapping[str, float]]
-"""USD by name, of prompt tokens, completion tokens and `train` or `eval`."""
+"""Function of prompt tokens, completion tokens and `train` or `eval` to costs in USD by name."""
 
 
 class PolicyMeter:
-    """Runs from the moment that a model is registered: processes that load it occupy the devices too."""
+    """Runs from the moment that a model is registered, since the processes that load it already occupy the devices."""
 
     def __init__(self) -> None:
         self.calculator: CostCalculator | None = None
-        """Prices tokens instead of `prices.policy`."""
+        """Replaces `prices.policy`."""
         self._since: float | None = None
-        """By `time.monotonic`."""
+        """Time of the last lap, by `time.monotonic`."""
 
     @property
     def is_running(self) -> bool:
         return self._since is not None
 
     def start(self, since: float) -> None:
-        """Begin at a time of `time.monotonic`, unless it runs already."""
+        """Start at a time of `time.monotonic`, unless the meter runs already."""
         self._since = self._since or since
 
     def lap(self) -> float:
@@ -45,12 +45,13 @@ class PolicyMeter:
         trainer_s: float,
         split: str,
     ) -> None:
-        """
+        """Book tokens and device time.
+
         Args:
-            counters: prompt, cached and completion tokens since the server began; `None` if it does not say.
+            counters: prompt, cached and completion tokens since the server started; `None` if they are not known.
             passed_s: the last lap.
-            trainer_s: what of it the trainer worked; the rest are rollouts, their rewards, and waiting.
-            split: of what was sampled.
+            trainer_s: part of the lap in which the trainer worked. The rest went to rollouts, rewards and waiting.
+            split: split of the sampled rollouts.
         """
 
         def price(prompt: int, cached: int, completion: int) -> float | None:
@@ -70,7 +71,7 @@ class PolicyMeter:
 
 
 def close_row(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
-    """Book what trajectories report, in USD by source, and close the row of a split and a step; see `Ledger.close`."""
-    prefix = f"{context_of(split)}/"  # older code names the split itself
+    """Book the costs that trajectories report, in USD by source, then close the row; see `Ledger.close`."""
+    prefix = f"{context_of(split)}/"  # older code puts the split into the name
     ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
     return ledger.close(split, step)

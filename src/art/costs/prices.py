@@ -1,4 +1,4 @@
-"""Prices that nobody but the user knows: of the policy's tokens and of the devices."""
+"""Prices that only the user knows: of the policy's tokens and of the devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class _Price(BaseModel):
 
 
 class TokenPrice(_Price):
-    """In USD per million tokens."""
+    """USD per million tokens."""
 
     prompt: float = Field(ge=0)
     completion: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
-    """Of the tokens of a prompt that had been computed before; by default like the others."""
+    """Price of prompt tokens that were computed earlier; by default that of all prompt tokens."""
 
     def usd(self, *, prompt_tokens: int, cached_tokens: int = 0, completion_tokens: int) -> float:
         """Example: 2 million prompt tokens, half of them cached, at 4 and cached at 1 USD cost 5 USD."""
@@ -27,13 +27,13 @@ class TokenPrice(_Price):
 
 
 class Prices(_Price):
-    """What a model's own work costs. Judges and generators have theirs in `JudgeSettings`, or litellm knows them."""
+    """Prices of a model's own work. Those of judges and generators are in `JudgeSettings`, or litellm knows them."""
 
     policy: TokenPrice | None = None
-    """Of the tokens that it reads and writes, where somebody charges for them."""
+    """Price of the tokens that the model reads and writes, where somebody charges for them."""
     device_usd_per_hour: float | None = Field(default=None, ge=0)
-    """Of the machine that serves and trains it, all its devices together: rented ones cost whether they work or not."""
+    """Price of the machine that serves and trains the model, with all its devices, for each hour that it is rented."""
 
     def device_usd(self, seconds: float) -> float | None:
-        """`None` if no price is given."""
+        """Cost of device time; `None` if it has no price."""
         return None if self.device_usd_per_hour is None else self.device_usd_per_hour * seconds / _SECONDS_PER_HOUR

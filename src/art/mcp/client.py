@@ -1,7 +1,7 @@
-"""A connection to one MCP server, over the official SDK: its tools, its resources, calls with time limits.
+"""A connection to one MCP server over the official SDK: its tools, its resources, and calls with time limits.
 
 A tool that fails or is late gives a text that says so, which an agent can read. A server that is gone raises
-`ToolServerError`: that is nobody's fault but the machine's, and must not cost a policy its reward.
+`ToolServerError`: that is a fault of the infrastructure, which must not cost a policy its reward.
 """
 
 from __future__ import annotations
@@ -31,32 +31,35 @@ T = TypeVar("T")
 
 INSTALL = "pip install 'agent-reinforcement-trainer[mcp]'"
 MAX_PAGES = 100
-"""Of a list of tools or resources: a server whose list never ends is refused."""
+"""Most pages of a list of tools or resources. A server whose list is longer is refused."""
 _CLOSE_TIMEOUT_S = 10.0
-"""For saying goodbye, and for a command to end by itself."""
+"""Seconds to close a connection, and for a command to end by itself."""
 _STDERR_BYTES = 2000
-"""Of what a server wrote to its standard error, for the message when it is gone."""
+"""Length of the end of a server's standard error in the message that it is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
+    """What a tool answered."""
+
     text: str
     is_error: bool = False
 
 
 _statuses: ContextVar[list[int] | None] = ContextVar("_statuses", default=None)
-"""HTTP answers to one request that were errors. The SDK keeps them to itself, but sends in its caller's context."""
+"""HTTP error statuses of one request. The SDK does not report them, but it sends in the context of its caller."""
 _NOT_THE_TOOL = frozenset({401, 403, 408, 429})
-"""A key that is refused or a limit of requests; like everything from 500 on, it says nothing about the tool."""
+"""HTTP statuses of a refused key or a rate limit. Like those from 500 on, they say nothing about the tool."""
 
 
 def is_address(server: str | Sequence[str]) -> bool:
-    """Whether that is the address of a server, and not a command that starts one."""
+    """Whether `server` is an address, and not a command that starts a server."""
     return isinstance(server, str) and server.startswith(("http://", "https://"))
 
 
 class MCPClient:
-    """
+    """A connection to an MCP server.
+
     Example:
         async with MCPClient("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer ..."}) as client:
             tools = await client.list_tools()
@@ -77,11 +80,11 @@ class MCPClient:
         """
         Args:
             server: address of a server (streamable HTTP), or a command that starts one (stdio), as a line or a list.
-            headers: of every HTTP request; for keys.
-            env: further environment variables of a command. It gets no others but PATH, HOME and the like, so that
-                keys of this process do not reach it.
-            connect_timeout_s: for starting or reaching the server; and for the lists of its tools and resources.
-            call_timeout_s: for one call.
+            headers: headers of every HTTP request, e.g. for keys.
+            env: environment variables of a command, beside PATH, HOME and the like. It gets no others, so that keys of
+                this process do not reach it.
+            connect_timeout_s: seconds to start or reach the server, and to list its tools and resources.
+            call_timeout_s: seconds for one call.
         """
         self._is_http = is_address(server)
         self._command = [] if is_address(server) else shlex.split(server) if isinstance(server, str) else list(server)
@@ -110,12 +113,13 @@ class MCPClient:
         self._stop = asyncio.Event()
         self._stderr: IO[str] | None = None
         self._log = ""
-        """The end of what a command wrote to its standard error, once it has ended."""
+        """The end of a command's standard error, once the command has ended."""
 
     # -- the connection --
 
     async def __aenter__(self) -> Self:
-        """
+        """Connect.
+
         Raises:
             ConfigError: the SDK is not installed, or the client is connected already.
             ToolServerError: the server cannot be started or reached, or it does not speak MCP.
@@ -126,7 +130,7 @@ class MCPClient:
             raise ConfigError(
                 f"this client of {self.address} is connected already; make another for a second connection"
             )
-        # In a thread, and not on the time of the connection: the first time it takes about a second.
+        # The first import takes about a second: do it in a thread, before the time limit of the connection.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._stop.clear()
         statuses: list[int] = []
@@ -153,12 +157,12 @@ class MCPClient:
         await self._close(cancel=False)
 
     async def _hold(self, ready: asyncio.Future[Client]) -> None:
-        """Keep the connection. The SDK wants it opened and closed by one task; those who call are others."""
+        """Keep the connection open. The SDK requires that one task opens and closes it; callers are other tasks."""
         from mcp import Client
 
         async with contextlib.AsyncExitStack() as stack:
             transport = await stack.enter_async_context(self._transport())
-            # No cache: a list is asked for to know whether the server is alive.
+            # No cache: the client lists tools to find out whether the server is alive.
             client = await stack.enter_async_context(Client(transport, cache=None))
             ready.set_result(client)
             await self._stop.wait()
@@ -169,7 +173,7 @@ class MCPClient:
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
-            # Every wait has a limit here already, and a server may keep its stream open for as long as it wants.
+            # Every wait here has its own limit, and a server may keep its stream open for any time.
             hooks = {"response": [_note_status]}
             async with httpx2.AsyncClient(headers=self._headers, timeout=None, event_hooks=hooks) as http:
                 yield streamable_http_client(self.address, http_client=http)
@@ -196,12 +200,13 @@ class MCPClient:
             if not cancel:
                 await asyncio.wait({holder}, timeout=_CLOSE_TIMEOUT_S)
         finally:
-            await cancel_and_wait([holder])  # what ends a connection that is no longer wanted is of no interest
+            await cancel_and_wait([holder])  # errors of a connection that is closed anyway do not matter
 
     # -- what the server offers --
 
     async def list_tools(self) -> list[MCPTool]:
-        """
+        """All tools of the server.
+
         Raises:
             ToolServerError: the server gave no list.
         """
@@ -209,7 +214,7 @@ class MCPClient:
         return [MCPTool(item.name, item.description or "", dict(item.input_schema)) for item in items]
 
     async def list_resources(self) -> list[MCPResource]:
-        """Empty for a server that has none."""
+        """All resources of the server; empty if it has none."""
         if self._connected().server_capabilities.resources is None:
             return []
         items = await self._list("list_resources", "resources")
@@ -234,7 +239,7 @@ class MCPClient:
     # -- calls --
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """What the tool says, errors and time-outs included.
+        """Call a tool. Its errors and time-outs are results.
 
         Raises:
             ToolServerError: the server is gone, or does not answer any more.
@@ -246,17 +251,17 @@ class MCPClient:
         except TimeoutError:
             await self._check_alive(name)
             return ToolResult(text=f"{name} gave no answer within {self._call_timeout_s:g} s", is_error=True)
-        except Exception as error:  # of the protocol, of the connection, or of an answer that breaks the tool's schema
+        except Exception as error:  # the protocol or connection failed, or the answer breaks the tool's schema
             await self._check_alive(name)
             return ToolResult(text=f"{name} failed: {_describe(error)}", is_error=True)
         return ToolResult(text=_as_text(result), is_error=bool(result.is_error))
 
     async def _ask(self, request: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """The answer to a request, as long as the connection lasts.
+        """Wait for the answer to a request.
 
         Raises:
-            TimeoutError: it takes longer than that.
-            ToolServerError: the connection ended.
+            TimeoutError: there is no answer in time.
+            ToolServerError: the connection ended, or the server refused the request.
         """
         assert self._holder is not None
         statuses: list[int] = []
@@ -276,7 +281,7 @@ class MCPClient:
             await cancel_and_wait([call])
 
     async def _check_alive(self, tool: str) -> None:
-        """A failed call is the tool's affair only if the server still answers."""
+        """Raise unless the server still answers: only then is a failed call the tool's own fault."""
         await self._list("list_tools", "tools", when=f"after a call of {tool} failed, ")
 
     def _connected(self) -> Client:
@@ -287,7 +292,7 @@ class MCPClient:
     # -- errors --
 
     def _ending(self) -> str | None:
-        """What ended the connection, if something did."""
+        """The error that ended the connection, if one did."""
         holder = self._holder
         error = holder.exception() if holder is not None and holder.done() and not holder.cancelled() else None
         return None if error is None else _describe(error)
@@ -304,7 +309,7 @@ class MCPClient:
     def _read_log(self) -> str:
         if self._stderr is None or self._stderr.closed:
             return ""
-        # By position: the file's offset is shared with the server, which goes on writing at it.
+        # `pread` leaves the file's offset alone: the server shares it and writes there.
         length = os.fstat(self._stderr.fileno()).st_size
         start = max(0, length - _STDERR_BYTES)
         return os.pread(self._stderr.fileno(), length - start, start).decode(errors="replace").strip()
@@ -328,7 +333,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _as_text(result: Any) -> str:
-    """The parts of a result as one text; what is no text is named by its kind."""
+    """The parts of a result as one text. Parts without text appear as their kind."""
     parts = []
     for block in result.content:
         if block.type == "text":

@@ -15,6 +15,8 @@ from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
+    """An immutable sequence of scenarios."""
+
     def __init__(self, scenarios: Iterable[GeneratedScenario] = ()) -> None:
         self.scenarios = list(scenarios)
 
@@ -24,7 +26,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of `to_json`; `{"scenarios": [...]}` is understood too."""
+        """Read what `to_json` wrote, or `{"scenarios": [...]}`."""
         data = json.loads(text)
         data = data.get("scenarios") if isinstance(data, dict) else data
         if not isinstance(data, list):
@@ -42,7 +44,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         return type(self)(random.Random(seed).sample(self.scenarios, len(self.scenarios)))
 
     def interleave_difficulties(self) -> Self:
-        """A copy in an order of which every beginning has about as large a share of each difficulty as the whole.
+        """A copy in which any first part has about the same mix of difficulties as the whole.
 
         Example: difficulties 1 1 1 1 2 2 become 1 2 1 1 2 1; after `split(3)` both parts have two of 1 and one of 2.
         """
@@ -61,11 +63,10 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         return type(self)(self.scenarios[:train_size]), type(self)(self.scenarios[train_size:])
 
     def split_by_hash(self, val_fraction: float = 0.2) -> tuple[Self, Self]:
-        """Scenarios to train on and to validate with, by the hash of the task's words.
+        """Scenarios to train on and to validate with, by the hash of each task's words.
 
-        The side of a task depends on nothing but its words: it stays there when scenarios are added, removed or
-        shuffled, and the same task in another case or punctuation is never on both sides. The shares are right on
-        average, so a side of a small collection can differ by a few.
+        A task keeps its side when scenarios are added, removed or shuffled, and tasks that differ only in case and
+        punctuation are on one side. The shares are right on average, so they can be a few off in a small collection.
         """
         if not 0 <= val_fraction <= 1:
             raise ValueError(f"val_fraction must be from 0 to 1, got {val_fraction}")
@@ -82,7 +83,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         return Counter(scenario.difficulty for scenario in self.scenarios)
 
     def preview(self, n: int = 5, max_task_length: int = 120) -> None:
-        """Write the first `n` to standard output."""
+        """Print the first `n` scenarios."""
         for number, scenario in enumerate(self.scenarios[:n], 1):
             sys.stdout.write(f"{number}. {scenario.preview(max_task_length)} (difficulty {scenario.difficulty})\n")
 
@@ -91,7 +92,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
             sys.stdout.write(f"difficulty {difficulty}: {count:3} {'#' * count}\n")
 
     def get_summary(self) -> dict[str, Any]:
-        """`total_scenarios`, `difficulty_distribution`, and average `avg_difficulty` and `avg_task_length`."""
+        """Numbers by name: `total_scenarios`, `difficulty_distribution`, `avg_difficulty`, `avg_task_length`."""
         total = len(self)
         return {
             "total_scenarios": total,

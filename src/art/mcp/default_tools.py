@@ -1,4 +1,4 @@
-"""The tool by which an agent says that it is done."""
+"""The tool that an agent calls when it is done."""
 
 from __future__ import annotations
 

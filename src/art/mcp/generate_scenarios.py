@@ -28,26 +28,26 @@ async def generate_scenarios(
     headers: Mapping[str, str] | None = None,
     settings: JudgeSettings | None = None,
 ) -> GeneratedScenarioCollection:
-    """Exactly `num_scenarios` different scenarios.
+    """Have a language model write exactly `num_scenarios` different scenarios for the tools of a server.
 
-    Answers are checked. Duplicates and what cannot be used are dropped, and others asked for in their place.
+    Answers are checked. Duplicates and invalid scenarios are dropped and replaced.
 
     Args:
-        tools, resources: of a server, if you have them; or else give `server_url`.
-        show_preview: write a few of them to standard output.
+        tools, resources: what the server offers, if you know it; otherwise pass `server_url`.
+        show_preview: print a few of the scenarios.
         custom_instructions: what to write about, in your words.
-        generator_model: who writes: an `art.Model`, the name of a model at `generator_base_url`, or, with
+        generator_model: the model: an `art.Model`, the name of a model at `generator_base_url`, or, with
             `generator_base_url=None`, a model as litellm names it.
-        generator_api_key: by default that of `OPENROUTER_API_KEY`, or of `OPENAI_API_KEY` for other addresses.
+        generator_api_key: by default `OPENROUTER_API_KEY`, or `OPENAI_API_KEY` for other addresses.
         generator_base_url: an OpenAI-compatible address.
-        server_url: a running server's address, or a command that starts one: tools and resources are asked for there.
-        headers: of requests to `server_url`.
+        server_url: address of a server, or a command that starts one, which is asked for its tools and resources.
+        headers: headers of requests to `server_url`.
         settings: time-outs, attempts, prices and budget of requests to the generator.
 
     Raises:
-        ValueError: no tools, no key for OpenRouter, or no positive number.
+        ValueError: there are no tools or no key for OpenRouter, or `num_scenarios` is below 1.
         ToolServerError: the server failed.
-        GenerationError: the generator failed, or found no more scenarios that differ from the others.
+        GenerationError: the generator failed, or wrote no more scenarios that differ from the others.
         BudgetError: the budget of `settings` is spent.
     """
     if num_scenarios < 1:
@@ -78,5 +78,5 @@ async def generate_scenarios(
 
 
 def preview_scenarios(scenarios: Sequence[GeneratedScenario], n: int = 5) -> None:
-    """Write the first `n` to standard output."""
+    """Print the first `n` scenarios."""
     GeneratedScenarioCollection(scenarios).preview(n)

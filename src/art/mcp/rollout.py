@@ -1,8 +1,8 @@
 """A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done.
 
-What the policy spoils ends the rollout with `metadata["outcome"] = "policy_fault"`, to be scored like any other. What
-the machine spoils (the tool server or the model's server is gone) raises, so that a gather counts it as failed: it is
-an `infra_fault`, and never a reward of 0.
+A fault of the policy ends the rollout with `metadata["outcome"] = "policy_fault"`, and is scored like any other. A
+fault of the infrastructure, such as a tool server or model server that is gone, raises: a gather counts it as an
+`infra_fault`, and never as a reward of 0.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ SYSTEM = (
 )
 COMPLETE = complete_task_tool["function"]["name"]
 MAX_NAME = 64
-"""Characters of a function's name, by OpenAI's rules."""
+"""Longest name of a function that OpenAI's API allows."""
 _ENDINGS: dict[str, Outcome] = {
-    "completed": "ok",  # said so by `complete_task`
-    "answered": "ok",  # an answer without a call
+    "completed": "ok",  # called `complete_task`
+    "answered": "ok",  # answered without a call
     "out_of_turns": "policy_fault",
-    "cut_short": "policy_fault",  # an answer was longer than allowed
+    "cut_short": "policy_fault",  # gave an answer that was longer than allowed
     "context_full": "policy_fault",
 }
 
 
 @dataclass(slots=True, kw_only=True)
-class _Desk:
+class _Toolbox:
     """The tools of one rollout."""
 
     client: MCPClient
     tools: dict[str, MCPTool]
-    """By the names that the model knows them by."""
+    """Tools by the names that the model sees."""
     gate: asyncio.Semaphore
     max_result_chars: int
 
@@ -56,13 +56,13 @@ class _Desk:
         if tool is None:
             return ToolResult(text=f"there is no tool {name}; there are {', '.join(self.tools)}", is_error=True)
         try:
-            given = json.loads(arguments or "{}")
+            values = json.loads(arguments or "{}")
         except (ValueError, RecursionError) as error:
-            return ToolResult(text=f"the arguments of {name} are no JSON: {error}", is_error=True)
-        if not isinstance(given, dict):
+            return ToolResult(text=f"the arguments of {name} are not JSON: {error}", is_error=True)
+        if not isinstance(values, dict):
             return ToolResult(text=f"the arguments of {name} must be a JSON object", is_error=True)
         async with self.gate:
-            result = await self.client.call_tool(tool.name, given)
+            result = await self.client.call_tool(tool.name, values)
         if len(result.text) <= self.max_result_chars:
             return result
         cut = f"{result.text[: self.max_result_chars]}\n[{len(result.text) - self.max_result_chars} more characters]"
@@ -90,15 +90,15 @@ async def mcp_rollout(
     answer was too long) or `context_full`.
 
     Args:
-        scenario: or just the task.
-        server: an address or a command, for a connection of this rollout's own: what a command starts then begins in
-            the same state for each rollout, as rollouts that are compared should. A connected client can be shared.
+        scenario: the scenario, or only its task.
+        server: an address or a command, to which this rollout opens its own connection; or a connected client, which
+            rollouts can share. A command starts in the same state for each rollout, so that rollouts are comparable.
         step: checkpoint to act with; `None` is the newest.
-        tools: of the server, that the agent may use; by default all that it lists.
-        max_turns: answers of the model.
-        max_parallel_calls: of the calls of one answer, how many run at once.
-        max_result_chars: longer results are cut.
-        request: further arguments of each request: `temperature`, `max_completion_tokens`, ...
+        tools: tools that the agent may use; by default all that the server lists.
+        max_turns: most answers of the model.
+        max_parallel_calls: most calls of one answer that run at once.
+        max_result_chars: longest result of a tool; a longer one is cut.
+        request: more arguments of each request: `temperature`, `max_completion_tokens`, ...
 
     Raises:
         ConfigError: the tools' descriptions and the task do not fit the model's context.
@@ -109,13 +109,13 @@ async def mcp_rollout(
     async with contextlib.AsyncExitStack() as stack:
         client = server if isinstance(server, MCPClient) else await stack.enter_async_context(MCPClient(server))
         named = name_tools(await client.list_tools() if tools is None else tools)
-        desk = _Desk(
+        toolbox = _Toolbox(
             client=client, tools=named, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
         )
         trajectory = _open(scenario, system_prompt, named)
         ending = "out_of_turns"
         for _ in range(max_turns):
-            said = await _turn(model, trajectory, desk, step, request or {})
+            said = await _turn(model, trajectory, toolbox, step, request or {})
             if said is not None:
                 ending = said
                 break
@@ -126,7 +126,7 @@ async def mcp_rollout(
 
 
 def name_tools(tools: Sequence[MCPTool]) -> dict[str, MCPTool]:
-    """Tools by names that are allowed for functions (letters, digits, _ and -), all different."""
+    """Tools by unique names that are allowed for functions: letters, digits, _ and -."""
     named: dict[str, MCPTool] = {}
     for tool in tools:
         plain = re.sub(r"[^a-zA-Z0-9_-]", "_", tool.name)[:MAX_NAME]
@@ -156,10 +156,10 @@ def _open(scenario: GeneratedScenario | str, system_prompt: str, tools: Mapping[
 
 
 async def require_fit(model: Model[Any, Any], tools: Sequence[MCPTool]) -> None:
-    """Ask the model for one token, to know whether it can be shown these tools.
+    """Ask the model for one token, to check that the tools fit its context.
 
     Raises:
-        ConfigError: their descriptions do not fit its context.
+        ConfigError: the descriptions of the tools do not fit.
     """
     with _fitting(len(tools)):
         await take_turn(model, _open("Say yes.", SYSTEM, name_tools(tools)), max_completion_tokens=1)
@@ -167,7 +167,7 @@ async def require_fit(model: Model[Any, Any], tools: Sequence[MCPTool]) -> None:
 
 @contextlib.contextmanager
 def _fitting(num_tools: int) -> Iterator[None]:
-    """Only what a rollout begins with raises, and no other rollout with these tools would fare better."""
+    """Turn a first prompt that is too long into a `ConfigError`, since it would be for every rollout."""
     try:
         yield
     except Exception as error:
@@ -180,10 +180,10 @@ def _fitting(num_tools: int) -> Iterator[None]:
 
 
 async def _turn(
-    model: Model[Any, Any], trajectory: Trajectory, desk: _Desk, step: int | None, request: Mapping[str, Any]
+    model: Model[Any, Any], trajectory: Trajectory, toolbox: _Toolbox, step: int | None, request: Mapping[str, Any]
 ) -> str | None:
-    """One answer and its calls; how the rollout ended, if it did."""
-    with _fitting(len(desk.tools)):
+    """Take one answer and make its calls. Returns how the rollout ended, or `None`."""
+    with _fitting(len(toolbox.tools)):
         calls = await take_turn(model, trajectory, step=step, **request)
     if isinstance(calls, str):
         return calls
@@ -191,7 +191,8 @@ async def _turn(
         return "answered"
     asked = [call for call in calls if call.function.name != COMPLETE]
     async with trajectory.track_duration("tools"):
-        results = await _all([asyncio.ensure_future(desk.call(c.function.name, c.function.arguments)) for c in asked])
+        functions = [call.function for call in asked]
+        results = await _all([asyncio.ensure_future(toolbox.call(f.name, f.arguments)) for f in functions])
     for call, result in zip(asked, results, strict=True):
         text = f"Error: {result.text}" if result.is_error else result.text
         trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})

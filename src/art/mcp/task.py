@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from art.model import Model
 
 ROLLOUT_HEADER = "x-rollout-id"
-"""Of each HTTP request to the server. One that serves many rollouts at once can keep them apart by it."""
+"""Header of each HTTP request, with an id of the rollout, by which a server can keep rollouts apart."""
 
 
 class McpTask(Task):
-    """
+    """Use the tools of an MCP server to do what a scenario says.
+
     Example:
         scenarios = await generate_scenarios(num_scenarios=36, server_url=SERVER)
         train, held_out = scenarios.split(24)
@@ -54,11 +55,13 @@ class McpTask(Task):
         """
         Args:
             server: an address, or a command that is started for each rollout.
-            tools: that the agent may use; by default all that the server lists.
-            headers, env: of HTTP requests, or of a command.
+            train, held_out: scenarios of the splits `train` and `test`.
+            tools: tools that the agent may use; by default all that the server lists.
+            headers: headers of HTTP requests to an address.
+            env: environment variables of a command.
             max_turns: answers of the model in a rollout.
-            max_concurrent: rollouts at once, each with its connection or its process.
-            request: further arguments of each request to the model: `temperature`, `max_completion_tokens`, ...
+            max_concurrent: rollouts at once, each with its own connection or process.
+            request: more arguments of each request to the model: `temperature`, `max_completion_tokens`, ...
         """
         if max_concurrent < 1:
             raise ConfigError(f"max_concurrent must be 1 or more, got {max_concurrent}")
@@ -69,7 +72,10 @@ class McpTask(Task):
         self._gate = asyncio.Semaphore(max_concurrent)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """To train on: as many different ones as there are, in an order by the seed. To test with: in their order."""
+        """Scenarios to train on come in an order by the seed, those to test with in their own order.
+
+        If `count` is larger than the number of scenarios, they repeat.
+        """
         pool = list(self._pools.get(split, ()))
         if not pool:
             raise ConfigError(f"there are no scenarios of the split {split!r}; an MCP task has 'train' and 'test'")
@@ -85,9 +91,10 @@ class McpTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """
+        """Act once. The reward is left at 0, for a judge to set.
+
         Raises:
-            ToolServerError: the server is gone: an `infra_fault`, never a reward of 0.
+            ToolServerError: the server is gone, which is an `infra_fault` and never a reward of 0.
         """
         headers = {**self._headers, ROLLOUT_HEADER: uuid.uuid4().hex} if is_address(self.server) else None
         async with self._gate, MCPClient(self.server, headers=headers, env=self._env) as client:

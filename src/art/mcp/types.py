@@ -1,4 +1,4 @@
-"""What an MCP server offers, and what is asked of an agent that uses it. All survive `to_dict` and `from_dict`."""
+"""Tools and resources of an MCP server, and scenarios for them. All convert by `to_dict` and `from_dict`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 @dataclass
 class MCPTool:
+    """A tool that an MCP server offers."""
+
     name: str
     description: str
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
@@ -27,13 +29,15 @@ class MCPTool:
         return asdict(self)
 
     def to_tool_schema(self) -> dict[str, Any]:
-        """As OpenAI's `tools=` wants it."""
+        """The tool in the format of OpenAI's `tools=`."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 @dataclass
 class MCPResource:
+    """A resource that an MCP server offers."""
+
     uri: str
     name: str
     description: str
@@ -49,10 +53,12 @@ class MCPResource:
 
 @dataclass
 class GeneratedScenario:
+    """A task for an agent that uses the tools of an MCP server."""
+
     task: str
     """What the agent is told to do."""
     difficulty: int
-    """From 1 (one call) to 5 (many calls that depend on each other)."""
+    """Difficulty from 1 (one call) to 5 (many calls that depend on each other)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.difficulty, bool) or self.difficulty not in range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1):

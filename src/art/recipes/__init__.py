@@ -1,0 +1,46 @@
+"""Complete trainings as functions: a task, a sentence or an MCP server in, a trained model and a report out.
+
+    result = await art.recipes.auto("Answer the questions of guests", "./tiny", judge="openai/o3", on_progress=print)
+    print(result.verdict.what, result.report_path)
+
+The commands `art train`, `art auto` and `art mcp-rl` call these functions and print what they report. Recipes start a
+`LocalBackend` of their own and run in the event loop of the caller, so a notebook can await them.
+"""
+
+from art.recipes.autorl.auto import auto, write_task
+from art.recipes.autorl.auto_config import AutoConfig
+from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
+from art.recipes.judged.judged_config import JudgedConfig
+from art.recipes.judged.judged_run import JudgedResult
+from art.recipes.mcprl.mcp_rl import mcp_rl
+from art.recipes.mcprl.mcp_rl_config import McpRlConfig
+from art.recipes.progress import OnProgress, Progress, log_progress
+from art.recipes.recipe_config import RecipeConfig
+from art.recipes.recipe_result import RecipeResult
+from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, train
+from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
+
+__all__ = [
+    "AutoConfig",
+    "CheckpointComparison",
+    "ComparedScenario",
+    "Evaluation",
+    "JudgedConfig",
+    "JudgedResult",
+    "McpRlConfig",
+    "OnProgress",
+    "Progress",
+    "RecipeConfig",
+    "RecipeResult",
+    "StepReport",
+    "TaskTrainingConfig",
+    "TaskTrainingResult",
+    "auto",
+    "compare_checkpoints",
+    "evaluate",
+    "log_progress",
+    "mcp_rl",
+    "train",
+    "train_task",
+    "write_task",
+]

@@ -1,8 +1,8 @@
 """Two checkpoints on the same scenarios, judged together.
 
-A judge that compares says how well a rollout did beside the others that it was shown. Its numbers for two groups are
-two scales, so "0.5 before, 0.7 after" from two judgements says nothing. Here all rollouts of a scenario, those of both
-checkpoints, are one group: one question, one scale. The judge shuffles them and is not told which is which.
+A relative judge scores each rollout against the others that it was shown. Two groups are therefore scored on two
+scales, and "0.5 before, 0.7 after" from two judgements says nothing. Here the rollouts of a scenario with both
+checkpoints form one group: one question, one scale. The judge shuffles them and is not told which is which.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 MAX_FAULT_RATE = 0.5
 CHECKPOINT = "compared_checkpoint"
-"""Metadata of a rollout: the step that it acted with. Judges are shown messages and tools, never metadata."""
+"""Metadata key of the step that a rollout acted with. Judges see messages and tools, never metadata."""
 SCENARIO = "compared_scenario"
+"""Metadata key of the scenario's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,11 @@ class ComparedScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointComparison:
+    """The result of `compare_checkpoints`."""
+
     compared: Sequence[ComparedScenario]
     num_left_out: int
-    """Scenarios without scores, or without a rollout on one of the sides."""
+    """Scenarios that got no scores, or lack rollouts of one checkpoint."""
     num_failed_rollouts: int
     seconds: float
 
@@ -62,13 +65,17 @@ async def compare_checkpoints(
     score: GroupScorer,
     rollout_timeout_s: float | None = None,
 ) -> CheckpointComparison:
-    """`rollouts` with each of the two steps on every scenario; those of a pair draw the same random numbers.
+    """Roll out every scenario with both checkpoints, and have a judge score the rollouts together.
+
+    The i-th rollouts of both checkpoints draw the same random numbers.
 
     Args:
-        score: judges the rollouts of both steps as one group; a group that it drops is left out, and counted.
+        before, after: steps of the checkpoints.
+        rollouts: rollouts of each scenario with each checkpoint.
+        score: judges the rollouts of both checkpoints as one group. Groups that it drops are left out and counted.
 
     Raises:
-        FaultRateError: more than half of the rollouts failed, or of the groups that `score` watches.
+        FaultRateError: more than half of the rollouts failed, or `score` dropped too many groups.
     """
     started = time.perf_counter()
 

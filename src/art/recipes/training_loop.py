@@ -1,6 +1,6 @@
-"""The training loop of `art train`, `art demo` and `openpipe_art`: gather, train, log, step after step.
+"""The training loop that all recipes share: gather, train, log, step after step.
 
-It uses nothing but the public API, so it is also the longest example of it.
+It uses only the public API, so it is also the longest example of that API.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from art.trajectory import Trajectory, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 MAX_BARREN_STEPS = 5
-"""Steps in a row without anything to learn from, after which the policy is taken to have collapsed (or to be
-perfect)."""
+"""Number of steps in a row without anything to learn from that end a training: the policy has collapsed or is
+perfect."""
 MAX_FAULT_RATE = 0.5
-"""Of the last rollouts: more failures, none of them the policy's, end a run."""
+"""Share of failed rollouts among the latest ones that ends a run. Faults of the policy do not count."""
 _FAULT_RATES = {
     "data/infra_fault_rate": "faults", "data/policy_fault_rate": "policy faults", "data/judge_fault_rate": "unjudged",
 }  # fmt: skip
-"""What a progress line shows of those that are not 0."""
+"""Metrics that a progress line shows unless they are 0, with the words for them."""
 CONFIDENCE_Z = 1.959964
 """Normal quantile of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of wall time by what they were spent on."""
+    """Wall time of one step, in seconds, by activity."""
 
     rollout_s: float = 0.0
     train_s: float = 0.0
@@ -47,7 +47,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One training step as a progress line shows it."""
+    """What one training step did."""
 
     step: int
     reward: float
@@ -59,14 +59,17 @@ class StepReport:
     trained: bool
     metrics: dict[str, float] = field(default_factory=dict)
     num_groups: int = 0
-    """With rewards: what failed is left out."""
+    """Number of groups that got rewards."""
 
     @property
     def why_not_trained(self) -> str:
         return "no reward spread" if self.num_groups else "no group with rewards"
 
     def line(self, headline_metric: str) -> str:
-        """Without the number of the step. The gap is how far sampler and trainer are apart on the same tokens."""
+        """The step as a line of text, without its number.
+
+        The gap is the difference between the log-probs of sampler and trainer on the same tokens.
+        """
         gap = self.metrics.get("offpolicy/first_update_gap")
         rates = [f"{name} {self.metrics[key]:.0%}" for key, name in _FAULT_RATES.items() if self.metrics.get(key)]
         return (
@@ -80,13 +83,13 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Rollouts on held-out scenarios."""
+    """The headline metric on held-out scenarios."""
 
     mean: float
     interval: tuple[float, float]
-    """95 %: Wilson for a share, normal otherwise."""
+    """95 % interval of the mean: Wilson's if all values are 0 or 1, else the normal one."""
     trajectories: list[Trajectory]
-    """Of those that did not fail."""
+    """The rollouts that did not fail."""
     seconds: float
 
 
@@ -99,10 +102,10 @@ async def evaluate(
     split: Split = "test",
     rollout_timeout_s: float | None = None,
 ) -> Evaluation:
-    """`count` rollouts on held-out scenarios, sampled like in training.
+    """Roll out `count` held-out scenarios, sampled as in training.
 
     Raises:
-        FaultRateError: more than `MAX_FAULT_RATE` of them failed, and not by the policy's fault.
+        FaultRateError: a share of more than `MAX_FAULT_RATE` failed through no fault of the policy.
     """
     started = time.perf_counter()
     scenarios = draw_scenarios(task, split, seed=seed, count=count)
@@ -132,17 +135,19 @@ async def train_task(
     after_step: Callable[[], Awaitable[None]] | None = None,
     rewarded: list[TrajectoryGroup] | None = None,
 ) -> list[StepReport]:
-    """Train up to checkpoint `num_steps`, from wherever the model stands.
+    """Train from the newest checkpoint up to step `num_steps`.
 
     Args:
-        score: gives each group its rewards in place of those of the task; a group that it drops is not trained on.
-        faults: counts rollouts that fail, and says when they are too many; by default `MAX_FAULT_RATE` of 64.
-        after_step: awaited after each step that made a checkpoint; what it raises ends the training.
-        rewarded: groups that were rolled out and rewarded before; the first step trains on them instead of new ones.
+        on_step: called after each step, trained or not.
+        score: replaces the task's rewards. A group that it drops is not trained on.
+        faults: counts failed rollouts and ends the run if there are too many; by default `MAX_FAULT_RATE` of 64.
+        rollout_timeout_s: seconds after which a rollout is ended and left out.
+        after_step: awaited after each step that made a checkpoint. An exception from it ends the training.
+        rewarded: groups that have rewards already; the first step trains on them instead of new ones.
 
     Raises:
-        BudgetError: the model's budget is spent. What was sampled and judged before is trained on.
-        FaultRateError: too many rollouts, or groups without scores.
+        BudgetError: the model's budget is spent. Groups that were sampled and judged before are trained on first.
+        FaultRateError: too many rollouts failed, or `score` dropped too many groups.
         TrainingError: nothing could be learnt for `MAX_BARREN_STEPS` steps in a row.
     """
     defaults = defaults.for_base_model(model.base_model)
@@ -159,7 +164,7 @@ async def train_task(
         on_step(report)
         if after_step is not None and report.trained:
             await after_step()
-        # Without a group nothing is known of the policy; how long that may go on is for `faults` and `score` to say.
+        # A step without groups says nothing about the policy; `faults` and `score` end a run that has too many.
         barren = 0 if report.trained else barren + bool(report.num_groups)
         if barren == MAX_BARREN_STEPS:
             has_learnt = any(earlier.trained for earlier in reports)
@@ -180,7 +185,7 @@ async def train_task(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the steps of a training have in common."""
+    """Runs the steps of one training."""
 
     model: TrainableModel
     task: Task
@@ -238,8 +243,8 @@ class _Step:
             return group
         try:
             return await self.score(group)
-        except BudgetError:  # ends the run before the next step: the groups that were paid for are trained on
-            logger.warning("a group is left out: nothing is left to pay its judge with")
+        except BudgetError:  # the next step is not begun; the groups that were paid for are trained on
+            logger.warning("dropped a group: the budget for its judge is spent")
             return None
 
 
@@ -248,7 +253,8 @@ def _mean(values: list[float]) -> float:
 
 
 def headline_value(task: Task, trajectory: Trajectory) -> float:
-    """
+    """The task's headline metric of one rollout.
+
     Raises:
         ConfigError: the rollout did not set the metric.
     """

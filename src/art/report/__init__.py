@@ -1,9 +1,9 @@
-"""What a training run came to, as one page for people and one file for programs.
+"""Reports on training runs: a page for people, and a file for programs.
 
     write_report(Path("out"), Report(title="...", ...))      # out/report.html and out/report.json
 
-The page knows nothing of tasks, servers or judges: whoever has a run fills in a `Report`. It needs no network and no
-script, and every text in it is data, whoever wrote it.
+This package knows nothing of tasks, servers or judges: the caller fills in a `Report`. The page needs no network and no
+script, and every text in it is escaped, because models and tools wrote much of it.
 """
 
 from art.report.estimates import Estimate, estimate, estimate_change

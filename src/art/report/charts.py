@@ -1,4 +1,4 @@
-"""The drawings of a page, as SVG with the page's own colours and fonts."""
+"""The drawings of a report as SVG, with the page's own colours and fonts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from art.report.parts import Curve
 
 _WIDTH, _HEIGHT = 440, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 34
-_WINDOW = 5
-"""Steps of the running mean."""
+WINDOW = 5
+"""Number of steps in a running mean."""
 
 
 def draw_curve(curve: Curve) -> str:
-    """Points by step, with the running mean of the last steps."""
+    """Draw the points by step, with their running mean."""
     points = [(step, value) for step, value in curve.points if math.isfinite(value)]
     if not points:
         return ""
@@ -44,7 +44,7 @@ def draw_curve(curve: Curve) -> str:
 
 
 def draw_intervals(before: Estimate, after: Estimate, *, bounds: tuple[float, float] = (0.0, 1.0)) -> str:
-    """Two means on one axis, each with its interval."""
+    """Draw two means on one axis, each with its interval."""
     low, high = bounds
     width, height, left, right = 440, 96, 60, 16
 
@@ -65,7 +65,7 @@ def draw_intervals(before: Estimate, after: Estimate, *, bounds: tuple[float, fl
 
 
 def draw_pair(before: float, after: float) -> str:
-    """One scenario: from the score before to the score after, on a track from 0 to 1."""
+    """Draw the change of one scenario's score on a track from 0 to 1."""
     width, height, margin = 160, 18, 8
 
     def x(value: float) -> float:
@@ -83,13 +83,13 @@ def draw_pair(before: float, after: float) -> str:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Mean of the last `_WINDOW` values, of fewer at the start."""
-    windows = [values[max(0, i + 1 - _WINDOW) : i + 1] for i in range(len(values))]
+    """Means of the last `WINDOW` values, of fewer at the start."""
+    windows = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Three to six round numbers from `low` to `high`.
+    """Choose three to six round numbers from `low` to `high`.
 
     Example: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1].
     """
@@ -107,7 +107,7 @@ def _tick_step(low: float, high: float) -> float:
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis for values from `low` to `high`: the next ticks outside of them."""
+    """Ends of an axis for values from `low` to `high`: the closest ticks outside them."""
     if high <= low:
         low, high = low - 0.5, high + 0.5
     step = _tick_step(low, high)

@@ -1,4 +1,4 @@
-"""Means with their 95 % interval: small samples, so by Student's t."""
+"""Means with 95 % intervals by Student's t, which suits small samples."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _Z = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean, and the ends of its 95 % interval. They are infinite where one value says nothing about the others."""
+    """A mean and the ends of its 95 % interval, which are infinite for a single value."""
 
     mean: float
     low: float
     high: float
     count: int
-    """Values that it is the mean of."""
+    """Number of values."""
 
     def text(self, *, sign: bool = False, digits: int = 2) -> str:
-        """Such as `0.42 (0.35 to 0.49)`."""
+        """The estimate for people, e.g. `0.42 (0.35 to 0.49)`."""
         form = f"{'+' if sign else ''}.{digits}f"
         if not math.isfinite(self.low):
             return f"{self.mean:{form}}"
@@ -30,15 +30,15 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of values that are independent of each other.
+    """Estimate the mean of independent values.
 
     Example: estimate([0.2, 0.4, 0.6]) has the mean 0.4 and the interval -0.097 to 0.897.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no values.
     """
     if not values:
-        raise ValueError("there is no mean of no values")
+        raise ValueError("cannot estimate the mean of an empty list")
     mean = statistics.fmean(values)
     if len(values) == 1:
         return Estimate(mean=mean, low=-math.inf, high=math.inf, count=1)
@@ -47,7 +47,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """The mean of `after - before`, pair by pair: how much scenarios differ from each other does not widen it.
+    """Estimate the mean of `after - before`, pair by pair.
+
+    Differences between scenarios do not widen the interval.
 
     Raises:
         ValueError: there are no pairs.
@@ -58,8 +60,8 @@ def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate
 def t_quantile(degrees: int) -> float:
     """The 0.975 quantile of Student's t.
 
-    Exact for 1 and 2 degrees of freedom, from there on the expansion of Abramowitz and Stegun, 26.7.5: at 3 degrees it
-    is 0.4 % too small, from 5 on less than 0.1 %.
+    It is exact for 1 and 2 degrees of freedom. For more it is the expansion 26.7.5 of Abramowitz and Stegun, which is
+    0.4 % too small at 3 degrees and less than 0.1 % from 5 on.
     """
     if degrees == 1:
         return math.tan(0.475 * math.pi)

@@ -1,9 +1,9 @@
-"""A `Report` as one HTML page, from the result to what it was made of.
+"""Renders a `Report` as one HTML page, with the result first.
 
 verdict - result - learning curves - held-out scenarios - transcripts - costs - faults - settings - what was used
 
-The page may be opened by whoever gets it, and much of its text was written by models, tools and servers: all of it is
-escaped, and the page's own policy allows neither scripts nor anything from elsewhere.
+Models, tools and servers wrote much of the text, so all of it is escaped, and the page's content security policy allows
+neither scripts nor anything from another address.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from art.storage.atomic import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MAX_MESSAGE_CHARS = 4000
-"""Of a message in a transcript; the end of a longer one is left out."""
+"""Longest message of a transcript; the rest of a longer one is left out."""
 _NUM_SHADES = 7
 
 
 def write_report(folder: Path, report: Report) -> Path:
-    """Write `report.html` and, for programs, `report.json` into `folder`; the path of the page."""
+    """Write `report.html` and, for programs, `report.json` into `folder`, and return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     data = json.dumps(_finite(asdict(report)), indent=2, ensure_ascii=False, default=str)
     for name, text in (("report.json", data + "\n"), ("report.html", render_report(report))):
@@ -125,7 +125,7 @@ def _results(results: Sequence[ScenarioResult]) -> str:
 
 
 def _comparison(comparison: Comparison, index: int) -> str:
-    # What both share, the system prompt and the task, is said above them.
+    # Leave out what both begin with: the system prompt and the task.
     shared = 0
     for old, new in zip(comparison.before.messages, comparison.after.messages, strict=False):
         if old != new or old.get("role") == "assistant":
@@ -181,7 +181,7 @@ def _seconds(seconds: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = seconds / 60
@@ -213,7 +213,7 @@ def _section(title: str, text: str, table: Table | None, is_open: bool) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A copy without numbers that JSON does not have: they become null."""
+    """A copy in which infinite numbers and NaN, which JSON lacks, are null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

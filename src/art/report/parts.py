@@ -1,4 +1,4 @@
-"""What a page can show. Parts that are left out, or empty, do not appear."""
+"""The content of a report. Empty parts do not appear on the page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from art.report.estimates import Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """The one result: a measure before and after training."""
+    """The main result: a measure before and after training."""
 
     measure: str
-    """What is measured, on what: "judged score on 12 held-out scenarios, 4 rollouts each"."""
+    """What was measured on what, e.g. "judged score on 12 held-out scenarios, 4 rollouts each"."""
     before: Estimate
     after: Estimate
     change: Estimate
-    """Of the same scenarios, pair by pair."""
+    """Mean change of a scenario."""
     note: str = ""
-    """How to read it."""
+    """How to read the result."""
 
 
 VerdictKind = Literal["good", "soft", "bad"]
@@ -28,7 +28,7 @@ VerdictKind = Literal["good", "soft", "bad"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of the run, in a sentence, with the reasons and what can be done."""
+    """What the run achieved, in a sentence, with reasons and remedies."""
 
     kind: VerdictKind
     what: str
@@ -42,39 +42,39 @@ class Curve:
 
     title: str
     points: Sequence[tuple[int, float]]
-    """(step, value), in the order of the steps."""
+    """Pairs (step, value) in the order of the steps."""
     note: str = ""
     bounds: tuple[float, float] | None = None
-    """Of the axis; by default those of the values."""
+    """Ends of the value axis; by default those of the values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """One held-out scenario; scores are from 0 to 1."""
+    """Mean scores of one held-out scenario, from 0 to 1."""
 
     scenario: str
     before: float
     after: float
     label: str = ""
-    """A few words about it, such as its difficulty."""
+    """A few words about the scenario, such as its difficulty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One rollout."""
+    """One rollout with its score."""
 
     messages: Sequence[Mapping[str, Any]]
-    """In OpenAI's format."""
+    """Messages in OpenAI's format."""
     score: float
     explanation: str = ""
-    """Of the judge."""
+    """What the judge said about the rollout."""
     note: str = ""
-    """A few words about how it went."""
+    """A few words about how the rollout ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The same scenario before and after."""
+    """Rollouts of one scenario before and after training, side by side."""
 
     scenario: str
     before: Transcript
@@ -83,39 +83,45 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
+    """A table of texts."""
+
     rows: Sequence[Sequence[str]]
     columns: Sequence[str] = ()
-    """Headings; none for a table of names and values."""
+    """Headings; empty for a table of names and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Something that the run used or made: tools, scenarios, a prompt. Folded, unless `is_open`."""
+    """Something that the run used or made, such as tools, scenarios or a prompt."""
 
     title: str
     text: str = ""
-    """Kept as it is, line breaks included."""
+    """Text that keeps its line breaks."""
     table: Table | None = None
     is_open: bool = False
+    """Whether the section is unfolded when the page opens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """Everything that a page shows."""
+
     title: str
     summary: str
-    """One or two sentences: what was trained, on what, with which judge."""
+    """One or two sentences: what was trained on what, and who judged."""
     verdict: Verdict | None = None
     headline: Headline | None = None
     curves: Sequence[Curve] = ()
     scenarios: Sequence[ScenarioResult] = ()
     comparisons: Sequence[Comparison] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Wall time by what it was spent on."""
+    """Wall time in seconds, by activity."""
     costs: Table | None = None
-    """Requests, tokens and money by who was paid."""
+    """Requests, tokens and money by source."""
     faults: Sequence[str] = ()
-    """What went wrong and what became of it, one sentence each; groups that were left out among them."""
+    """What went wrong, one sentence each, such as groups that were left out."""
     command: str = ""
-    """Repeats the run."""
+    """Command that repeats the run."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that the run can be repeated with."""
     sections: Sequence[Section] = ()

@@ -1,9 +1,9 @@
-"""A data set that people can read and edit, as a folder:
+"""A data set as a folder of files that people can read and edit:
 
     task.toml           description, system prompt, rubric, limits of an answer
     scenarios.jsonl     one scenario a line: {"input": "...", "difficulty": 2, "split": "train"}
 
-Lines can be changed, added and deleted by hand. A line without `split` goes where its words fall (`split_of`).
+Lines can be changed, added and deleted by hand. A line without `split` gets one by its words (`split_of`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from art.storage.atomic import write_file
 
 TASK_FILE, SCENARIOS_FILE = "task.toml", "scenarios.jsonl"
 
-_HEAD = "What an agent is to learn. Change what you like."
+_HEAD = "What an agent should learn. Change what you like."
 _COMMENTS = {
     "description": "What the agent should do.",
     "system_prompt": "What the agent is told before each input.",
-    "rubric": "By what the judge compares answers to one input.",
-    "max_completion_tokens": "Of an answer; a longer one is cut.",
-    "temperature": "Of sampling. Training wants 1.",
+    "rubric": "Rules by which the judge compares answers to one input.",
+    "max_completion_tokens": "Most tokens of an answer; a longer one is cut.",
+    "temperature": "Sampling temperature. Training wants 1.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
+    """A task and its scenarios."""
+
     task: TaskText
     scenarios: list[WrittenScenario]
 
@@ -46,15 +48,15 @@ class Dataset:
         """Read and check a folder.
 
         Raises:
-            ConfigError: names file and line, and says what is wrong there: no JSON or TOML, an unknown key, a value
-                that is out of range, an input that is there twice.
+            ConfigError: a file is not JSON or TOML, or has an unknown key, a value out of range or an input twice. The
+                message names file and line.
         """
         folder = Path(folder)
         task = read_toml(folder / TASK_FILE, TaskText)
         return cls(task=task, scenarios=_read_scenarios(folder / SCENARIOS_FILE))
 
     def save(self, folder: str | Path) -> None:
-        """Write both files over what is there."""
+        """Write both files, and overwrite those that exist."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / TASK_FILE, write_toml(self.task.model_dump(), _COMMENTS, head=_HEAD).encode())
@@ -69,12 +71,12 @@ class Dataset:
         return measure_diversity([scenario.input for scenario in self.scenarios])
 
     def warnings(self) -> list[str]:
-        """What should be looked at before training: little diversity, and inputs that are nearly in two splits."""
+        """Problems to check before training: little diversity, and inputs that are nearly equal in two splits."""
         diversity = self.diversity()
         return [*(diversity.warnings() if diversity else []), *self._leaks()]
 
     def summary(self) -> str:
-        """Lines for people: sizes, difficulties, diversity."""
+        """Sizes, difficulties and diversity, as lines for people."""
         sizes = ", ".join(f"{len(self.split(name))} {name}" for name in SPLITS)
         levels = Counter(scenario.difficulty for scenario in self.scenarios if scenario.difficulty is not None)
         lines = [f"{len(self.scenarios)} scenarios: {sizes}"]
@@ -86,32 +88,32 @@ class Dataset:
     def _leaks(self) -> list[str]:
         train = self.split("train")
         seen = [words_of(scenario.input) for scenario in train]
-        found = []
+        leaks = []
         for name in ("val", "test"):
             twins = [(s, train[twin]) for s in self.split(name) if (twin := first_twin(s.input, seen)) is not None]
             if twins:
                 held_out, trained = twins[0]
-                found.append(
+                leaks.append(
                     f"{len(twins)} of {name} nearly equal one of train, first {held_out.input!r} and "
                     f"{trained.input!r}: {name} then says less about new inputs. Give both the same `split`, or delete "
                     "one"
                 )
-        return found
+        return leaks
 
 
 def _read_scenarios(path: Path) -> list[WrittenScenario]:
-    found: list[WrittenScenario] = []
+    scenarios: list[WrittenScenario] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         scenario = _read_line(line, f"{path}:{number}")
         if (first := lines.setdefault(" ".join(scenario.input.split()), number)) != number:
-            raise ConfigError(f"{path}:{number}: the input stands in line {first} already: {scenario.input!r}")
-        found.append(scenario)
-    if not found:
+            raise ConfigError(f"{path}:{number}: the input is in line {first} already: {scenario.input!r}")
+        scenarios.append(scenario)
+    if not scenarios:
         raise ConfigError(f"{path}:1: there are no scenarios")
-    return found
+    return scenarios
 
 
 def _read_line(line: str, where: str) -> WrittenScenario:
@@ -128,5 +130,5 @@ def _read_line(line: str, where: str) -> WrittenScenario:
         key = ".".join(map(str, first["loc"]))
         known = ", ".join(WrittenScenario.model_fields)
         what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
-        given = "" if first["type"] in ("missing", "extra_forbidden") else f", got {data[key]!r}"
-        raise ConfigError(f"{where}: {key}: {what}{given}") from None
+        got = "" if first["type"] in ("missing", "extra_forbidden") else f", got {data[key]!r}"
+        raise ConfigError(f"{where}: {key}: {what}{got}") from None

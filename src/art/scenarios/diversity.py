@@ -1,13 +1,14 @@
 """How much the texts of a set differ from each other, in three numbers.
 
-mean_distance      Jaccard distance of the words of two texts, mean over all pairs. Low when all follow one template.
-nearest_distance   The same to the most similar other text, mean over all texts. Low when a few texts are reworded again
-                   and again, which the first number does not see.
-distinct_bigrams   Different pairs of neighbouring words over all such pairs: distinct-2 of J. Li et al., "A
-                   Diversity-Promoting Objective Function for Neural Conversation Models" (NAACL 2016). Low when phrases
-                   repeat. It also falls as texts get more and longer, so there is no bound for it here.
+mean_distance      Mean Jaccard distance of the words of two texts, over all pairs. It is low when all texts follow one
+                   template.
+nearest_distance   Mean Jaccard distance of a text to the most similar other one. It is low when a few texts are
+                   reworded again and again, which the first number does not show.
+distinct_bigrams   Share of different ones among all pairs of neighbouring words: distinct-2 of J. Li et al., "A
+                   Diversity-Promoting Objective Function for Neural Conversation Models" (NAACL 2016). It is low when
+                   phrases repeat. It also falls with the number and length of the texts, so there is no bound for it.
 
-What sets of 12 to 28 short texts gave; the bounds lie between the second row and the rest:
+Values of sets of 12 to 28 short texts. The bounds lie between the second row and the rest:
 
     mean  nearest  distinct
     0.93   0.82     0.90    instructions on all subjects (the first seed tasks of Self-Instruct, Wang et al. 2023)
@@ -29,32 +30,32 @@ from art.scenarios.words import position, similarity, word_list, words_of
 LOW_MEAN_DISTANCE = 0.7
 LOW_NEAREST_DISTANCE = 0.5
 MAX_COMPARED = 1000
-"""Of larger sets as many texts are compared, the same each time: all pairs of them take about a second."""
+"""Most texts that are compared, which takes about a second. A larger set is sampled, with the same result each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diversity:
-    """Each number is from 0 (all the same) to 1."""
+    """Three numbers from 0 (all texts are equal) to 1."""
 
     mean_distance: float
     nearest_distance: float
     distinct_bigrams: float
 
     def warnings(self) -> list[str]:
-        """What is low, and what to do about it; nothing if all is well."""
-        found = []
+        """What is low, and what to do about it; empty if all is well."""
+        warnings = []
         if self.mean_distance < LOW_MEAN_DISTANCE:
-            found.append(
+            warnings.append(
                 f"two inputs share {1 - self.mean_distance:.0%} of their words on average: they seem to follow one "
                 "template, and what is learnt may not go beyond it. Say in the description which kinds of inputs there "
                 "are, or take a stronger generator"
             )
         if self.nearest_distance < LOW_NEAREST_DISTANCE:
-            found.append(
+            warnings.append(
                 f"an input shares {1 - self.nearest_distance:.0%} of its words with the one that is most like it: the "
                 "same few inputs come again and again. Ask for fewer, or delete lines"
             )
-        return found
+        return warnings
 
     def __str__(self) -> str:
         return (
@@ -64,7 +65,7 @@ class Diversity:
 
 
 def measure_diversity(texts: Sequence[str]) -> Diversity | None:
-    """The numbers of a set; `None` for fewer than two texts."""
+    """Measure a set of texts; `None` for fewer than two."""
     if len(texts) < 2:
         return None
     if len(texts) > MAX_COMPARED:

@@ -28,22 +28,22 @@ async def generate_inputs(
     known: Sequence[str] = (),
     settings: JudgeSettings | None = None,
 ) -> list[WrittenScenario]:
-    """Exactly `num` inputs for an agent that does what `description` says.
+    """Have a language model write exactly `num` inputs for an agent that does what `description` says.
 
-    Answers are checked. Duplicates and what cannot be used are dropped, and others asked for in their place.
+    Answers are checked. Duplicates and invalid inputs are dropped and replaced.
 
     Args:
-        generator: who writes: a model as litellm names it, an `art.Model`, the name of a model at
-            `generator_base_url`, or a `Writer`, which has address and settings already.
+        generator: the model, as litellm names it; or an `art.Model`, the name of a model at `generator_base_url`, or a
+            `Writer`, which has address and settings already.
         generator_base_url: an OpenAI-compatible address.
-        generator_api_key: by default litellm's for the provider, or that of `OPENAI_API_KEY` for an address.
+        generator_api_key: by default litellm's key for the provider, or `OPENAI_API_KEY` for an address.
         instructions: what to write about, in your words.
-        known: inputs that exist already; none is written again.
+        known: inputs that exist already and are not written again.
         settings: time-outs, attempts, prices and budget of requests to the generator.
 
     Raises:
-        ValueError: no description, or no positive number.
-        GenerationError: the generator failed, or found no more inputs that differ from the others.
+        ValueError: the description is empty, or `num` is below 1.
+        GenerationError: the generator failed, or wrote no more inputs that differ from the others.
         BudgetError: the budget of `settings` is spent.
     """
     description = _checked(description)
@@ -66,7 +66,10 @@ async def write_task_text(
     instructions: str | None = None,
     settings: JudgeSettings | None = None,
 ) -> TaskText:
-    """A system prompt, and a rubric for the judge. For arguments and errors see `generate_inputs`."""
+    """Have a language model write a system prompt, and a rubric for the judge.
+
+    For arguments and errors see `generate_inputs`.
+    """
     description = _checked(description)
     writer = _writer(generator, generator_base_url, generator_api_key, settings)
     return await writer.write(
@@ -86,7 +89,10 @@ async def generate_dataset(
     instructions: str | None = None,
     settings: JudgeSettings | None = None,
 ) -> Dataset:
-    """Inputs in their splits with system prompt and rubric, ready to be saved. See `generate_inputs`."""
+    """Have a language model write inputs in their splits, a system prompt and a rubric.
+
+    For arguments and errors see `generate_inputs`.
+    """
     writer = _writer(generator, generator_base_url, generator_api_key, settings)
     task = await write_task_text(description, writer, instructions=instructions)
     inputs = await generate_inputs(description, num, writer, instructions=instructions)
@@ -104,6 +110,6 @@ def _writer(
 ) -> Writer:
     if isinstance(generator, Writer):
         if base_url or api_key or settings:
-            raise ValueError("a `Writer` has address, key and settings already; pass them to it")
+            raise ValueError("a `Writer` has its own address, key and settings; pass them to `Writer(...)` instead")
         return generator
     return Writer(generator, base_url=base_url, api_key=api_key, settings=settings)

@@ -1,4 +1,4 @@
-"""What a generator is asked, for a task that is described in one sentence, and what is read from its answers."""
+"""The prompts from which a generator writes inputs and a task, and the reading of its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ without the answer.
 {MAX_DIFFICULTY} takes care, or is ambiguous or at the edge of the job. Use all of them about equally often.
 - Inputs differ in subject, length, tone and in what makes them hard, not only in names and numbers. Real users are \
 brief or long-winded, make mistakes, and leave things out.
-- Each stands by itself: none refers to another.
+- Each can be understood alone: none refers to another.
 
 Answer with JSON only: {{"scenarios": [{{"input": "...", "difficulty": 3}}, ...]}}"""
 
@@ -52,19 +52,19 @@ def ask_for_task(description: str, *, instructions: str | None, complaint: str |
 
 
 def read_inputs(text: str) -> list[WrittenScenario]:
-    """The inputs of an answer (see `read_rows`).
+    """Read the inputs in an answer (see `read_rows`).
 
     Raises:
-        GenerationError: there is none; says why, for the generator.
+        GenerationError: the answer has none. The message tells the generator why.
     """
     return [WrittenScenario(input=row.text, difficulty=row.difficulty) for row in read_rows(text, "input")]
 
 
 def read_task(text: str, description: str) -> TaskText:
-    """System prompt and rubric of an answer. The rubric is RULER's own with the standards of the job under it.
+    """Read system prompt and rubric in an answer. The rubric is RULER's own, followed by the standards of the job.
 
     Raises:
-        GenerationError: one of them is missing; says so, for the generator.
+        GenerationError: one of them is missing. The message tells the generator so.
     """
     for value in candidates_in(text):
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Rows `{"<text>": ..., "difficulty": ...}` in a model's answer: their schema, and what is accepted of what comes."""
+"""Rows `{"<text>": ..., "difficulty": ...}` in a model's answer: the schema to ask with, and how they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from art.rewards.asking.answers import objects_in
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 MAX_SHOWN = 200
-"""Earlier texts that a generator is told not to write again; the newest."""
+"""Number of the newest texts that a generator is told not to write again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Row:
 
 def rows_format(field: str) -> dict[str, Any]:
     """OpenAI's `response_format` for a list `scenarios` whose texts are called `field`."""
-    # Strict schemas of several providers know no minimum and maximum; an enumeration is known to all.
+    # Several providers support no minimum and maximum in strict schemas, but all support an enumeration.
     difficulty = {"type": "integer", "enum": list(range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1))}
     item = object_schema({field: {"type": "string"}, "difficulty": difficulty})
     return json_format("scenarios", {"scenarios": {"type": "array", "items": item}})
@@ -35,14 +35,14 @@ def json_format(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """All properties are required, and there are no others: so strict schemas want it."""
+    """A schema that requires all properties and allows no others, as strict schemas must."""
     return {
         "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
     }  # fmt: skip
 
 
 def further_parts(instructions: str | None, known: Sequence[str], complaint: str | None) -> list[str]:
-    """What a request says besides the task itself."""
+    """The parts of a request after the task: instructions, texts that exist, and a complaint."""
     parts = [instructions] if instructions else []
     if known:
         parts.append("These exist already; write other ones:\n" + "\n".join(f"- {text}" for text in known[-MAX_SHOWN:]))
@@ -52,7 +52,7 @@ def further_parts(instructions: str | None, known: Sequence[str], complaint: str
 
 
 def candidates_in(text: str) -> list[Any]:
-    """What an answer may mean, the likeliest first: all of it, or else the JSON that comes last in it."""
+    """JSON values in an answer, the likeliest first: the whole answer, or else the last value in it."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
@@ -60,20 +60,20 @@ def candidates_in(text: str) -> list[Any]:
 
 
 def read_rows(text: str, field: str) -> list[Row]:
-    """The rows of an answer.
+    """Read the rows in an answer.
 
-    What has only one reading is repaired: a fence or words around the JSON, a list without the object around it, a
-    difficulty in quotes. A row without a text or with another difficulty is left out.
+    Unambiguous mistakes are repaired: a fence or words around the JSON, a list without the object around it, a
+    difficulty in quotes. Rows without a text or with an invalid difficulty are left out.
 
     Raises:
-        GenerationError: there is none; says why, for the generator.
+        GenerationError: the answer has no rows. The message tells the generator why.
     """
     for value in candidates_in(text):
         rows = value.get("scenarios") if isinstance(value, dict) else value
         if isinstance(rows, list) and any(isinstance(row, dict) for row in rows):
-            found = [row for row in (_read_row(row, field) for row in rows) if row is not None]
-            if found:
-                return found
+            valid = [row for row in (_read_row(row, field) for row in rows) if row is not None]
+            if valid:
+                return valid
             raise GenerationError(
                 f"no scenario has both a text `{field}` and a difficulty from {MIN_DIFFICULTY} to {MAX_DIFFICULTY}"
             )
@@ -96,5 +96,5 @@ def _read_row(row: Any, field: str) -> Row | None:
 
 
 def clean(text: str) -> str:
-    """Without blanks around it, and without halves of characters, which JSON can hold and files cannot."""
+    """Strip blanks, and replace lone surrogates, which JSON can hold and files cannot."""
     return text.encode("utf-8", "replace").decode().strip()

@@ -1,4 +1,4 @@
-"""TOML that people edit: written with a comment for each field, read with errors that name file and line."""
+"""TOML files that people edit: a comment for each key when written, errors with file and line when read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
-    """The text of a file. `None` leaves a key out, with a comment where it would be.
+    """The text of a file. A key whose value is `None` becomes a comment.
 
     Args:
-        values: texts, numbers, truths, tuples of numbers.
-        comments: by key; written above it.
-        head: a comment above all.
+        values: strings, numbers, booleans and tuples of numbers, by key.
+        comments: comments by key, written above it.
+        head: comment at the top.
     """
     lines = [f"# {line}" for line in head.splitlines()]
     for key, value in values.items():
@@ -41,7 +41,7 @@ def _value(value: Any) -> str:
         return repr(list(value) if isinstance(value, tuple) else value)
     if "\n" not in value:
         return _escape_control(json.dumps(value, ensure_ascii=False))
-    # Without escapes as long as that is possible: prose is to be edited.
+    # People edit prose, so it has no escapes if that is possible.
     if "'''" not in value and not value.endswith("'") and not _CONTROL.search(value):
         return f"'''\n{value}\n'''"
     text = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -53,38 +53,42 @@ def _escape_control(text: str) -> str:
 
 
 def read_toml(path: Path, model: type[M]) -> M:
-    """The file as `model`.
+    """Read a file as `model`.
 
     Raises:
-        ConfigError: `FILE:LINE: what is wrong`.
+        ConfigError: the file is missing, is not TOML, or does not fit `model`. The message is `FILE:LINE: problem`.
     """
     text = read_text(path)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        line = found[1] if found else str(len(text.splitlines()))
+        place = re.search(r"at line (\d+)", str(error))
+        line = place[1] if place else str(len(text.splitlines()))
         raise ConfigError(f"{path}:{line}: this is not TOML: {error}") from None
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
         key = ".".join(map(str, first["loc"]))
-        known = ", ".join(model.model_fields)
-        what = f"unknown; there are {known}" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}:{_line_of(text, key)}: {key}: {what}") from None
+        if not key and (named := re.match(r"`(\w+)` ", message)):
+            key, message = named[1], message[named.end() :]
+        if first["type"] == "extra_forbidden":
+            message = f"unknown; there are {', '.join(model.model_fields)}"
+        raise ConfigError(f"{path}:{_line_of(text, key)}: {key}: {message}") from None
 
 
 def _line_of(text: str, key: str) -> int:
-    """The line of a key; 1 if it is missing."""
+    """Line number of a key; 1 if it is missing."""
     lines = text.splitlines()
     return next((i for i, line in enumerate(lines, 1) if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line)), 1)
 
 
 def read_text(path: Path) -> str:
-    """
+    """Read a text file.
+
     Raises:
-        ConfigError: it is not there, or no text.
+        ConfigError: the file is missing or not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

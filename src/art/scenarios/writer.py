@@ -1,4 +1,4 @@
-"""A language model that writes: asked in parts, checked, told what was wrong, and asked again."""
+"""A language model that writes texts. Its answers are checked, and asked for again with what was wrong."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ Messages = list[dict[str, Any]]
 
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 PER_REQUEST = 25
-"""Texts to ask for at once: with more, models repeat themselves, and answers are cut short."""
+"""Texts per request. With more, models repeat themselves, and answers are cut short."""
 MAX_COMPLETION_TOKENS = 8000
-"""Of one answer; a scenario has about 60."""
+"""Most tokens of an answer. A scenario has about 60."""
 _MAX_QUOTED = 200
 
 
 class WriteMessages(Protocol):
+    """A function that writes the messages of a request."""
+
     def __call__(self, count: int, *, known: Sequence[str], complaint: str | None) -> Messages:
         """The messages that ask for `count` texts.
 
         Args:
             known: texts that exist already.
-            complaint: what was wrong with the answer before.
+            complaint: what was wrong with the last answer.
         """
         ...
 
 
 class Writer:
-    """One model that writes. What it costs is booked as `generator` in the ledger of the settings."""
+    """A model that writes texts. Its costs are booked as `generator` in the budget of the settings."""
 
     def __init__(
         self,
@@ -51,23 +53,23 @@ class Writer:
     ) -> None:
         """
         Args:
-            model: an `art.Model`, the name of a model at `base_url`, or without that a model as litellm names it.
-            base_url: of an OpenAI-compatible server.
-            api_key: by default that of `OPENROUTER_API_KEY` for OpenRouter, of `OPENAI_API_KEY` for other addresses.
-            extra_litellm_params: further arguments of each request, as for judges.
+            model: an `art.Model`, the name of a model at `base_url`, or without `base_url` a model as litellm names it.
+            base_url: address of an OpenAI-compatible server.
+            api_key: by default `OPENROUTER_API_KEY` for OpenRouter, and `OPENAI_API_KEY` for other addresses.
+            extra_litellm_params: more arguments of each request, as for judges.
             settings: time-outs, attempts, prices and budget.
 
         Raises:
-            ValueError: no key for OpenRouter.
+            ValueError: there is no key for OpenRouter.
         """
         self.settings = settings or JudgeSettings()
         self._own: Model[Any, Any] | None = None
-        """Made here, for a model that has only a name and an address."""
+        """Model that was made here, from a name and an address."""
         params = {"max_completion_tokens": MAX_COMPLETION_TOKENS, **(extra_litellm_params or {})}
         if isinstance(model, str) and base_url is None:
             params |= {"api_key": api_key} if api_key else {}
         elif isinstance(model, str):
-            # As a `Model` the name is sent as it is: OpenRouter's names begin with a provider too.
+            # A `Model` sends the name unchanged. litellm would interpret the provider in OpenRouter's names.
             model = self._own = Model(
                 name="generator", project="generator", inference_model_name=model,
                 inference_base_url=base_url, inference_api_key=_key_for(base_url, api_key),
@@ -76,20 +78,20 @@ class Writer:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return str(self._client.identity["model"])
 
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]
     ) -> T:
-        """What `read` makes of an answer. One that it refuses is asked for again, with its complaint.
+        """Ask until `read` accepts an answer, and return what it reads.
 
         Args:
-            ask: the messages, given what was wrong with the answer before.
-            read: raises `GenerationError` for an answer of no use.
+            ask: writes the messages, from what was wrong with the last answer.
+            read: reads an answer; raises `GenerationError` if it cannot be used.
 
         Raises:
-            GenerationError: the model failed, or no answer was of use.
+            GenerationError: the model failed, or no answer could be used.
             BudgetError: the budget is spent.
         """
         complaint = None
@@ -100,7 +102,7 @@ class Writer:
             except GenerationError as error:
                 complaint = error.message
         raise GenerationError(
-            f"{self.settings.max_answers} answers of the generator were of no use: {complaint}. {_quote(text)}. "
+            f"none of {self.settings.max_answers} answers of the generator could be used: {complaint}. {_quote(text)}. "
             "Say it in other words, or take another model"
         )
 
@@ -113,20 +115,20 @@ class Writer:
         response_format: Mapping[str, Any],
         known: Sequence[str] = (),
     ) -> list[T]:
-        """Exactly `count` items whose texts differ from each other and from those of `known`.
+        """Ask for exactly `count` items whose texts differ from each other and from `known`.
 
-        They are asked for in parts. In place of duplicates and of what `read` cannot use others are asked for, with a
-        list of those that exist.
+        Each request asks for a part of them. Duplicates and unusable items are replaced by new requests, which list the
+        texts that exist.
 
         Raises:
-            GenerationError: the model failed, or found nothing new several times in a row.
+            GenerationError: the model failed, or wrote nothing new several times in a row.
             BudgetError: the budget is spent.
         """
-        found: list[T] = []
-        in_vain, complaint = 0, None
-        while len(found) < count:
-            asked = min(count - len(found), PER_REQUEST)
-            exist = [*known, *map(text_of, found)]
+        items: list[T] = []
+        num_useless, complaint = 0, None
+        while len(items) < count:
+            asked = min(count - len(items), PER_REQUEST)
+            exist = [*known, *map(text_of, items)]
             text = await self._complete(ask(asked, known=exist, complaint=complaint), response_format)
             complaint = None
             try:
@@ -134,17 +136,17 @@ class Writer:
             except GenerationError as error:
                 written, complaint = [], error.message
             new = [written[i] for i in without_twins(map(text_of, written), exist)][:asked]
-            found += new
-            in_vain = 0 if new else in_vain + 1
+            items += new
+            num_useless = 0 if new else num_useless + 1
             if not new and complaint is None:
                 complaint = "each of its scenarios existed already, or differed from one by a few words only"
-            if in_vain == self.settings.max_answers:
+            if num_useless == self.settings.max_answers:
                 raise GenerationError(
-                    f"the generator wrote {len(found)} of {count} scenarios; then {in_vain} answers brought nothing "
-                    f"new: {complaint}. {_quote(text)}. Ask for fewer, tell it more, or take a stronger model"
+                    f"the generator wrote {len(items)} of {count} scenarios; then {num_useless} answers brought "
+                    f"nothing new: {complaint}. {_quote(text)}. Ask for fewer, tell it more, or take a stronger model"
                 )
-            logger.info("%d of %d scenarios", len(found), count)
-        return found
+            logger.info("%d of %d scenarios", len(items), count)
+        return items
 
     async def _complete(self, messages: Messages, response_format: Mapping[str, Any]) -> str:
         try:
@@ -153,7 +155,7 @@ class Writer:
             raise
         except (JudgeError, ContextLengthError) as error:
             raise GenerationError(error.message) from error
-        finally:  # a writer has no end that anybody would tell, and the next answer is seconds away
+        finally:  # nobody closes a writer, and the next answer takes seconds anyway
             await self._client.close()
             if self._own is not None:
                 await self._own.close()
@@ -172,6 +174,6 @@ def _key_for(base_url: str | None, api_key: str | None) -> str:
 
 
 def _quote(text: str) -> str:
-    """How an answer began, for people: what a model says when it refuses is not JSON, but it is the reason."""
+    """The beginning of an answer, for people: a refusal is not JSON, but it says the reason."""
     words = " ".join(text.split())
     return f"The last began: {words[:_MAX_QUOTED]!r}" if words else "The last was empty"

@@ -1,4 +1,4 @@
-"""One scenario as it stands in a file: an input, how hard it is, and which split it belongs to."""
+"""One scenario of a data set: an input, its difficulty and its split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 MIN_DIFFICULTY, MAX_DIFFICULTY = 1, 5
 TEST_SHARE, VAL_SHARE = 0.2, 0.1
-"""Of the scenarios; the rest is for training."""
+"""Shares of the scenarios; the rest is for training."""
 
 
 class WrittenScenario(BaseModel):
@@ -25,16 +25,16 @@ class WrittenScenario(BaseModel):
     input: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     """What the user says."""
     difficulty: int | None = Field(default=None, ge=MIN_DIFFICULTY, le=MAX_DIFFICULTY, strict=True)
-    """From 1 (easy) to 5, in the eyes of whoever wrote it."""
+    """Difficulty from 1 (easy) to 5, as its author sees it."""
     split: Split | None = None
-    """Where it belongs. `None` leaves it to its words (`split_of`)."""
+    """Split of the scenario; `None` derives it from the words (`split_of`)."""
 
 
 def split_of(scenario: WrittenScenario) -> Split:
-    """The split that a scenario names, or else the one that its words fall into.
+    """The split that a scenario names, or else one by the hash of its words.
 
-    It depends on nothing but the scenario, so all others stay where they are when some are added or removed, and two
-    inputs that differ in case and punctuation only are never in two splits. The shares are right on average.
+    Adding or removing scenarios moves no other one, and inputs that differ only in case and punctuation are never in
+    two splits. The shares are right on average.
     """
     if scenario.split is not None:
         return scenario.split
@@ -45,9 +45,9 @@ def split_of(scenario: WrittenScenario) -> Split:
 
 
 def with_splits(scenarios: Iterable[WrittenScenario]) -> list[WrittenScenario]:
-    """The same scenarios with their splits written out, so that each stays in its own when its words are edited.
+    """The scenarios with `split` filled in, so that editing the words of one does not move it.
 
-    By chance a small set can leave nothing to train on or to test with. Then the scenario whose place is nearest goes
+    By chance a small set can have nothing to train on or to test with. Then the scenario whose hash is closest moves
     there.
     """
     placed = [scenario.model_copy(update={"split": split_of(scenario)}) for scenario in scenarios]

@@ -64,7 +64,7 @@ async def test_errors_are_read_by_the_model(scripted: Callable[..., Any], invent
     trajectory = await mcp_rollout(model.model(), "Look.", inventory, max_result_chars=100)
     texts = [message["content"] for message in model.requests[1]["messages"][-5:]]
     assert "no product P-9" in texts[0]
-    assert "no JSON" in texts[1]
+    assert "are not JSON" in texts[1]
     assert "JSON object" in texts[2]
     assert "fly" in texts[3]
     assert all(text.startswith("Error: ") for text in texts[:4])

@@ -74,7 +74,7 @@ def test_lines_of_people_are_understood(tmp_path: Path) -> None:
         ({"input": "b", "difficulty": "3"}, r"scenarios.jsonl:2: difficulty: .*integer, got '3'"),
         ({"input": "b", "split": "dev"}, r"scenarios.jsonl:2: split: .*'train', 'val' or 'test', got 'dev'"),
         ({"input": "b", "label": 1}, r"scenarios.jsonl:2: label: unknown; there are input, difficulty, split"),
-        ({"input": "a\n"}, r"scenarios.jsonl:2: the input stands in line 1 already: 'a'"),
+        ({"input": "a\n"}, r"scenarios.jsonl:2: the input is in line 1 already: 'a'"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path: Path, line: Any, message: str) -> None:

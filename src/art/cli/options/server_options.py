@@ -1,7 +1,7 @@
 """The command line of `art-server`, and the file of settings that it may name.
 
-Settings come from the file, then --config-json, then single options; the last one counts. The key is none of them: it
-is read from ART_API_KEY, since files and command lines are seen by others.
+Settings come from the file, then --config-json, then single options; later ones win. The key is not among them: it is
+read from ART_API_KEY, because others can see files and command lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ConfigError
 
 DATA_DIR = "data_dir"
-"""May stand in the file beside the fields of `ServerConfig`."""
+"""A key that the file may have beside the fields of `ServerConfig`."""
 _OVERRIDES = ("host", "port", "models", "gpu")
 
 
@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
-    """The settings, and the data directory.
+    """The settings and the data directory that the arguments name.
 
     Raises:
         ConfigError: a file that cannot be read, a setting that does not exist or has a wrong value, or an
@@ -77,7 +77,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             return _read_yaml(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # tomllib's own error, bad UTF-8
+    except ValueError as error:  # tomllib's error, or bad UTF-8
         raise ConfigError(f"{path} is not valid: {error}") from error
     raise ConfigError(f"{path}: expected a file that ends in .toml, .yaml or .yml")
 
@@ -111,12 +111,12 @@ def _validated(values: dict[str, Any] | str, source: str) -> ServerConfig:
 
 
 def _names_at(loc: tuple[int | str, ...]) -> set[str]:
-    """Names of the settings inside the group at `loc`."""
+    """Names of the settings in the group at `loc`."""
     models: list[type[BaseModel]] = [ServerConfig]
     for part in loc:
         inside = [model.model_fields[part].annotation for model in models if part in model.model_fields]
-        # Tags of a union stand in `loc` too; they are no fields, and leave the choice as it is.
-        models = [found for annotation in inside for found in _models_of(annotation)] or models
+        # `loc` also contains tags of unions; they are not fields and change nothing here.
+        models = [model for annotation in inside for model in _models_of(annotation)] or models
     names = {name for model in models for name in model.model_fields}
     return names if loc else names | {DATA_DIR}
 
@@ -124,4 +124,4 @@ def _names_at(loc: tuple[int | str, ...]) -> set[str]:
 def _models_of(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _models_of(part)]
+    return [model for part in get_args(annotation) for model in _models_of(part)]

@@ -1,4 +1,4 @@
-"""Running a command's coroutine on the fastest event loop that is installed."""
+"""Runs a command's coroutine on the fastest event loop that is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def run_coroutine(main: Coroutine[None, None, Result]) -> Result:
-    """`asyncio.run`, by uvloop where there is one: a client of many requests saves about a tenth of its time."""
+    """Like `asyncio.run`, but on uvloop if it is installed: clients of many requests save a tenth of their time."""
     try:
         import uvloop
     except ImportError:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art.recipes.training_loop import Evaluation, StepReport
+from art.report.charts import WINDOW, running_mean
 from art.task import Task
 
 _INK, _GRID = "#2b2b2b", "#d9d9d9"
 _BLUE, _ORANGE = "#2f6db3", "#d9772b"
-_WINDOW = 5
 
 
 def draw_learning_curve(
@@ -27,7 +27,7 @@ def draw_learning_curve(
     values = [report.headline for report in reports]
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150)
     axes.scatter(steps, values, s=14, color=_BLUE, alpha=0.45, linewidths=0, label="training rollouts of a step")
-    axes.plot(steps, _running_mean(values), color=_BLUE, linewidth=2, label=f"running mean of {_WINDOW} steps")
+    axes.plot(steps, running_mean(values), color=_BLUE, linewidth=2, label=f"running mean of {WINDOW} steps")
     last = steps[-1] if steps else 0
     for step, evaluation, text, side in ((0, before, "before", 1), (last, after, "after", -1)):
         low, high = evaluation.interval
@@ -36,7 +36,7 @@ def draw_learning_curve(
         axes.errorbar(
             step, evaluation.mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label, zorder=3
         )
-        # The curve rises: there is room below its beginning and above its end.
+        # The curve rises, so there is room below its beginning and above its end.
         axes.annotate(
             f"{text}: {evaluation.mean:.2f}", (step, low if side > 0 else high), xytext=(0, -10 * side),
             textcoords="offset points", ha="left" if side > 0 else "right", va="top" if side > 0 else "bottom",
@@ -56,9 +56,3 @@ def draw_learning_curve(
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
-
-
-def _running_mean(values: Sequence[float]) -> list[float]:
-    """Mean of the last `_WINDOW` values, of fewer at the start."""
-    windows = [values[max(0, i + 1 - _WINDOW) : i + 1] for i in range(len(values))]
-    return [sum(window) / len(window) for window in windows]

@@ -1,4 +1,4 @@
-"""What a command does when the program that reads its output goes away, as in `art keys list | head -1`."""
+"""Ends a command quietly when the program that reads its output has gone, as in `art keys list | head -1`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 from collections.abc import Callable
 
 EXIT_PIPE = 141
-"""What a shell reports of a program that SIGPIPE has ended."""
+"""Exit code that shells report for a program that SIGPIPE ended."""
 
 
 def until_unread(command: Callable[[], int]) -> int:
-    """The exit code of `command`, or `EXIT_PIPE` if nobody reads what it prints any more; without a traceback."""
+    """Run a command, and return its exit code, or `EXIT_PIPE` if nobody reads its output any more."""
     try:
         try:
             return command()
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # or the interpreter does it at its end, and complains
+                sys.stdout.flush()  # else the interpreter does it at its end, and reports the error
     except BrokenPipeError:
         discard_output()
         return EXIT_PIPE
 
 
 def discard_output() -> None:
-    """Send what is printed from now on, while the command ends, to nowhere."""
+    """Discard everything that is printed from now on."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

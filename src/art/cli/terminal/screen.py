@@ -1,11 +1,15 @@
-"""The console of the commands. Text is shown as it is: much of it comes from models, servers, paths and errors, and
-rich would take `[rewards]` in it for a style and swallow it."""
+"""The console of the commands, and its progress bars.
+
+Text is shown as it is. Much of it comes from models, servers, paths and errors, and rich would read `[rewards]` in it
+as a style and drop it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.text import Text
 
@@ -13,10 +17,7 @@ from art.cli.terminal.pipes import discard_output
 
 
 class Screen(Console):
-    """Knows no markup and no emoji codes. Colour comes from `style=`, or from a `Text` made for it.
-
-    A `TextColumn` of a progress bar has a setting of its own for the same: `markup=False`.
-    """
+    """A console without markup and emoji codes. Colour comes from `style=` or from a `Text`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
@@ -25,5 +26,21 @@ class Screen(Console):
         return super().status(Text(status) if isinstance(status, str) else status, **options)
 
     def on_broken_pipe(self) -> None:
-        discard_output()  # or what still has to be said on the way out would raise it again
+        discard_output()  # else the last lines of the command would raise the error again
         raise BrokenPipeError
+
+
+def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> Progress:
+    """A progress bar that shows a task's description, its count and its time.
+
+    Args:
+        field: name of a text that the bar shows after them.
+        transient: whether the bar disappears at its end.
+    """
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    ]  # fmt: skip
+    if field:
+        columns.append(TextColumn(f"{{task.fields[{field}]}}", markup=False))
+    return Progress(*columns, console=console, transient=transient)

@@ -1,23 +1,25 @@
-"""The parts of a report that are the same for every run with a judge."""
+"""The parts of a report that all judged recipes share."""
 
 from __future__ import annotations
 
-import argparse
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import art
-from art.cli.judged_run import JUDGED_CHANGE, ONE_STEP, JudgedRun
-from art.cli.options.train_options import loop_defaults
-from art.cli.verdict import Course, describe_faults, describe_untrained
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
+from art.recipes.judged.judged_run import JUDGED_CHANGE, ONE_STEP, JudgedRun
+from art.recipes.recipe_config import RecipeConfig
+from art.recipes.verdict import Course, Remedies, describe_faults, describe_untrained, reach_verdict
 from art.report import (
     Comparison,
     Curve,
     Headline,
+    Report,
     ScenarioResult,
+    Section,
     Table,
     Transcript,
     estimate,
@@ -26,7 +28,7 @@ from art.report import (
 from art.report.page import duration
 from art.storage.history import means_by_step
 from art.storage.layout import DataDir
-from art.task import Scenario, TaskDefaults
+from art.task import Scenario
 from art.trajectory import Trajectory
 
 NOTE = (
@@ -35,15 +37,59 @@ NOTE = (
     "Pairs are means over the rollouts of a scenario."
 )
 REWARD_NOTE = (
-    "Beside the other rollouts of the same step. It rises only as far as the judge also looks at what the task wants; "
-    "the result above is the fair comparison."
+    "Relative to the other rollouts of the same step, so it can stay level while the policy improves; the result above "
+    "is the fair comparison."
 )
 _EXPLANATION = "RULER explanation: "
 
-TextOf = Callable[[Scenario], str]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportWords:
+    """What one recipe says in its report."""
+
+    title: str
+    summary: str
+    remedies: Remedies
+    text_of: Callable[[Scenario], str]
+    """The scenario as people read it."""
+    note_of: Callable[[Trajectory], str]
+    """A few words about how a rollout ended."""
+    curves: Sequence[Curve] = ()
+    """Curves after those of validation and reward."""
+    sections: Sequence[Section] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings that only this recipe has."""
+    warnings: Sequence[str] = ()
+    """Faults of the scenarios."""
+
+
+def make_report(run: JudgedRun, words: ReportWords) -> Report:
+    """The report of a run as it is now."""
+    headline = headline_of(run.comparison, run.config.evaluate)
+    course = course_of(run, headline, words.remedies.endings)
+    return Report(
+        title=words.title,
+        summary=words.summary,
+        verdict=reach_verdict(course, words.remedies),
+        headline=headline,
+        curves=[
+            validation_curve(run),
+            curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
+            *words.curves,
+        ],
+        scenarios=results_of(run.comparison, words.text_of),
+        comparisons=telling_comparisons(run.comparison, words),
+        seconds=run.clock.seconds,
+        costs=cost_table(run),
+        faults=[*words.warnings, *faults_of(run, course)],
+        command=run.command,
+        settings={**settings_of(run), **words.settings},
+        sections=words.sections,
+    )
 
 
 def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
+    """The judged score before and after; `None` if nothing was compared."""
     if comparison is None or not comparison.compared:
         return None
     before = [item.before_score for item in comparison.compared]
@@ -55,6 +101,7 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
 
 
 def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
+    """A metric of the run's history by step."""
     return Curve(title=title, note=note, bounds=bounds, points=sorted(history_of(run, metric).items()))
 
 
@@ -68,25 +115,23 @@ def validation_curve(run: JudgedRun) -> Curve:
 
 
 def history_of(run: JudgedRun, metric: str) -> dict[int, float]:
-    path = DataDir(run.args.data_dir.resolve()).model(run.args.project, run.args.name).history
-    return means_by_step(path, metric)[0]
+    """The mean of a metric by step, over all calls."""
+    model = run.model
+    return means_by_step(DataDir(run.config.data_dir).model(model.project, model.name).history, metric)[0]
 
 
-def results_of(comparison: CheckpointComparison | None, text_of: TextOf) -> list[ScenarioResult]:
-    compared = comparison.compared if comparison else ()
+def results_of(comparison: CheckpointComparison | None, text_of: Callable[[Scenario], str]) -> list[ScenarioResult]:
     return [
         ScenarioResult(
             scenario=text_of(item.scenario), before=item.before_score, after=item.after_score,
             label=f"difficulty {item.scenario.inputs['difficulty']}" if "difficulty" in item.scenario.inputs else "",
         )
-        for item in compared
+        for item in (comparison.compared if comparison else ())
     ]  # fmt: skip
 
 
-def telling_comparisons(
-    comparison: CheckpointComparison | None, text_of: TextOf, note_of: Callable[[Trajectory], str]
-) -> list[Comparison]:
-    """The largest gain, a typical scenario, and the largest loss if there is one."""
+def telling_comparisons(comparison: CheckpointComparison | None, words: ReportWords) -> list[Comparison]:
+    """Rollouts side by side: the largest gain, a typical scenario, and the largest loss if there is one."""
     ranked = sorted(comparison.compared if comparison else (), key=lambda item: item.before_score - item.after_score)
     if not ranked:
         return []
@@ -102,8 +147,8 @@ def telling_comparisons(
             before, after = _telling_pair(item)
             comparisons.append(
                 Comparison(
-                    scenario=f"{text_of(item.scenario)} ({kind})",
-                    before=_transcript(before, note_of), after=_transcript(after, note_of),
+                    scenario=f"{words.text_of(item.scenario)} ({kind})",
+                    before=_transcript(before, words.note_of), after=_transcript(after, words.note_of),
                 )
             )  # fmt: skip
         seen.append(item)
@@ -111,7 +156,7 @@ def telling_comparisons(
 
 
 def _telling_pair(item: ComparedScenario) -> tuple[Trajectory, Trajectory]:
-    """The pair of rollouts with the same random numbers whose change is nearest to that of the scenario."""
+    """The two rollouts with equal random numbers whose change is closest to the change of the scenario."""
     change = item.after_score - item.before_score
     pairs = list(zip(item.before, item.after, strict=False))
     return min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
@@ -126,7 +171,7 @@ def _transcript(trajectory: Trajectory, note_of: Callable[[Trajectory], str]) ->
 
 
 def cost_table(run: JudgedRun) -> Table:
-    """What the ledger of the model has, over all calls."""
+    """Costs of the model over all calls, by source."""
     rows = []
     for source, amount in run.model.costs.totals().items():
         usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
@@ -137,11 +182,12 @@ def cost_table(run: JudgedRun) -> Table:
     return Table(columns=["for what", "requests", "prompt tokens", "completion tokens", "time", "USD"], rows=rows)
 
 
-def course_of(run: JudgedRun, defaults: TaskDefaults, headline: Headline | None, endings: Iterable[str]) -> Course:
-    """
+def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str]) -> Course:
+    """What is known of the training.
+
     Args:
-        headline: what the comparison came to, if one was made.
-        endings: metrics that are 1 for rollouts which the policy has spoilt in that way.
+        headline: result of the comparison, if one was made.
+        endings: metrics that are 1 for a rollout that the policy spoilt in this way.
     """
     first = run.reports[0].step if run.reports else 0
     shares = {}
@@ -150,17 +196,19 @@ def course_of(run: JudgedRun, defaults: TaskDefaults, headline: Headline | None,
         values = [share for step, share in history_of(run, f"train/{name}").items() if step >= first - 1]
         shares[name] = statistics.fmean(values) if values else 0.0
     return Course(
-        step=run.step, num_steps=loop_defaults(defaults, run.args).num_steps, reports=run.reports, stopped=run.stopped,
-        measure="the judged score on held-out scenarios", change=headline.change if headline else None, endings=shares,
+        step=run.step, num_steps=run.config.loop_defaults(run.task.defaults).num_steps, reports=run.reports,
+        stopped=run.stopped, measure="the judged score on held-out scenarios",
+        change=headline.change if headline else None, endings=shares,
     )  # fmt: skip
 
 
 def faults_of(run: JudgedRun, course: Course) -> list[str]:
+    """What went wrong, one sentence each."""
     faults = []
     if run.stopped:
-        faults.append(f"The run ended before its end: {run.stopped}")
+        faults.append(f"The run ended early: {run.stopped}")
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
-    if run.serves_one_step:
+    if run.config.serves_one_step:
         faults.append(ONE_STEP)
     if run.groups_without_scores:
         faults.append(
@@ -169,32 +217,34 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     comparison = run.comparison
     if comparison and comparison.num_left_out:
         faults.append(
-            f"{comparison.num_left_out} held-out scenarios are missing: no scores, or no rollout on one of the sides."
+            f"{comparison.num_left_out} held-out scenarios are missing: they got no scores, or one side has no rollout."
         )
     if comparison and comparison.num_failed_rollouts:
-        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, by no fault of the policy.")
+        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, through no fault of the policy.")
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 
-def settings_of(args: argparse.Namespace, task_defaults: TaskDefaults) -> dict[str, str]:
-    """What a run is repeated with."""
-    defaults = loop_defaults(task_defaults, args)
+def settings_of(run: JudgedRun) -> dict[str, str]:
+    """Everything that somebody needs to repeat the run."""
+    config, defaults = run.config, run.config.loop_defaults(run.task.defaults)
+    # Importing `art` here would be a circle: it names this package for type checkers.
+    version = sys.modules["art"].__version__
     return {
-        "base model": str(args.base_model),
-        "trained": trained_part(args),
+        "base model": str(config.base_model),
+        "trained": trained_part(config),
         "steps": str(defaults.num_steps),
         "scenarios per step": str(defaults.groups_per_step),
         "rollouts per scenario": str(defaults.rollouts_per_group),
         "learning rate": f"{defaults.learning_rate:g}",
-        "judge": f"{args.judge}{f' at {args.judge_url}' if args.judge_url else ''}, passes {args.judge_passes}",
-        "engine": args.engine,
-        "seed": str(args.seed),
-        "art": f"{art.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        "judge": f"{config.judge}{f' at {config.judge_url}' if config.judge_url else ''}, passes {config.judge_passes}",
+        "engine": config.engine,
+        "seed": str(config.seed),
+        "art": f"{version}, Python {platform.python_version()}, {platform.system()} {platform.machine()}",
     }
 
 
-def trained_part(args: argparse.Namespace) -> str:
-    return "all weights" if args.full_finetuning else f"an adapter of rank {args.lora_rank}"
+def trained_part(config: RecipeConfig) -> str:
+    return "all weights" if config.full_finetuning else f"an adapter of rank {config.lora_rank}"
 
 
 def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:

@@ -1,5 +1,4 @@
-"""What came of a training, for the first lines of a report and the last ones of a command: what happened, why, and what
-to do about it."""
+"""The verdict on a training: what happened, why, and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,32 +8,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
 from art.recipes.training_loop import Evaluation, StepReport
 from art.report import Estimate, Verdict, VerdictKind
 
-EXIT_UNTRAINED = 1
-"""Steps were tried, and none of them could be trained."""
 MANY_FAULTS = 0.25
-"""Share of rollouts that the policy has spoilt, from which that is a reason for a bad result."""
-_COLOURS: dict[VerdictKind, str] = {"good": "green", "soft": "yellow", "bad": "red"}
+"""Share of policy faults that counts as a reason for a bad result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
-    """What the user of a command can change, in the words of its options."""
+    """What the user can change, in the words of the command's options."""
 
     endings: Mapping[str, str] = field(default_factory=dict)
-    """Words for each kind of fault of the policy, by the metric that counts it."""
+    """Advice for each kind of policy fault, by the metric that counts it."""
     no_spread: str = (
         "Give a scenario more --rollouts, take scenarios that the policy solves now and then, or a reward with more "
         "values between the best and the worst"
     )
-    no_scores: str = "Look at what the warnings above say of failed rollouts and scores"
+    no_scores: str = "Read the warnings above about failed rollouts and scores"
     unclear: str = "Train longer with a higher --steps, or measure on more held-out rollouts for a narrower interval"
     faults: str = (
-        "Begin with a base model that can do the format of this task now and then; `art doctor` looks at a model "
+        "Begin with a base model that can do the format of this task now and then; `art doctor` checks a model "
         "before a training"
     )
 
@@ -44,19 +38,19 @@ class Course:
     """What is known of a training."""
 
     step: int
-    """The newest checkpoint."""
+    """Step of the newest checkpoint."""
     num_steps: int
-    """How far it was to go."""
+    """Step at which the training should end."""
     reports: Sequence[StepReport]
     """The steps that this call tried."""
     stopped: str = ""
-    """Why it ended before its end."""
+    """Why the training ended early."""
     measure: str = ""
-    """What the change is of."""
+    """What `change` measures."""
     change: Estimate | None = None
-    """From before the training to after it."""
+    """Change from before the training to after it."""
     endings: Mapping[str, float] = field(default_factory=dict)
-    """Shares of rollouts by how the policy has spoilt them."""
+    """Share of rollouts with each kind of policy fault."""
 
     @property
     def num_trained(self) -> int:
@@ -72,20 +66,20 @@ class Course:
 
     @property
     def fault_share(self) -> float:
-        """Share of rollouts that the policy itself has spoilt."""
+        """Mean share of rollouts that ended as policy faults."""
         rates = [report.metrics.get("data/policy_fault_rate", 0.0) for report in self.reports]
         return statistics.fmean(rates) if rates else 0.0
 
 
 def change_of(before: Evaluation, after: Evaluation) -> Estimate:
-    """The change between two evaluations, whose rollouts are independent of each other."""
+    """The change between two evaluations with independent rollouts."""
     half = math.hypot(*(evaluation.mean - evaluation.interval[0] for evaluation in (before, after)))
     mean = after.mean - before.mean
     return Estimate(mean=mean, low=mean - half, high=mean + half, count=len(after.trajectories))
 
 
 def describe_faults(course: Course) -> str:
-    """How many rollouts the policy has spoilt, and how; empty if there are none."""
+    """How many rollouts were policy faults, and of which kinds; empty if there are none."""
     if not course.fault_share:
         return ""
     known = {name: share for name, share in course.endings.items() if share}
@@ -96,7 +90,7 @@ def describe_faults(course: Course) -> str:
 
 
 def describe_untrained(course: Course) -> str:
-    """How many steps were not trained, and why not; empty if all were."""
+    """How many steps were not trained, and why; empty if all were trained."""
     reasons = Counter(map(_reason, course.untrained))
     if not reasons:
         return ""
@@ -109,6 +103,7 @@ def _reason(report: StepReport) -> str:
 
 
 def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
+    """Judge a training by its change, its untrained steps and its policy faults."""
     kind, what = _what(course)
     many_faults = course.fault_share >= MANY_FAULTS
     why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)
@@ -138,20 +133,13 @@ def _what(course: Course) -> tuple[VerdictKind, str]:
 
 
 def _remedies(course: Course, remedies: Remedies, many_faults: bool) -> list[str]:
-    found = []
+    to_do = []
     if many_faults:
-        found += [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
-        found.append(remedies.faults)
+        to_do += [remedies.endings[name] for name, share in course.endings.items() if share >= MANY_FAULTS / 2]
+        to_do.append(remedies.faults)
     if len(course.untrained) > len(course.reports) / 2:
         has_groups = any(report.num_groups for report in course.untrained)
-        found.append(remedies.no_spread if has_groups else remedies.no_scores)
+        to_do.append(remedies.no_spread if has_groups else remedies.no_scores)
     if not course.is_untrained and course.change is not None:
-        found.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
-    return found
-
-
-def show_verdict(console: Console, verdict: Verdict) -> None:
-    console.print(f"{verdict.what}.", style=_COLOURS[verdict.kind], highlight=False, soft_wrap=True)
-    for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
-        for line in lines:
-            console.print(f"  {heading}: {line}", highlight=False, soft_wrap=True)
+        to_do.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
+    return to_do

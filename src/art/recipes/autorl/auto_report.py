@@ -1,29 +1,16 @@
-"""The report of `art auto`: from what a run left behind to a page."""
+"""The report of AutoRL: from what a run left to a page."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from art.cli.judged_run import JudgedRun
-from art.cli.run_report import (
-    REWARD_NOTE,
-    cost_table,
-    course_of,
-    curve_of,
-    faults_of,
-    headline_of,
-    results_of,
-    scenario_table,
-    settings_of,
-    telling_comparisons,
-    validation_curve,
-)
-from art.cli.verdict import Remedies, reach_verdict
+from art.recipes.judged.judged_run import JudgedRun
+from art.recipes.judged.report_parts import ReportWords, curve_of, make_report, scenario_table
+from art.recipes.verdict import Remedies
 from art.report import Report, Section, Table
 from art.scenarios import Dataset
 from art.scenarios.written import SPLITS
 from art.task import Scenario
-from art.tasks.dataset import DatasetTask
 from art.trajectory import Trajectory
 
 REMEDIES = Remedies(
@@ -38,32 +25,18 @@ REMEDIES = Remedies(
 
 
 def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
-    args = run.args
-    headline = headline_of(run.comparison, args.evaluate)
-    course = course_of(run, DatasetTask.defaults, headline, REMEDIES.endings)
-    return Report(
-        title=dataset.task.description,
-        summary=(
-            f"{args.base_model} after {run.step} steps of reinforcement learning on {len(dataset.split('train'))} "
-            f"inputs. {args.generator or args.judge} wrote inputs and system prompt, {args.judge} judged the answers "
-            "(RULER); there were no labels. Both can be edited."
-        ),
-        verdict=reach_verdict(course, REMEDIES),
-        headline=headline,
-        curves=[
-            validation_curve(run),
-            curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
-            curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens."),
-        ],
-        scenarios=results_of(run.comparison, _text),
-        comparisons=telling_comparisons(run.comparison, _text, _note),
-        seconds=run.clock.seconds,
-        costs=cost_table(run),
-        faults=[*dataset.warnings(), *faults_of(run, course)],
-        command=run.command,
-        settings=settings_of(args, DatasetTask.defaults),
-        sections=_sections(dataset),
+    config = run.config
+    summary = (
+        f"{config.base_model} after {run.step} steps of reinforcement learning on {len(dataset.split('train'))} "
+        f"inputs. {config.generator or config.judge} wrote inputs and system prompt, {config.judge} judged the answers "
+        "(RULER); there were no labels. Both can be edited."
     )
+    cut = curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens.")
+    words = ReportWords(
+        title=dataset.task.description, summary=summary, remedies=REMEDIES, text_of=_text, note_of=_note, curves=[cut],
+        sections=_sections(dataset), warnings=dataset.warnings(),
+    )  # fmt: skip
+    return make_report(run, words)
 
 
 def _text(scenario: Scenario) -> str:

@@ -1,0 +1,48 @@
+"""Prints the progress of a recipe, and turns its result into an exit code."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+from art.recipes.progress import Progress, ProgressKind
+from art.recipes.recipe_result import RecipeResult
+
+EXIT_UNTRAINED = 1
+"""Exit code if steps were tried and none of them could be trained."""
+EXIT_BUDGET = 3
+"""Exit code if the budget ended the run: it is neither complete nor a failure."""
+_COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
+
+
+class ProgressPrinter:
+    """Prints lines of progress, and shows a spinner while a recipe is busy. Use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._spinner: Status | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        self._stop()
+        if progress.kind == "busy":
+            self._spinner = self._console.status(progress.text)
+            self._spinner.start()
+            return
+        self._console.print(progress.text, style=_COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+
+def exit_code(result: RecipeResult) -> int:
+    return EXIT_BUDGET if result.is_over_budget else EXIT_UNTRAINED if result.is_untrained else 0

@@ -1,0 +1,63 @@
+"""`evaluation.jsonl`: the rollouts of the held-out scenarios with their scores, before and after training.
+
+{"step": 20, "rollouts": 4, "about": "1f0c...", "num_left_out": 0, "num_failed_rollouts": 0, "seconds": 31.5}
+{"scenario": {...}, "before": [{...}, ...], "after": [{...}, ...]}          one line per scenario
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from art.recipes.comparison import CheckpointComparison, ComparedScenario
+from art.storage.atomic import write_file
+from art.task import Scenario
+from art.trajectory import Trajectory
+
+EVALUATION_FILE = "evaluation.jsonl"
+
+
+def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int, about: str = "") -> None:
+    head = {
+        "step": step, "rollouts": rollouts, "about": about, "num_left_out": comparison.num_left_out,
+        "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [head]
+    for item in comparison.compared:
+        sides = {"before": item.before, "after": item.after}
+        rows.append(
+            {"scenario": item.scenario.model_dump(mode="json")}
+            | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
+        )
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_file(out / EVALUATION_FILE, lines.encode())
+
+
+def load_comparison(
+    out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario], about: str = ""
+) -> CheckpointComparison | None:
+    """The comparison that was saved with the same arguments and for these scenarios.
+
+    Returns:
+        `None` if there is none, or if it is incomplete: the missing scenarios are tried again.
+    """
+    path = out / EVALUATION_FILE
+    if not path.exists():
+        return None
+    head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    compared = [
+        ComparedScenario(
+            scenario=Scenario.model_validate(row["scenario"]),
+            before=[Trajectory.model_validate(item) for item in row["before"]],
+            after=[Trajectory.model_validate(item) for item in row["after"]],
+        )
+        for row in rows
+    ]
+    same = (head["step"], head["rollouts"], head["about"]) == (step, rollouts, about)
+    if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
+        return None
+    return CheckpointComparison(
+        compared=compared, num_left_out=0, num_failed_rollouts=head["num_failed_rollouts"], seconds=head["seconds"]
+    )

@@ -1,0 +1,218 @@
+"""The course of a judged training: train, compare with the untrained policy, write the report.
+
+    train_and_compare
+      train                 the training loop, with validations on the way
+      compare               newest checkpoint and step 0 on the held-out scenarios, judged together
+      publish               report.html, report.json and the last lines, however the run ended
+
+AutoRL and MCP-RL differ in where scenarios come from. From there on both are a task, a judge and a `JudgedRun`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from art.errors import BudgetError, FaultRateError, TrainingError
+from art.model import TrainableModel
+from art.recipes.comparison import CheckpointComparison, compare_checkpoints
+from art.recipes.judged.clock import Clock
+from art.recipes.judged.evaluation import load_comparison, save_comparison
+from art.recipes.judged.judged_config import JudgedConfig
+from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress, report_verdict
+from art.recipes.recipe_result import RecipeResult, book_last, report_costs
+from art.recipes.training_loop import StepReport, train_task
+from art.report import Headline, Report, write_report
+from art.rewards import GroupScorer, Ruler
+from art.task import Scenario, Task
+
+VALIDATIONS = 4
+"""Validations in the course of a training, unless `validate_every` is set."""
+JUDGED_CHANGE = "judged_change"
+"""Metric of the split `val`: the judged score of the newest policy minus that of the untrained one."""
+ONE_STEP = (
+    "vLLM holds the weights of one step at a time with --full-finetuning: there is no comparison with the untrained "
+    "policy. With --engine torch, or with an adapter, there is one."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedResult(RecipeResult):
+    """What AutoRL or MCP-RL achieved."""
+
+    report_path: Path
+    """The report as a page. `report.json` beside it has the same for programs."""
+    headline: Headline | None
+    """Judged score on held-out scenarios `before` and `after`, with their `change`; `None` if nothing was compared."""
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgedRun:
+    """One call of a judged recipe: what it works with, and what is known of it so far."""
+
+    config: JudgedConfig
+    model: TrainableModel[Any, Any]
+    task: Task
+    judge: Ruler
+    out: Path
+    """Folder of the report and of the files that it is made from."""
+    clock: Clock
+    command: str = ""
+    """Command that repeats the run, for the report."""
+    about: str = ""
+    """Digest of what a comparison depends on besides checkpoint and scenarios."""
+    on_progress: OnProgress = log_progress
+    step: int = 0
+    """Step of the newest checkpoint."""
+    comparison: CheckpointComparison | None = None
+    groups_without_scores: int = 0
+    stopped: str = ""
+    """Why the run ended early."""
+    reports: list[StepReport] = field(default_factory=list)
+    """The steps that this call tried."""
+
+    def say(self, text: str, kind: ProgressKind = "note") -> None:
+        self.on_progress(Progress(text, kind))
+
+
+Describe = Callable[[], Report]
+
+
+async def train_and_compare(
+    run: JudgedRun, *, held_out: Sequence[Scenario], validation: Sequence[Scenario], describe: Describe
+) -> JudgedResult:
+    """Train, compare, and write the report, however the run ends.
+
+    Args:
+        held_out: scenarios of the comparison after the training.
+        validation: scenarios of the validations on the way. Nothing is chosen by them.
+        describe: makes the report of the run as it is now.
+
+    Raises:
+        TrainingError: nothing could be learnt in several steps in a row; the comparison was made all the same.
+        FaultRateError: too many rollouts failed, or the judge scored too few groups.
+    """
+    ended, is_over_budget = None, False
+    compares = run.config.evaluate and not run.config.serves_one_step
+    if run.config.evaluate and run.config.serves_one_step:
+        run.say(ONE_STEP, "warning")
+    try:
+        try:
+            await train(run, [] if run.config.serves_one_step else validation)
+        except TrainingError as error:  # the policy has collapsed, or the task is solved: the comparison tells which
+            ended = error
+        if compares and run.step:
+            await compare(run, held_out)
+        if ended is not None:
+            raise ended
+    except BudgetError as error:
+        is_over_budget, run.stopped = True, error.message
+        run.say(f"Stopped at step {run.step}: {error}. Every finished step is kept")
+    except asyncio.CancelledError:
+        run.stopped = "it was interrupted"
+        raise
+    except Exception as error:
+        run.stopped = str(error)
+        raise
+    finally:
+        await book_last(run.model)
+        report = describe()
+        path = publish(run, report)
+        report_costs(run.on_progress, run.model.costs)
+    return JudgedResult(
+        model=run.model, step=run.step, reports=run.reports, verdict=report.verdict, is_over_budget=is_over_budget,
+        report_path=path, headline=report.headline,
+    )  # fmt: skip
+
+
+async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
+    """Train up to the last step, from the newest checkpoint."""
+    defaults = run.config.loop_defaults(run.task.defaults)
+    # A judge that is down ends the run at its first step, not after many.
+    scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
+    run.say(f"{run.model.get_inference_name()} is at step {run.step} of {defaults.num_steps}")
+
+    def on_step(report: StepReport) -> None:
+        run.clock.add("rollouts and judging", report.timing.rollout_s)
+        run.clock.add("training", report.timing.train_s)
+        run.clock.add("publishing", report.timing.publish_s)
+        run.step += report.trained
+        run.reports.append(report)
+        run.say(f"step {report.step:>4}  {report.line(run.task.headline_metric)}")
+
+    every = run.config.validate_every
+    every = max(1, defaults.num_steps // VALIDATIONS) if every is None else every
+
+    async def after_step() -> None:
+        if every and validation and run.step % every == 0:
+            await validate(run, validation)
+
+    try:
+        await train_task(
+            run.model, run.task, defaults, num_steps=defaults.num_steps, seed=run.config.seed, on_step=on_step,
+            score=scorer, rollout_timeout_s=run.config.rollout_timeout, after_step=after_step,
+        )  # fmt: skip
+        run.step = await run.model.get_step()
+    finally:
+        run.groups_without_scores += scorer.num_faults
+
+
+async def validate(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
+    """Log how far the newest policy is ahead of the untrained one, by one rollout of each on each scenario.
+
+    A judge that fails here costs this validation and nothing else.
+    """
+    run.say(f"validation: {len(scenarios)} scenarios ...", "busy")
+    with run.clock.measure("validation"):
+        try:
+            comparison = await _compare(run, scenarios, rollouts=1)
+        except FaultRateError as error:
+            run.say(f"no validation at step {run.step}: {error.message}", "warning")
+            return
+    if not comparison.compared:
+        return
+    before = statistics.fmean(item.before_score for item in comparison.compared)
+    after = statistics.fmean(item.after_score for item in comparison.compared)
+    await run.model.log(split="val", step=run.step, metrics={JUDGED_CHANGE: after - before})
+    on = f"on {len(comparison.compared)} scenarios"
+    run.say(f"validation at step {run.step}: {before:.2f} untrained, {after:.2f} now, {on}")
+
+
+async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
+    """Compare the newest checkpoint with step 0, unless the folder has this comparison already."""
+    rollouts, step, about = run.config.evaluate, run.step, run.about
+    run.comparison = load_comparison(run.out, step=step, rollouts=rollouts, scenarios=scenarios, about=about)
+    if run.comparison is not None:
+        return
+    run.say(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ...", "busy")
+    with run.clock.measure("held-out evaluation"):
+        run.comparison = await _compare(run, scenarios, rollouts=rollouts)
+    save_comparison(run.out, run.comparison, step=step, rollouts=rollouts, about=about)
+    for at, side in ((0, "before"), (step, "after")):
+        trajectories = [t for item in run.comparison.compared for t in getattr(item, side)]
+        await run.model.log(trajectories, split="test", step=at)
+
+
+async def _compare(run: JudgedRun, scenarios: Sequence[Scenario], *, rollouts: int) -> CheckpointComparison:
+    return await compare_checkpoints(
+        run.model, run.task, scenarios, before=0, after=run.step, rollouts=rollouts,
+        score=GroupScorer(run.judge, window=len(scenarios)), rollout_timeout_s=run.config.rollout_timeout,
+    )  # fmt: skip
+
+
+def publish(run: JudgedRun, report: Report) -> Path:
+    """Write the page, and report the result and the path of the page."""
+    path = write_report(run.out, report)
+    if (headline := report.headline) is not None:
+        run.say(
+            f"{headline.measure}: {headline.before.text()} before, {headline.after.text()} after; change "
+            f"{headline.change.text(sign=True)}"
+        )
+    if report.verdict is not None:
+        report_verdict(run.on_progress, report.verdict)
+    run.say(f"report  {path}")
+    return path

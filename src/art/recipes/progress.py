@@ -1,0 +1,45 @@
+"""What a recipe reports while it runs. Recipes print nothing: the caller decides where the lines go.
+
+await art.recipes.auto("Answer the questions of guests", "./tiny", on_progress=print)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from art.report import Verdict, VerdictKind
+
+logger = logging.getLogger(__name__)
+
+ProgressKind = Literal["note", "warning", "busy"] | VerdictKind
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One line for people. `str()` gives its text, so `print` can receive it."""
+
+    text: str
+    kind: ProgressKind = "note"
+    """`busy` names work that has just begun and lasts until the next line. `good`, `soft` and `bad` judge the run."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def log_progress(progress: Progress) -> None:
+    """Log warnings as warnings and all other lines as information: the default of every recipe."""
+    logger.log(logging.WARNING if progress.kind == "warning" else logging.INFO, "%s", progress.text)
+
+
+def report_verdict(on_progress: OnProgress, verdict: Verdict) -> None:
+    """Report what a run achieved, then the reasons and what to do."""
+    on_progress(Progress(f"{verdict.what}.", verdict.kind))
+    for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
+        for line in lines:
+            on_progress(Progress(f"  {heading}: {line}"))

@@ -1,0 +1,180 @@
+"""Settings that all recipes share.
+
+Each setting has the name of its command-line option, so messages that name `--judge-price` mean `judge_price`. A
+recipe takes the settings by name, or as a config object:
+
+    await art.recipes.train("tic_tac_toe", "./tiny", steps=20)
+    await art.recipes.train("tic_tac_toe", config=TaskTrainingConfig(base_model="./tiny", steps=20))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field
+
+from art.config import EngineConfig, LoraConfig, ModelSettings, VllmConfig
+from art.config.base import Config
+from art.costs import Ledger, Prices, TokenPrice
+from art.errors import ConfigError
+from art.model import TrainableModel
+from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
+from art.task import TaskDefaults
+
+
+class RecipeConfig(Config):
+    """What is trained, who judges it, what it may cost, and how long it runs.
+
+    The docstrings of the settings are also the help of the command-line options.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    base_model: str | None = None
+    """Model to train: a hub id or a local path."""
+    name: str | None = None
+    """Name of the trained model. Each recipe derives a default from its input."""
+    project: str | None = None
+    """Project of the trained model. Each recipe has its own default."""
+    data_dir: Path = Path(".art")
+    """Folder in which models are kept."""
+    judge: str | None = None
+    """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
+    judge_url: str | None = None
+    """Address of an OpenAI-compatible server that serves the judge."""
+    judge_passes: Literal[1, 2] = 1
+    """With 2, each group is judged in two orders, which cancels a preference for the first rollout."""
+    judge_price: tuple[float, float] | None = None
+    """USD per million prompt and completion tokens of the judge; the default is the price that litellm knows."""
+    budget: float | None = None
+    """USD that the model may cost in this run and all earlier ones. A run that reaches it ends."""
+    price_per_hour: float | None = None
+    """USD per hour of this machine."""
+    policy_price: tuple[float, float] | None = None
+    """USD per million prompt and completion tokens of the policy."""
+    steps: int | None = None
+    """Step up to which the model is trained, by default the task's number."""
+    seed: int = 0
+    """Seed of scenarios and sampling."""
+    learning_rate: float | None = None
+    """Peak learning rate; the default is the task's, or else 1e-5, and 3e-3 for a tiny model."""
+    groups: int | None = None
+    """Scenarios per step, by default the task's number."""
+    rollouts: int | None = None
+    """Rollouts per scenario, by default the task's number."""
+    rollout_timeout: float | None = None
+    """Seconds after which a rollout is ended and left out."""
+    evaluate: int = Field(default=0, ge=0)
+    """Held-out rollouts before and after training."""
+    lora_rank: int = LoraConfig().rank
+    """Rank of the adapter."""
+    full_finetuning: bool = False
+    """Train all weights of the decoder layers instead of an adapter."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
+    max_context: int | None = None
+    """Most tokens of prompt and completion together; the default is the model's own limit."""
+
+    @classmethod
+    def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:
+        """The config object of a call: `config`, changed by the settings that were passed by name.
+
+        Raises:
+            ConfigError: a setting is unknown, given twice, or has a value that it cannot have.
+        """
+        if model is not None and "base_model" in settings:
+            raise ConfigError(f"the base model is given twice: {model!r} and base_model={settings['base_model']!r}")
+        values = {} if config is None else config.model_dump(exclude_unset=True)
+        return cls(**{**values, **settings, **({} if model is None else {"base_model": model})})
+
+    def named(self, *, name: str, project: str = "") -> Self:
+        """A copy with an absolute `data_dir`, in which a missing name and project are filled in."""
+        missing = {"name": self.name or name, "project": self.project or project}
+        return self.model_copy(update={**missing, "data_dir": self.data_dir.resolve()})
+
+    def make_model(self) -> TrainableModel[Any, Any]:
+        """The model to train, not registered yet.
+
+        Raises:
+            ConfigError: no base model is set, or the prices make no sense.
+        """
+        if self.base_model is None or self.name is None or self.project is None:
+            raise ConfigError("say what to train by `base_model`: a hub id or a local path")
+        return TrainableModel(
+            name=self.name, project=self.project, base_model=self.base_model, base_path=str(self.data_dir),
+            settings=self.model_settings(), prices=self.prices(), budget_usd=self.budget,
+        )  # fmt: skip
+
+    def model_settings(self) -> ModelSettings:
+        lora = None if self.full_finetuning else LoraConfig(rank=self.lora_rank)
+        if self.engine != "vllm":
+            return ModelSettings(lora=lora, engine=EngineConfig(max_context=self.max_context))
+        weights: Literal["lora", "merged"] = "merged" if self.full_finetuning else "lora"
+        return ModelSettings(lora=lora, engine=VllmConfig(max_context=self.max_context, weights=weights))
+
+    def prices(self) -> Prices:
+        """
+        Raises:
+            ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
+        """
+        amounts = [self.price_per_hour or 0, self.budget or 0, *(self.policy_price or ()), *(self.judge_price or ())]
+        if min(amounts) < 0:
+            raise ConfigError("prices and budgets must be 0 USD or more")
+        is_free = all(price is None for price in (self.price_per_hour, self.policy_price, self.judge))
+        if self.budget is not None and is_free:
+            raise ConfigError(
+                "--budget needs something that costs: add --price-per-hour of this machine, --policy-price of its "
+                "tokens, or a --judge"
+            )
+        policy = None
+        if self.policy_price is not None:
+            policy = TokenPrice(prompt=self.policy_price[0], completion=self.policy_price[1])
+        return Prices(policy=policy, device_usd_per_hour=self.price_per_hour)
+
+    def loop_defaults(self, defaults: TaskDefaults) -> TaskDefaults:
+        """`defaults` with the settings that replace them, and the learning rate that suits the base model."""
+        changes: dict[str, Any] = {
+            "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
+            "num_steps": self.steps,
+        }  # fmt: skip
+        chosen = replace(defaults, **{key: value for key, value in changes.items() if value is not None})
+        return chosen if self.base_model is None else chosen.for_base_model(self.base_model)
+
+    def judge_settings(self, settings: JudgeSettings, ledger: Ledger) -> JudgeSettings:
+        """`settings` of a judge that is paid at `judge_price` and books in `ledger`."""
+        prompt, completion = self.judge_price or (None, None)
+        return replace(settings, budget=ledger, prompt_usd_per_million=prompt, completion_usd_per_million=completion)
+
+    def make_judge(self, costs: Ledger, *, rubric: str | None = None) -> Ruler:
+        """The judge, with its cache in `data_dir`.
+
+        Args:
+            costs: ledger in which its answers are booked.
+            rubric: what is good, in prose; RULER's own by default.
+
+        Raises:
+            ConfigError: no judge is set, or what its provider needs is not installed.
+        """
+        if self.judge is None:
+            raise ConfigError("say who judges by `--judge`, e.g. openai/o3")
+        settings = JudgeSettings(
+            passes=self.judge_passes, seed=self.seed, cache_path=self.data_dir / "cache" / "judge.sqlite"
+        )  # fmt: skip
+        judge = Ruler(
+            self.judge, rubric=rubric or DEFAULT_RUBRIC, extra_litellm_params=params_at(self.judge_url),
+            settings=self.judge_settings(settings, costs),
+        )  # fmt: skip
+        require_installed(judge)
+        return judge
+
+
+def require_installed(judge: Ruler) -> None:
+    """
+    Raises:
+        ConfigError: the judge needs a package that is not installed.
+    """
+    if problem := judge.grader.client.missing():
+        raise ConfigError(problem)

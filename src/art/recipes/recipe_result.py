@@ -1,0 +1,52 @@
+"""What a recipe returns, and what it books and reports at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art.costs import Ledger
+from art.model import TrainableModel
+from art.recipes.progress import OnProgress, Progress
+from art.recipes.training_loop import StepReport
+from art.report import Verdict
+
+LAST_BOOKING_S = 3.0
+"""Seconds that the last booking of costs may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeResult:
+    """What a training run achieved."""
+
+    model: TrainableModel[Any, Any]
+    """The trained model. Its server stopped with the recipe; register the model again to sample from it."""
+    step: int
+    """Step of the newest checkpoint."""
+    reports: Sequence[StepReport]
+    """The steps that this call tried."""
+    verdict: Verdict | None
+    """What happened, why, and what to do; `None` if no step was tried and nothing was measured."""
+    is_over_budget: bool
+    """Whether the run ended early because its budget was spent."""
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether steps were tried and none of them could be trained."""
+        return bool(self.reports) and not any(report.trained for report in self.reports)
+
+
+async def book_last(model: TrainableModel[Any, Any]) -> None:
+    """Book the costs since the last step. Do not wait for a server that died with Ctrl-C."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_BOOKING_S):
+            await model.book_costs()
+
+
+def report_costs(on_progress: OnProgress, ledger: Ledger) -> None:
+    """Report what was spent on what, unless nothing has a price."""
+    if any(amount.priced or amount.unpriced for amount in ledger.totals().values()):
+        on_progress(Progress("\n".join(["Costs of this model so far:", *(f"  {line}" for line in ledger.lines())])))

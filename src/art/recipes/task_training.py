@@ -1,0 +1,135 @@
+"""`train`: the training loop on any task and base model, with evaluations around it. `art train` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from art.backends.local import LocalBackend
+from art.errors import BudgetError
+from art.model import TrainableModel
+from art.recipes.progress import OnProgress, Progress, log_progress, report_verdict
+from art.recipes.recipe_config import RecipeConfig
+from art.recipes.recipe_result import RecipeResult, book_last, report_costs
+from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
+from art.recipes.verdict import Course, Remedies, change_of, reach_verdict
+from art.report import Estimate
+from art.rewards import GroupScorer
+from art.task import Task, get_task
+
+
+class TaskTrainingConfig(RecipeConfig):
+    """Settings of `train`."""
+
+    rubric: str | None = None
+    """What the judge is told is good, in prose; RULER's own text by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTrainingResult(RecipeResult):
+    """What `train` achieved."""
+
+    before: Evaluation | None
+    """Held-out rollouts before the first step."""
+    after: Evaluation | None
+    """Held-out rollouts of the newest checkpoint."""
+    change: Estimate | None
+    """Change from `before` to `after`."""
+
+
+async def train(
+    task: Task | str,
+    model: str | None = None,
+    *,
+    config: TaskTrainingConfig | None = None,
+    on_progress: OnProgress = log_progress,
+    **settings: Any,
+) -> TaskTrainingResult:
+    """Train a model on a task, on this machine. A later call with the same arguments continues.
+
+    Args:
+        task: the task, or its name, or `module:attribute`.
+        model: base model to train, as in the setting `base_model`.
+        config: settings as an object.
+        on_progress: receives each line of progress.
+        settings: fields of `TaskTrainingConfig`, which win over `config`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the base model cannot be trained here.
+        TrainingError: nothing could be learnt in several steps in a row.
+        FaultRateError: too many rollouts failed, or the judge scored too few groups.
+    """
+    task = task if isinstance(task, Task) else get_task(task)
+    config = TaskTrainingConfig.complete(config, model, settings)
+    config = config.named(name=f"{task.name}-seed{config.seed}", project=task.name)
+    run = _Run(task=task, config=config, model=config.make_model(), on_progress=on_progress)
+    scorer = None if config.judge is None else GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric))
+    async with LocalBackend(path=config.data_dir) as backend:
+        await run.model.register(backend)
+        return await run.train(scorer)
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(
+        self, *, task: Task, config: TaskTrainingConfig, model: TrainableModel[Any, Any], on_progress: OnProgress
+    ) -> None:
+        self.task, self.config, self.model, self.on_progress = task, config, model, on_progress
+        self.defaults = config.loop_defaults(task.defaults)
+        self.reports: list[StepReport] = []
+
+    async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
+        first, num_steps = await self.model.get_step(), self.defaults.num_steps
+        before = after = change = verdict = None
+        is_over_budget = False
+        self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
+        if self.config.evaluate and first == 0:
+            before = await self._evaluate("before")
+        try:
+            await train_task(
+                self.model, self.task, self.defaults, num_steps=num_steps, seed=self.config.seed,
+                on_step=self._on_step, score=scorer, rollout_timeout_s=self.config.rollout_timeout,
+            )  # fmt: skip
+            after = await self._evaluate("after") if self.config.evaluate else None
+        except BudgetError as error:
+            is_over_budget, step = True, await self.model.get_step()
+            self.on_progress(Progress(f"Stopped at step {step}: {error}. Every finished step is kept"))
+        finally:
+            if before is not None and after is not None:
+                change = change_of(before, after)
+            if self.reports:
+                verdict = reach_verdict(self._course(first, change), Remedies())
+                report_verdict(self.on_progress, verdict)
+            await book_last(self.model)
+            report_costs(self.on_progress, self.model.costs)
+        return TaskTrainingResult(
+            model=self.model, step=await self.model.get_step(), reports=self.reports, verdict=verdict,
+            is_over_budget=is_over_budget, before=before, after=after, change=change,
+        )  # fmt: skip
+
+    def _on_step(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self.on_progress(Progress(f"step {report.step:>4}  {report.line(self.task.headline_metric)}"))
+
+    def _course(self, first: int, change: Estimate | None) -> Course:
+        return Course(
+            step=first + sum(report.trained for report in self.reports), num_steps=self.defaults.num_steps,
+            reports=self.reports, change=change,
+            measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
+        )  # fmt: skip
+
+    async def _evaluate(self, when: str) -> Evaluation:
+        evaluation = await evaluate(
+            self.model, self.task, count=self.config.evaluate, seed=self.config.seed,
+            rollout_timeout_s=self.config.rollout_timeout,
+        )  # fmt: skip
+        await self.model.log(evaluation.trajectories, split="test")
+        low, high = evaluation.interval
+        self.on_progress(
+            Progress(
+                f"{self.task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts {when} training: "
+                f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
+            )
+        )
+        return evaluation
