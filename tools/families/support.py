@@ -1,5 +1,4 @@
-"""Does every part of ART agree on a model? One small random model through the whole loop, each stage against another's
-arithmetic.
+"""Take one small random model through the whole loop and compare each stage with an independent computation.
 
     render    our tokens of conversations are those of transformers' own chat template
     parse     an answer's tokens give the message back
@@ -33,7 +32,6 @@ from art.gateway.format.renderer import Renderer
 from art.runtime.checks.format_checks import check_tools
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
-from art.testing.families.engine import InProcessEngine
 from art.trainer.contract import Component, TrainingSample
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
@@ -42,6 +40,7 @@ from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree.tree import check_sample
+from tools.families.engine import InProcessEngine
 
 VLLM = "vLLM"
 STAGES = ("render", "parse", "bridge", "tools", "sample", "train", "publish", VLLM)
@@ -52,29 +51,29 @@ NUM_SAMPLES, NUM_TOKENS = 4, 12
 LOGPROB_TOLERANCE = 1e-3
 """Nats, in float32; kernels agree to about 1e-5."""
 GRADIENT_TOLERANCE = 1e-3
-"""Of the largest component."""
+"""Largest difference, as a share of the largest component."""
 
 
 _IN_WORDS = {
     "template_rewrites_history": "the chat template writes an answer differently once other messages follow it",
     "template_without_turn_end": "the chat template has no token that ends an answer",
 }
-"""Reasons of branches, for the page."""
+"""Explanations of branch reasons for the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     status: Status
     reason: str = ""
-    """Why not, or why a branch."""
+    """Explains a "no" or a "branch"."""
 
 
 class DisagreementError(Exception):
-    """Two parts differ; the message says in what."""
+    """Two parts disagree; the message says how."""
 
 
 async def check_model(path: Path, work: Path, vllm_python: str | None = None) -> dict[str, Outcome]:
-    """The outcome of each of `STAGES` for the model in folder `path`.
+    """Run each of `STAGES` for the model in folder `path`.
 
     Args:
         work: folder for checkpoints.
@@ -136,7 +135,7 @@ async def check_model(path: Path, work: Path, vllm_python: str | None = None) ->
 
 
 def check_model_now(path: Path, work: Path, vllm_python: str | None = None) -> dict[str, Outcome]:
-    """`check_model` outside of an event loop."""
+    """Run `check_model` from synchronous code."""
     return asyncio.run(check_model(path, work, vllm_python))
 
 
@@ -169,7 +168,7 @@ def _check_bridge(renderer: Renderer) -> Outcome:
 
 
 async def _sample_answers(engine: Engine, renderer: Renderer) -> list[TrainingSample]:
-    """Completions of one prompt, as a step would train them: half of them good."""
+    """Sample completions of one prompt as training samples; every second one has a positive advantage."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     samples = []
     for number in range(NUM_SAMPLES):
@@ -217,14 +216,14 @@ def _check_logprobs(path: Path, samples: list[TrainingSample]) -> Outcome:
 
 
 def _logprobs(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Of `token_ids[1:]`, by the model's own forward pass."""
+    """Compute the log-probs of `token_ids[1:]` with the model's own forward pass."""
     ids = torch.tensor([token_ids])
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
 
 
 def _check_gradient(path: Path, work: Path, renderer: Renderer) -> Outcome:
-    """Cross-entropy of some answers, through the trainer's tree and through peft, from the same fresh adapter."""
+    """Compare the cross-entropy gradient of the trainer's tree with that of peft, from the same fresh adapter."""
     prompt = renderer.render(plain_conversations()[0].asked, None)
     answers = [renderer.tokenizer.encode(text, add_special_tokens=False) for text in ("It is 2.", "It was 3", "No")]
     taught = [_sample(str(i), prompt, answer, "sft") for i, answer in enumerate(answers)]

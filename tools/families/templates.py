@@ -1,4 +1,4 @@
-"""Chat templates in the style of each family: the same control tokens and order of parts, written anew and short."""
+"""Short chat templates in the style of each family, with its control tokens and its order of parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded engine without a process of its own: each call runs its steps to the end."""
+"""The embedded engine in the calling process: each call runs the engine until its answer is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from art.engines.torch.embedded import TorchEngine
 
 
 class InProcessEngine:
-    """An `Engine`. It computes in the caller's thread, one request at a time."""
+    """An `Engine` that computes in the caller's thread, one request at a time."""
 
     def __init__(self, model: str) -> None:
         """

@@ -1,7 +1,9 @@
-"""docs/models.md, made by running every family through every part: takes a minute, and with vLLM one more per family.
+"""Write docs/models.md by taking every family through every part.
 
-python -m art.testing.families.page > docs/models.md
-python -m art.testing.families.page --vllm-python PATH > docs/models.md
+This takes one minute, and with vLLM one more minute per family.
+
+python -m tools.families.page > docs/models.md
+python -m tools.families.page --vllm-python PATH > docs/models.md
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from pathlib import Path
 import transformers.utils.logging
 
 from art.engines.vllm.command import find_installation
-from art.testing.families.build import FAMILIES, Family, build_family
-from art.testing.families.support import STAGES, Outcome, check_model_now
+from tools.families.build import FAMILIES, Family, build_family
+from tools.families.support import STAGES, Outcome, check_model_now
 
 _INTRODUCTION = """\
 # Models
 
-<!-- Made by `python -m art.testing.families.page`; a test repeats some rows. -->
+<!-- Made by `python -m tools.families.page`; a test repeats some rows. -->
 
 `base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes
 with a model is never run: one that needs `trust_remote_code` is refused. The path may also be that of a LoRA adapter in
@@ -60,7 +62,7 @@ Results = Mapping[str, Mapping[str, Outcome]]
 
 
 def run_families(families: Iterable[Family], vllm_python: str | None = None) -> dict[str, dict[str, Outcome]]:
-    """Outcomes by family and stage."""
+    """Run all stages for each family; return outcomes by family name and stage."""
     results = {}
     for family in families:
         with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +72,7 @@ def run_families(families: Iterable[Family], vllm_python: str | None = None) -> 
 
 
 def render_page(results: Results, versions: str) -> str:
-    """The page as Markdown; `versions` of the libraries it was made with."""
+    """Render the page as Markdown. `versions` names the libraries that produced `results`."""
     reasons: list[str] = []
     rows = [_row(family, results[family.name], reasons) for family in FAMILIES]
     heading = ["family", "architecture", *STAGES]
@@ -80,12 +82,12 @@ def render_page(results: Results, versions: str) -> str:
 
 
 def row_of(family: Family, outcomes: Mapping[str, Outcome]) -> list[str]:
-    """The cells of one family, without the numbers of its reasons."""
+    """Return the table cells of one family, without the numbers of its reasons."""
     return [family.name, f"`{family.architecture}`", *(outcomes[stage].status for stage in STAGES)]
 
 
 def _row(family: Family, outcomes: Mapping[str, Outcome], reasons: list[str]) -> list[str]:
-    """As `row_of`; what is not plainly yes gets the number of its reason."""
+    """Return the cells of `row_of`, with the number of the reason beside each "no" and "branch"."""
     cells = row_of(family, outcomes)
     for place, stage in enumerate(STAGES, start=2):
         reason = outcomes[stage].reason

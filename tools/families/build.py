@@ -12,13 +12,13 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from art.testing.families import templates
 from art.testing.tiny.tokenizer import MARKUP_TOKENS
+from tools.families import templates
 
 MAX_CONTEXT = 512
 _BASE_VOCAB = 320
 _SHAPE: dict[str, Any] = {
-    "hidden_size": 128,  # 32 per head, which is the least that vLLM computes on CPU
+    "hidden_size": 128,  # 32 per head, the smallest size that vLLM supports on CPU
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -40,29 +40,29 @@ _DEEPSEEK: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
-    "scoring_func": "sigmoid",  # as the published models have it; vLLM reads these two
+    "scoring_func": "sigmoid",  # the values of the published models; vLLM reads these two
     "topk_method": "noaux_tc",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What makes a family, apart from its weights."""
+    """Everything that makes a family except its weights."""
 
     name: str
     architecture: str
-    """Of transformers: `<architecture>ForCausalLM`."""
+    """Class prefix in transformers: `<architecture>ForCausalLM`."""
     template: str
     control_tokens: tuple[str, ...]
-    """Special tokens of its text format."""
+    """Special tokens of the text format."""
     eos: str
     bos: str | None = None
     markup_tokens: tuple[str, ...] = ()
-    """Added tokens that are part of an answer's text."""
+    """Added tokens that belong to the text of an answer."""
     shape: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """On top of, or in place of, the common small shape."""
+    """Settings that extend or override the common small shape."""
     config: str | None = None
-    """Configuration class, if it is not `<architecture>Config`."""
+    """Configuration class, where it is not `<architecture>Config`."""
 
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -146,7 +146,7 @@ def build_family(family: Family, path: Path, *, seed: int = 0) -> Path:
 
 
 def build_tokenizer(family: Family) -> Any:
-    """Byte-level BPE with the family's control tokens: every text can be written."""
+    """Build a byte-level BPE tokenizer with the control tokens of `family`. It can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
