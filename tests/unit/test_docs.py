@@ -18,7 +18,6 @@ import art
 from art.backend import LossName
 from art.client.submission import wire_trajectory
 from art.config import TrainConfig
-from art.metrics.page import render_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -55,10 +54,6 @@ def test_the_scripts_of_the_readme_are_the_examples(name: str) -> None:
     example = (ROOT / f"examples/{name}/{name}.py").read_text()
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example.split('"""\n', 1)[1].strip() in (block.strip() for block in blocks)
-
-
-def test_the_page_of_metrics_is_up_to_date() -> None:
-    assert (ROOT / "docs/metrics.md").read_text() == render_page(), "python -m art.metrics.page > docs/metrics.md"
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "doctor", "keys", "new", "tiny-model"])

@@ -16,7 +16,7 @@ import yaml
 from docs_blocks import PAGES, ROOT, Block, all_blocks, blocks_of, commands_of, parser_for
 
 BLOCKS = all_blocks()
-LANGUAGES = {"python", "shell", "toml", "yaml"}
+LANGUAGES = {"python", "shell", "text", "toml", "yaml"}
 OTHER_PROGRAMS = {
     "cd", "curl", "cut", "docker", "echo", "chmod", "export", "make", "openssl", "pip", "printf", "python", "sh", "ssh",
     "torchrun", "vllm",

@@ -1,13 +1,13 @@
 """Take one small random model through the whole loop and compare each stage with an independent computation.
 
-    render    our tokens of conversations are those of transformers' own chat template
-    parse     an answer's tokens give the message back
-    bridge    the next turn extends the exact tokens of this one, or is a declared branch
-    tools     tool calls come back as they were written
-    sample    the engine's log-probs of what it samples are those of transformers' own forward pass
-    train     the gradient of a prefix tree is that of transformers and peft, sequence by sequence
-    publish   after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake
-    vLLM      sample and publish once more, with a vLLM server as the engine
+render    our tokens of conversations are those of transformers' own chat template
+parse     an answer's tokens give the message back
+bridge    the next turn extends the exact tokens of this one, or is a declared branch
+tools     tool calls come back as they were written
+sample    the engine's log-probs of what it samples are those of transformers' own forward pass
+train     the gradient of a prefix tree is that of transformers and peft, sequence by sequence
+publish   after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake
+vLLM      sample and publish once more, with a vLLM server as the engine
 """
 
 from __future__ import annotations
