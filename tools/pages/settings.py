@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ _ORDER = ("training", "losses", "server", "engines", "trainer")
 """Modules of `art.config` in the order in which a reader needs them; further ones follow."""
 
 
+@functools.cache
 def settings_classes() -> list[type]:
     """List the classes that have settings: those of `art.config` by module and place, then the others."""
     public = [getattr(art.config, name) for name in art.config.__all__]
@@ -82,7 +84,8 @@ def _value(default: Any) -> str:
     if default is PydanticUndefined or default is dataclasses.MISSING:
         return "required"
     if isinstance(default, BaseModel) or dataclasses.is_dataclass(default):
-        return f"[`{type(default).__name__}()`](#{type(default).__name__.lower()})"
+        name = type(default).__name__
+        return f"[`{name}()`](settings.md#{name.lower()})" if type(default) in settings_classes() else f"`{name}()`"
     if isinstance(default, tuple) and default and isinstance(default[0], BaseModel):
         return ", ".join(map(_value, default))
     if isinstance(default, int) and not isinstance(default, bool) and default >= 10_000:
