@@ -20,7 +20,16 @@ from art.client.submission import wire_trajectory
 from art.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "AGENTS.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
+        ROOT / "benchmarks/results/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 
 
 def page_id(page: Path) -> str:

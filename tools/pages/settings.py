@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import art
 import art.config
 from art.config import LossConfig
 from art.rewards import JudgeSettings
@@ -31,6 +32,7 @@ device cannot honour are each a `ConfigError`.
 - `LossConfig` is any of the losses: [`DppoConfig`](#dppoconfig) and those after it.
 - A server takes [`ServerConfig`](#serverconfig): `art-server --config FILE`, or `LocalBackend(server_config=...)`.
 """
+_FIRST = (art.TrainConfig, art.TrainSFTConfig, art.ModelSettings, art.config.ServerConfig)
 _COMPUTED = object()
 """Marks a default that is computed for each object."""
 _TAG = "Names the class in JSON, TOML and YAML."
@@ -48,6 +50,9 @@ def settings_classes() -> list[type]:
 
 
 def _place(cls: type) -> tuple[int, str, int]:
+    """Order classes: those that a user makes first, then by module and by line."""
+    if cls in _FIRST:
+        return (-1, "", _FIRST.index(cls))
     name = cls.__module__.rpartition(".")[2]
     source = ast.parse(inspect.getsource(importlib.import_module(cls.__module__)))
     line = next(node.lineno for node in source.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
