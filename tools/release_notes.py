@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 def version_of_source() -> str:
     """Read the version from `src/art/__init__.py` without importing it: a release job has no dependencies."""
     source = (ROOT / "src/art/__init__.py").read_text()
-    return re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
+    return str(re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0])
 
 
 def release_notes(tag: str, changelog: str, version: str) -> str:

@@ -20,6 +20,7 @@ import art
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+LOCK: dict[str, Any] = tomllib.loads((ROOT / "uv.lock").read_text())
 PINS = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
 
@@ -67,6 +68,18 @@ def test_constraints_hold_what_the_requirements_bring() -> None:
     assert installed["torch"] == importlib.metadata.version("torch").partition("+")[0]
     missing = {name for name in installed.keys() - PINS.keys() if not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert not missing, "renew constraints.txt with: python -m tools.constraints"
+
+
+def test_the_lock_of_uv_belongs_to_these_requirements() -> None:
+    (package,) = [each for each in LOCK["package"] if each["name"] == PROJECT["project"]["name"]]
+    locked = {(each["name"], each.get("specifier", "")) for each in package["metadata"]["requires-dist"]}
+    asked = {(canonicalize_name(each.name), str(each.specifier)) for each in requirements()}
+    assert {(name, normal(specifier)) for name, specifier in asked} <= {(n, normal(s)) for n, s in locked}, "uv lock"
+
+
+def normal(specifier: str) -> frozenset[str]:
+    """The bounds of a specifier, whatever their order."""
+    return frozenset(specifier.replace(" ", "").split(","))
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

@@ -117,7 +117,7 @@ def _signature(name: str, function: Any) -> str:
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
-    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
     annotation = "" if parameter.annotation is _EMPTY else f": {_annotation(parameter.annotation)}"
     value = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", repr(parameter.default))
     default = "" if parameter.default is _EMPTY else f"{' = ' if annotation else '='}{value}"

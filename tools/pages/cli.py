@@ -60,7 +60,7 @@ def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 
 
 def _rows(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for action in actions:
         if isinstance(action, argparse._SubParsersAction):
             rows += [(f"`{one.dest}`", escaped(one.help or "")) for one in action._get_subactions()]

@@ -8,7 +8,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -71,7 +71,7 @@ def settings_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
             yield name, kind + (f", {limits}" if limits else ""), _value(default), docs.get(name, tag)
     else:
         hints = get_type_hints(cls)
-        for each in dataclasses.fields(cls):
+        for each in dataclasses.fields(cast(Any, cls)):
             default = _default(each.default, each.default_factory)
             yield each.name, type_text(hints[each.name]), _value(default), docs.get(each.name, "")
 
