@@ -6,12 +6,13 @@ INSTALLED := $(VENV)/.installed
 ARGS ?=
 CASES ?= 10000
 ENGINE ?= torch
+MKDOCS ?= $(BIN)/mkdocs
 VLLM_VENV ?= .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations fuzz test-gpu lint format types bench bench-gpu docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -104,10 +105,20 @@ bench-gpu: $(INSTALLED) ## generate, train_step, logprobs and growth on a CUDA d
 	@echo "== Running the benchmarks on the GPU"
 	$(BIN)/python -m benchmarks generate train_step logprobs growth --device cuda $(ARGS)
 
-docs: $(INSTALLED) ## check that the documentation's commands, links and names exist
+$(BIN)/mkdocs: $(INSTALLED)
+	@echo "== Installing the extra docs"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+
+pages: $(INSTALLED) ## renew the pages of docs/ that are made from the code: API, settings, commands, errors, metrics
+	@echo "== Writing the generated pages"
+	$(BIN)/python -m tools.pages
+
+docs: pages $(MKDOCS) ## renew the generated pages, check the documentation and build its site into site/
 	@echo "== Checking the documentation"
-	$(BIN)/python -m pytest tests/unit/test_docs.py $(ARGS)
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_pages.py tests/unit/test_promises.py $(ARGS)
+	@echo "== Building site/"
+	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict --quiet
 
 clean: ## remove the virtual environment and caches
 	@echo "== Cleaning"
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .schemathesis build dist site

@@ -1,6 +1,7 @@
 """The code of the documentation: its blocks, and the commands in them, read as a user's shell would read them.
 
-A block is a fence, or lines indented by four spaces after an empty line, which are shell. A comment right before it
+A block is a fence, or lines indented by four spaces after an empty line, which are shell. A fence of `text` is a
+drawing or a listing, which nothing checks. A comment right before it
 says what a test may not do with it, and never shows on the page:
 
     <!-- not run: needs a GPU -->       only its syntax, names and options are checked
@@ -50,7 +51,7 @@ def blocks_of(path: Path) -> list[Block]:
     while at < len(lines):
         first, language, body = at, "", []
         if fence := _FENCE.match(lines[at]):
-            language, at = fence[1] or "text", at + 1
+            language, at = fence[1] or "unnamed", at + 1
             while not lines[at].startswith("```"):
                 body.append(lines[at])
                 at += 1

@@ -16,10 +16,10 @@ import yaml
 from docs_blocks import PAGES, ROOT, Block, all_blocks, blocks_of, commands_of, parser_for
 
 BLOCKS = all_blocks()
-LANGUAGES = {"python", "shell", "toml", "yaml"}
+LANGUAGES = {"python", "shell", "text", "toml", "yaml"}
 OTHER_PROGRAMS = {
     "cd", "curl", "cut", "docker", "echo", "chmod", "export", "make", "openssl", "pip", "printf", "python", "sh", "ssh",
-    "torchrun", "vllm",
+    "torchrun", "touch", "uv", "vllm",
 }  # fmt: skip
 """What a shell block may start besides our own programs. A new word here is a decision: most often it is a typo, or a
 drawing that wants to be marked."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from tools.families import support
+from tools.families.build import FAMILIES, Family, build_family
+from tools.families.page import render_page, row_of
+from tools.families.support import STAGES, Outcome, check_model
 
 from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engines.torch.embedded import TorchEngine
 from art.errors import ConfigError
-from art.testing.families import support
-from art.testing.families.build import FAMILIES, Family, build_family
-from art.testing.families.page import render_page, row_of
-from art.testing.families.support import STAGES, Outcome, check_model
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools.families.build import FAMILIES, build_tokenizer
 
 from art.errors import InvalidRequestError
 from art.gateway.format.bridge import Branch
@@ -21,7 +22,6 @@ from art.gateway.parsing.parse import Delta
 from art.gateway.parsing.tool_calls import CALL_FORMATS, ToolCall, with_call_ids
 from art.protocol.chat import Message
 from art.runtime.checks.format_checks import check_tools
-from art.testing.families.build import FAMILIES, build_tokenizer
 
 READERS = {one.name: one.read for one in CALL_FORMATS}
 FORMATS = {

@@ -1,0 +1,114 @@
+"""Write docs/models.md by taking every family through every part.
+
+This takes one minute, and with vLLM one more minute per family.
+
+python -m tools.families.page > docs/models.md
+python -m tools.families.page --vllm-python PATH > docs/models.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import transformers.utils.logging
+
+from art.engines.vllm.command import find_installation
+from tools.families.build import FAMILIES, Family, build_family
+from tools.families.support import STAGES, Outcome, check_model_now
+
+_INTRODUCTION = """\
+# Models
+
+<!-- Made by `python -m tools.families.page`; a test repeats some rows. -->
+
+`base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes
+with a model is never run: one that needs `trust_remote_code` is refused. The path may also be that of a LoRA adapter in
+PEFT's format, to train on from supervised fine-tuning or from a checkpoint: it is merged into the model that its
+`base_model_name_or_path` names, once, into a folder of the data directory, and the tokenizer and the chat template are
+the adapter's where it has some. What is not there is refused at once; the hub is asked only for what its cache on the
+server does not have (`HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` are those of the server's process).
+
+The table is the result of a run. For each family a small random model of its architecture is built, with a tokenizer
+and a chat template in the family's style, and taken through the whole loop on the CPU in float32. Each column is one
+part held against another's arithmetic:
+
+| column | yes means |
+|---|---|
+| render | tokens of conversations are those of transformers' own `apply_chat_template` |
+| parse | an answer's tokens give the message back |
+| bridge | the next turn extends the exact tokens of this one; "branch": it is declared that it does not |
+| tools | tool calls come back as they were written |
+| sample | the embedded engine's log-probs of what it samples are those of transformers' forward pass, to 1e-3 nats |
+| train | the gradient of the prefix tree is that of peft, sequence by sequence, to 1e-3 of its largest number |
+| publish | after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake |
+| vLLM | sample and publish with a vLLM server as the engine |
+
+A turn that is a branch is trained as a path of its own. A model of your own is looked at by `art doctor MODEL`, with
+its real template. By hub id, models that the package `renderers` lists get its hand-written renderer, tools included;
+the table is about local folders, where the chat template decides. How a model writes tool calls is found by a trial:
+the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral (`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and
+gpt-oss (harmony) are known, and the one is taken that gives back a call which the chat template has written.
+
+Of mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay as they
+are.
+"""
+
+Results = Mapping[str, Mapping[str, Outcome]]
+
+
+def run_families(families: Iterable[Family], vllm_python: str | None = None) -> dict[str, dict[str, Outcome]]:
+    """Run all stages for each family; return outcomes by family name and stage."""
+    results = {}
+    for family in families:
+        with tempfile.TemporaryDirectory() as folder:
+            path = build_family(family, Path(folder) / "model")
+            results[family.name] = check_model_now(path, Path(folder) / "checkpoints", vllm_python)
+    return results
+
+
+def render_page(results: Results, versions: str) -> str:
+    """Render the page as Markdown. `versions` names the libraries that produced `results`."""
+    reasons: list[str] = []
+    rows = [_row(family, results[family.name], reasons) for family in FAMILIES]
+    heading = ["family", "architecture", *STAGES]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *rows))
+    notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
+    return f"{_INTRODUCTION}\n## What agrees\n\nWith {versions}.\n\n{table}\n## Why not\n\n{notes}"
+
+
+def row_of(family: Family, outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Return the table cells of one family, without the numbers of its reasons."""
+    return [family.name, f"`{family.architecture}`", *(outcomes[stage].status for stage in STAGES)]
+
+
+def _row(family: Family, outcomes: Mapping[str, Outcome], reasons: list[str]) -> list[str]:
+    """Return the cells of `row_of`, with the number of the reason beside each "no" and "branch"."""
+    cells = row_of(family, outcomes)
+    for place, stage in enumerate(STAGES, start=2):
+        reason = outcomes[stage].reason
+        if outcomes[stage].status in ("no", "branch") and reason:
+            text = f"{stage}: {reason}"
+            if text not in reasons:
+                reasons.append(text)
+            cells[place] += f" ({reasons.index(text) + 1})"
+    return cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM")
+    python = parser.parse_args().vllm_python
+    transformers.utils.logging.disable_progress_bar()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft")]
+    if python is not None:
+        versions.append(f"vllm {find_installation(python).vllm}")
+    sys.stdout.write(render_page(run_families(FAMILIES, python), ", ".join(versions)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Write every generated page of docs/ except docs/models.md, which takes a run (`python -m tools.families.page`).
+
+python -m tools.pages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from art.metrics.page import render_page as render_metrics
+from tools.pages import api, cli, errors, settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api.render_page,
+    "cli.md": cli.render_page,
+    "errors.md": errors.render_page,
+    "metrics.md": render_metrics,
+    "settings.md": settings.render_page,
+}
+
+
+def main() -> None:
+    for name, render in PAGES.items():
+        page, text = DOCS / name, render()
+        is_current = page.exists() and page.read_text() == text
+        page.write_text(text)
+        print(f"docs/{name}: {'is current' if is_current else 'written'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""docs/cli.md: the help of every command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from art.cli.main import COMMANDS, build_parser
+from art.cli.options.server_options import build_parser as build_server_parser
+from tools.pages.markdown import escaped, header, prose, table
+
+_INTRODUCTION = """
+Every command with its options. `art COMMAND --help` prints the same. The exit code is 0 when a
+command did what it was asked.
+"""
+
+
+def parsers() -> Iterator[tuple[argparse.ArgumentParser, int]]:
+    """Yield the parser of every command and action, with the level of its heading."""
+    for name in COMMANDS:
+        command = _actions(build_parser([name]))[name]
+        yield command, 2
+        for action in _actions(command).values():
+            yield action, 3
+    yield build_server_parser(), 2
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    """Return the call without its options, which the table has."""
+    names = [_names(action)[0] for action in parser._actions if not action.option_strings and not _is_help(action)]
+    has_options = any(action.option_strings and not _is_help(action) for action in parser._actions)
+    return " ".join([parser.prog, *names, *(["[options]"] if has_options else [])])
+
+
+def _is_help(action: argparse.Action) -> bool:
+    return isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS
+
+
+def _names(action: argparse.Action) -> list[str]:
+    """Return the ways to write an option, or the name of a positional argument."""
+    metavar = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    value = metavar if isinstance(metavar, str) else " ".join(metavar)
+    if action.choices is not None and action.metavar is None:
+        value = f"{{{','.join(map(str, action.choices))}}}"
+    if not action.option_strings:
+        return [f"{value}{' ...' if action.nargs in ('*', '+') else ''}"]
+    return [option if action.nargs == 0 else f"{option} {value}" for option in action.option_strings]
+
+
+def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    values = {name: value for name, value in vars(action).items() if value is not argparse.SUPPRESS}
+    return (action.help or "") % {**values, "prog": parser.prog}
+
+
+def _rows(parser: argparse.ArgumentParser, actions: list[argparse.Action]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for action in actions:
+        if isinstance(action, argparse._SubParsersAction):
+            rows += [(f"`{one.dest}`", escaped(one.help or "")) for one in action._get_subactions()]
+        elif not _is_help(action):
+            required = " (required)" if action.option_strings and action.required else ""
+            names = ", ".join(f"`{name}`" for name in _names(action))
+            rows.append((names, escaped(_help(action, parser)) + required))
+    return rows
+
+
+def render_page() -> str:
+    """Render the page as Markdown."""
+    parts = [header("Commands", _INTRODUCTION)]
+    parts += [table(("command", "does"), [(f"[`art {name}`](#art-{name})", does) for name, does in COMMANDS.items()])]
+    parts += ["\n"]
+    for parser, level in parsers():
+        parts += [f"{'#' * level} {parser.prog}\n\n", f"Usage: `{_usage(parser)}`\n\n"]
+        if parser.description:
+            parts += [prose(parser.description), "\n\n"]
+        for group in parser._action_groups:
+            if rows := _rows(parser, group._group_actions):
+                kind = "argument" if group.title == "positional arguments" else "option"
+                about = f"{group.title}: {group.description}" if group.description else group.title
+                has_title = group.title not in ("options", "positional arguments")
+                parts += [f"*{escaped(about or '')}*\n\n"] if has_title else []
+                parts += [table((kind, "meaning"), rows), "\n"]
+    return "".join(parts).rstrip("\n") + "\n"
