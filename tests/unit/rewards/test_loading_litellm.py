@@ -1,4 +1,4 @@
-"""Loading litellm while rollouts are under way."""
+"""litellm is imported while rollouts run."""
 
 from __future__ import annotations
 
