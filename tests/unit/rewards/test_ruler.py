@@ -139,7 +139,9 @@ async def test_each_criterion_is_scored(start_judge, address, make_group, settin
 
 
 @pytest.mark.parametrize("fault", ["permuted", "doubled", "unknown_id", "fenced", "quoted", "overshoot"])
-async def test_an_answer_with_one_possible_meaning_is_repaired(start_judge, address, make_group, settings, fault) -> None:
+async def test_an_answer_with_one_possible_meaning_is_repaired(
+    start_judge, address, make_group, settings, fault
+) -> None:
     judge = start_judge(faults=[fault], grade=lambda t: 1.0 if "0.9" in str(t) else 0.5)
     scored = await ruler_score_group(make_group(0.9, 0.5), JUDGE, address(judge), settings=settings)
     assert len(judge.requests) == 1
@@ -158,7 +160,9 @@ async def test_an_answer_with_one_possible_meaning_is_repaired(start_judge, addr
         ("not_finite", "not a number"), ("missing", "no score for t-"), ("contradiction", "two different scores"),
     ],
 )  # fmt: skip
-async def test_the_judge_is_asked_again_after_an_unusable_answer(start_judge, address, make_group, settings, fault, reason) -> None:
+async def test_the_judge_is_asked_again_after_an_unusable_answer(
+    start_judge, address, make_group, settings, fault, reason
+) -> None:
     judge = start_judge(faults=[fault])
     scored = await ruler_score_group(make_group(*SCORES), JUDGE, address(judge), settings=settings)
     assert rewards(scored) == pytest.approx(SCORES)
@@ -288,7 +292,9 @@ async def test_disagreement_shrinks_scores_or_sets_the_group_aside(start_judge, 
 # -- limits and costs --
 
 
-async def test_costs_are_shared_among_trajectories_and_limited_by_the_budget(start_judge, address, make_group, settings) -> None:
+async def test_costs_are_shared_among_trajectories_and_limited_by_the_budget(
+    start_judge, address, make_group, settings
+) -> None:
     judge = start_judge()
     budget = Budget(max_usd=0.001)
     priced = replace(settings, budget=budget, prompt_usd_per_million=1.0, completion_usd_per_million=2.0)

@@ -91,9 +91,7 @@ def served(tmp_path: Path) -> Iterator[Callable[..., str]]:
         assert (process.returncode, complaint) == (0, "")
 
 
-async def test_the_command_ranks_rollouts_of_a_users_task(
-    served: Callable[..., str], settings: JudgeSettings
-) -> None:
+async def test_the_command_ranks_rollouts_of_a_users_task(served: Callable[..., str], settings: JudgeSettings) -> None:
     ruler = Ruler("openai/judge", extra_litellm_params=params_at(served("--task", "counting:Count")), settings=settings)
     assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([2 / 3, 1, 0, 1 / 3])
 
