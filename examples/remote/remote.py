@@ -21,7 +21,7 @@ async def main(base_model: str, task_name: str = "tic_tac_toe", num_steps: int =
                 ),
                 pbar_desc=f"step {step}",
             )
-            rate = 3e-3 * (num_steps - step) / num_steps  # falls linearly, so that the policy converges
+            rate = 3e-3 * (num_steps - step) / num_steps  # falls, so that the policy settles
             result = await backend.train(model, groups, learning_rate=rate, num_minibatches=4, verbose=True)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             shares = [trajectory.metrics[task.headline_metric] for group in groups for trajectory in group]

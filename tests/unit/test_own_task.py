@@ -132,9 +132,9 @@ def test_a_wrong_name_costs_no_more_than_a_second(folder: Path) -> None:
     ("old", "new", "said"),
     [
         ("    async def rollout", "    async def roll_out", "class Echo does not implement rollout"),
-        ('    name = "echo"\n', "", 'class Echo has no text name; add e.g. `name = "echo"`'),
+        ('    name = "echo"\n', "", 'class Echo has no string name; add e.g. `name = "echo"`'),
         ('name = "echo"', 'name = "my echo"', "its `name` must be 1-128 letters, .*; got 'my echo'"),
-        ('    description = "say it again"\n', "    description = 3\n", "class Echo has no text description"),
+        ('    description = "say it again"\n', "    description = 3\n", "class Echo has no string description"),
         ("class Echo(Task):", "class Echo(Task)", r"broken\.py, line 6\): SyntaxError: expected ':'"),
         (
             "class Echo(Task):",

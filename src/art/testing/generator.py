@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import re
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from art.scenarios.words import without_twins
 from art.testing.composing import compose_inputs, compose_tasks, tools_in
-from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion
+from art.testing.scripted_server import Reply, ScriptedRole, completion
 
 Fault = Literal[
     "429", "500", "401", "slow",  # HTTP errors, and a late answer
@@ -34,36 +32,16 @@ _SORRY = "I'm sorry, but I can't help with that."
 
 
 @dataclass(slots=True)
-class ScriptedGenerator(ScriptedRole):
+class ScriptedGenerator(ScriptedRole[Fault]):
     """A scripted generator that serves inside a `with` statement."""
 
     inputs: Sequence[str] | None = None
     """The inputs to answer with, in order and repeated. `None` composes texts for the job or the tools of a request."""
     system_prompt: str = "Do the job."
     standards: Sequence[str] = ("The answer is right.",)
-    faults: Sequence[Fault] = ()
-    """The faults of the first requests, in order."""
-    always: Fault | None = None
-    """The fault of every request after the first ones."""
-    fault_rate: float = 0.0
-    """Share of the requests after the first ones that have one of `random_faults`."""
-    seed: int = 0
-    """Seed of the random faults."""
-    delay_s: float = 2.0
-    """Delay of the fault `slow`, in seconds."""
-    port: int = 0
-    """Port of the server; 0 takes a free one."""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies of all requests, in order."""
     _next: int = 0
-    _server: ScriptedServer | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    known_faults: ClassVar[tuple[str, ...]] = get_args(Fault)
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "duplicates")
-    _rng: random.Random = field(default_factory=random.Random)
-
-    def __post_init__(self) -> None:
-        self._check_faults(get_args(Fault))
-        self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
         """Make the status and body of the answer to a request."""

@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from art.testing.grading import Grade
-from art.testing.scripted_server import Reply, ScriptedRole, ScriptedServer, completion, failure
+from art.testing.scripted_server import Reply, ScriptedRole, completion, failure
 
 Fault = Literal[
     "429", "500", "401", "slow",  # HTTP errors, and a late answer
@@ -35,7 +34,7 @@ _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 
 
 @dataclass(slots=True)
-class ScriptedJudge(ScriptedRole):
+class ScriptedJudge(ScriptedRole[Fault]):
     """A scripted judge that serves inside a `with` statement. Threads answer the requests."""
 
     grade: Grade
@@ -43,34 +42,14 @@ class ScriptedJudge(ScriptedRole):
     Messages that all trajectories share are in `context`."""
     criteria: dict[str, Callable[[dict[str, Any]], float]] | None = None
     """Scores by criterion, for a rubric of criteria. A criterion without a function gets the score of `grade`."""
-    faults: Sequence[Fault] = ()
-    """The faults of the first requests, in order."""
-    always: Fault | None = None
-    """The fault of every request after the first ones."""
-    fault_rate: float = 0.0
-    """Share of the requests after the first ones that have one of `random_faults`."""
     position_bias: float = 0.0
     """Bias by position: added to the score of the first trajectory, subtracted from the last, linear in between."""
     noise: float = 0.0
     """Standard deviation of a normal error of each score."""
-    seed: int = 0
-    """Seed of the noise and of the random faults."""
-    delay_s: float = 2.0
-    """Delay of the fault `slow`, in seconds."""
     max_chars: int | None = None
     """Largest number of characters of a request's messages; longer ones are refused as too long for the context."""
-    port: int = 0
-    """Port of the server; 0 takes a free one."""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies of all requests, in order."""
-    _server: ScriptedServer | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    known_faults: ClassVar[tuple[str, ...]] = get_args(Fault)
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
-    _rng: random.Random = field(default_factory=random.Random)
-
-    def __post_init__(self) -> None:
-        self._check_faults(get_args(Fault))
-        self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
         """Make the status and body of the answer to a request."""

@@ -8,11 +8,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 logger = logging.getLogger(__name__)
 
+FaultT = TypeVar("FaultT", bound=str)
 Reply = tuple[int, dict[str, Any]]
 """HTTP status and body of an answer."""
 
@@ -69,22 +71,37 @@ class ScriptedServer:
         self._server.server_close()
 
 
-class ScriptedRole:
+@dataclass(slots=True, kw_only=True)
+class ScriptedRole(Generic[FaultT]):
     """Base of the scripted judge and generator, which serve inside a `with` statement and fail on demand.
 
-    The dataclasses that inherit it define its fields.
+    Threads answer the requests.
     """
 
-    faults: Sequence[Any]
-    always: Any
-    fault_rate: float
+    faults: Sequence[FaultT] = ()
+    """The faults of the first requests, in order."""
+    always: FaultT | None = None
+    """The fault of every request after the first ones."""
+    fault_rate: float = 0.0
+    """Share of the requests after the first ones that have one of `random_faults`."""
+    seed: int = 0
+    """Seed of everything random."""
+    delay_s: float = 2.0
+    """Delay of the fault `slow`, in seconds."""
+    port: int = 0
+    """Port of the server; 0 takes a free one."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of all requests, in order."""
+    known_faults: ClassVar[tuple[str, ...]]
     random_faults: ClassVar[tuple[Any, ...]]
-    delay_s: float
-    port: int
-    requests: list[dict[str, Any]]
-    _server: ScriptedServer | None
-    _lock: threading.Lock
-    _rng: random.Random
+    _server: ScriptedServer | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(self.known_faults):
+            raise ValueError(f"unknown faults {sorted(unknown)}; known faults are {', '.join(self.known_faults)}")
+        self._rng.seed(self.seed)
 
     def answer(self, body: dict[str, Any]) -> Reply:
         raise NotImplementedError
@@ -102,11 +119,7 @@ class ScriptedRole:
         assert self._server is not None
         self._server.__exit__()
 
-    def _check_faults(self, known: tuple[str, ...]) -> None:
-        if unknown := {*self.faults, *([self.always] if self.always else [])} - set(known):
-            raise ValueError(f"unknown faults {sorted(unknown)}; known faults are {', '.join(known)}")
-
-    def _take_fault(self, body: dict[str, Any]) -> Any:
+    def _take_fault(self, body: dict[str, Any]) -> FaultT | None:
         """Record a request and choose its fault. The caller must hold `_lock`."""
         index = len(self.requests)
         self.requests.append(body)
@@ -114,7 +127,7 @@ class ScriptedRole:
             return self.faults[index]
         return self._rng.choice(self.random_faults) if self._rng.random() < self.fault_rate else self.always
 
-    def _fail(self, fault: Any, body: dict[str, Any]) -> Reply | None:
+    def _fail(self, fault: str | None, body: dict[str, Any]) -> Reply | None:
         """The answer of a fault that does not depend on the request; `None` without one. Sleeps for `slow`."""
         if fault == "slow":
             time.sleep(self.delay_s)

@@ -1,4 +1,4 @@
-"""A scripted judge that reads the truth off a trajectory: the number that its agent wrote last."""
+"""A scripted judge whose true score of a trajectory is the last number that the agent wrote."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings() -> JudgeSettings:
 
 @pytest.fixture
 def start_judge() -> Iterator[Callable[..., ScriptedJudge]]:
-    """Starts scripted judges, which end with the test."""
+    """A function that starts scripted judges, which are stopped at the end of the test."""
     started: list[ScriptedJudge] = []
 
     def start(**script: Any) -> ScriptedJudge:

@@ -1,4 +1,4 @@
-"""Measuring judges whose errors are known: the check must find them."""
+"""The check of a judge measures the known errors of scripted judges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam of rewards: absolute judges, references, functions, sums; and groups whose judge fails in a gather."""
+"""Absolute judges, references, functions and weighted sums, and groups whose judge fails in a gather."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JUDGE = "openai/judge"
 
 
 class Fixed:
-    """A judge that gives the same scores to every group, or fails."""
+    """A judge that gives fixed scores to every group, or fails."""
 
     name = "fixed"
 
@@ -131,7 +131,7 @@ async def test_a_judge_must_score_every_trajectory(make_group) -> None:
 
 
 class Moody(Fixed):
-    """Fails for groups of one trajectory."""
+    """A judge that fails for groups of one trajectory."""
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         if len(group) == 1:

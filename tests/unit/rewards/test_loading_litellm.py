@@ -1,4 +1,4 @@
-"""Loading litellm while rollouts are under way."""
+"""litellm is imported while rollouts run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("litellm")
 
 LOOK = """
 import asyncio, sys
-from art.rewards import completion
+from art.rewards.asking import completion
 
 async def main():
     loading = asyncio.create_task(completion._load_litellm())

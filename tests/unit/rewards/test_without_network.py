@@ -1,4 +1,4 @@
-"""The judge and the generator that need no network: right for any task, wrong as much as one likes."""
+"""The scripted judge and generator, which need no network: right for any task, with errors of any size."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ COUNTS = rollouts("1 2", "1 2 3", "nothing", "3")
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts `art judge serve` as a program and gives its address; Ctrl-C ends it."""
+    """Run `art judge serve` as a program, yield its address, and end it by Ctrl-C."""
     (tmp_path / "counting.py").write_text(TASK)
     started: list[subprocess.Popen[str]] = []
 

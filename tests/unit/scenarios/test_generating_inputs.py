@@ -213,7 +213,7 @@ async def test_a_task_text_is_asked_for_again(generator: ScriptedGenerator, faul
 async def test_half_a_task_text_is_none(
     generator: ScriptedGenerator, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("art.testing.generator._spoilt", lambda *_: json.dumps(answer))
+    monkeypatch.setattr("art.testing.generator._with_fault", lambda *_: json.dumps(answer))
     with pytest.raises(GenerationError, match=r"none of 3 answers of the generator could be used.*The last began"):
         await write_task_text("help", writer(generator))
 

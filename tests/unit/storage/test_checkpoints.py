@@ -181,7 +181,7 @@ def test_only_temporary_files_of_ended_processes_are_removed(directory: Path) ->
 
 
 def test_a_killed_writer_leaves_no_checkpoint(directory: Path) -> None:
-    """SIGKILL between the files and the rename."""
+    """The writer is killed after it has written the files and before the rename."""
     code = f"""
 import os, signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A data directory that is deleted or replaced under its server is said, by the lock and by the database."""
+"""A data directory that is deleted or replaced while its server runs is noticed by the lock and by the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys as they are stored, and the command that manages them."""
+"""The store of API keys, and the command that manages them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of a server on this machine: found by its user's clients while it runs, and by nobody else."""
+"""The key of a server on this machine is found by its user's clients while it runs, and by nobody else."""
 
 from __future__ import annotations
 
