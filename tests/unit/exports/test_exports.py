@@ -139,7 +139,7 @@ def test_what_cannot_be_merged_is_said(base: Path, checkpoint: Path, tmp_path: P
     many_ranks = write_adapter(tmp_path / "0004", rank_pattern={"q": 1})
     for path, message in (
         (stranger, "'model.layers.9.q'"),
-        (wrong, "another one than was trained"),
+        (wrong, "is not the model that was trained"),
         (other_kind, "is IA3; only plain LoRA"),
         (many_ranks, "is LORA with rank_pattern; only plain LoRA"),
     ):

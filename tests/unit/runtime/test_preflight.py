@@ -51,6 +51,7 @@ class Host:
         self.settings = ModelSettings()
         self.vllm_python: str | None = None
         self.tokenizer = tokenizer
+        self.trainer = self  # the preflight asks it for the trial alone
         self._trial = trial or GOOD_TRIAL
         self.tried: list[TrainingSample] = []
         self.asked = 0
