@@ -253,12 +253,12 @@ async def test_an_empty_capture_is_said_with_its_reason(served: ServedApp, caplo
             with pytest.raises(openai.NotFoundError):
                 await client.chat.completions.create(model=name, messages=[user("hi")])
 
-    unseen = r"no request to a model was seen .* requests, aiohttp, urllib.* `captured\.base_url`"
+    unseen = r"no request to a model was seen .* requests, aiohttp and urllib.* `captured\.base_url`"
     cases: list[tuple[Any, art.Model | None, str]] = [
         (silent(), None, unseen),
         (asyncio.to_thread(post_by_urllib, url), served.policy, unseen),
         (asyncio.to_thread(in_a_bare_thread, lambda: post_by_urllib(url)), None, unseen),
-        (responses(), None, r"localhost:\d+/v1/responses was asked, .* only chat completions"),
+        (responses(), None, r"localhost:\d+/v1/responses was asked.* only chat completions"),
         (unknown("games/nobody"), None, r"\d/v1/chat/completions was answered with 404"),
         (unknown(f"{NAME}@99"), None, r"/rollouts/capture-\w+/v1/chat/completions was answered with 404"),
         (

@@ -747,7 +747,7 @@ def test_internal_config_nothing_and_direct() -> None:
     assert settings_from_internal_config(None) == ModelSettings()
     settings = ModelSettings.model_validate({"lora": {"rank": 4}})
     assert settings_from_internal_config({"settings": settings}) == settings
-    with pytest.raises(ConfigError, match="stands alone"):
+    with pytest.raises(ConfigError, match="excludes all other keys"):
         settings_from_internal_config({"settings": settings, "init_args": {}})
     assert settings_from_internal_config({"peft_args": {"target_modules": "all-linear"}}) == ModelSettings()
     whole = {"load_in_4bit": False, "load_in_8bit": False}
@@ -771,7 +771,7 @@ def test_internal_config_nothing_and_direct() -> None:
         ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "trainer_gpu_ids"),
         ({"peft_args": {"r": 0}}, r"`peft_args\.r` must be greater than or equal to 1, got 0"),
         ({"init_args": {"max_seq_length": -1}}, r"`init_args\.max_seq_length` must be greater than .*, got -1"),
-        ({"engine_args": {"max_num_seqs": "many"}}, "engine_args.max_num_seqs='many' is no int"),
+        ({"engine_args": {"max_num_seqs": "many"}}, "engine_args.max_num_seqs='many' is not of type int"),
         ({"init_args": {"load_in_4bit": True, "load_in_8bit": True}}, "init_args.load_in_8bit"),
         ({"init_args": {"full_finetuning": True, "load_in_4bit": True}}, "needs whole weights"),
         (

@@ -121,7 +121,10 @@ def test_presets_take_further_settings_and_other_values() -> None:
             "needs whole weights",
         ),
         ({"trainer": TrainerConfig(shard_base=True, num_processes=2)}, "needs whole weights"),
-        ({"trainer": TrainerConfig(dtype="float32")}, "set the same dtype for both"),
+        (
+            {"trainer": TrainerConfig(dtype="float32"), "engine": EngineConfig(dtype="bfloat16")},
+            "set the same dtype for both",
+        ),
         ({"engine": EngineConfig(device="cpu")}, "set the same dtype for both"),
     ],
 )
@@ -131,6 +134,23 @@ def test_full_finetuning_needs_weights_that_both_sides_have_alike(settings: dict
         ModelSettings(lora=None, **settings)
     same = {"device": "cpu", "dtype": "float32"}
     ModelSettings(lora=None, engine=EngineConfig(**same), trainer=TrainerConfig(**same | {"device": "cuda"}))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_engine_follows_the_trainer_where_both_must_agree(as_json: bool) -> None:
+    def settings(**parts: Any) -> ModelSettings:
+        return ModelSettings.model_validate(
+            {name: part.model_dump(exclude_unset=True) if as_json and part else part for name, part in parts.items()}
+        )
+
+    rounded = settings(trainer=TrainerConfig(quantization="nf4"), engine=EngineConfig(max_running=3))
+    assert isinstance(rounded.engine, EngineConfig)
+    assert (rounded.engine.quantization, rounded.engine.max_running) == ("nf4", 3)
+    assert settings(trainer=TrainerConfig(quantization="nf4")).engine == EngineConfig(quantization="nf4")
+    assert settings(lora=None, trainer=TrainerConfig(dtype="float32")).engine.dtype == "float32"
+    assert settings(trainer=TrainerConfig(dtype="float32")).engine.dtype == "auto", "an adapter needs no agreement"
+    with pytest.raises(ValueError, match="set both alike"):
+        settings(trainer=TrainerConfig(quantization="nf4"), engine=EngineConfig(quantization="none"))
 
 
 @pytest.mark.parametrize(

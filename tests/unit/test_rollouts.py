@@ -101,7 +101,7 @@ async def test_a_group_whose_job_came_to_nothing_comes_back(
         await app.bench.database.run(lambda db, i=i: rollouts.unmark_trained(db, f"job-{i}"))
     with caplog.at_level(logging.WARNING), pytest.raises(ProcessError):
         await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
-    assert "group a was handed out 3 times and every training of it failed" in caplog.text
+    assert "group a was handed out 3 times, and every training of it failed" in caplog.text
     assert "too late" not in caplog.text
 
 

@@ -40,8 +40,8 @@ class EngineConfig(EngineSettings):
     prefill_tokens: int = Field(default=4096, ge=16)
     """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding."""
     quantization: Quantization = "none"
-    """Rounding of the base weights. It must be that of the trainer: with `nf4` the engine computes with the rounded
-    values, stored in `dtype`, so it is neither smaller nor faster."""
+    """Rounding of the base weights; by default that of the trainer, which it must equal. With `nf4` the engine computes
+    with the rounded values, stored in `dtype`, so it is neither smaller nor faster."""
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,13 @@ class RenderConfig(Config):
     """Whether the reasoning of earlier turns stays in the context; `None` leaves that to the model's template."""
 
 
+def _get(settings: Any, name: str) -> Any:
+    """A setting that was given; `None` if it was not."""
+    if isinstance(settings, dict):
+        return settings.get(name)
+    return getattr(settings, name, None) if name == "kind" or name in settings.model_fields_set else None
+
+
 class ModelSettings(Config):
     """How a trainable model is trained and served. Sent at registration and kept by the server."""
 
@@ -32,6 +39,21 @@ class ModelSettings(Config):
     """Settings of the trainer."""
     render: RenderConfig = RenderConfig()
     """How messages are rendered to tokens."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_trainer(cls, data: Any) -> Any:
+        """Give the engine the trainer's rounding of weights where its own settings do not name one."""
+        if not isinstance(data, dict) or "trainer" not in data:
+            return data
+        trainer, engine = data["trainer"], data.get("engine", EngineConfig())
+        kind = _get(engine, "kind") or "torch"
+        shared = [*(["quantization"] if kind == "torch" else []), *(["dtype"] if data.get("lora", 0) is None else [])]
+        changes = {name: value for name in shared if (value := _get(trainer, name)) is not None}
+        if isinstance(engine, dict):
+            return data | {"engine": changes | engine}
+        changes = {name: value for name, value in changes.items() if name not in engine.model_fields_set}
+        return data | {"engine": engine.model_copy(update=changes)} if changes else data
 
     @model_validator(mode="after")
     def _check_full(self) -> Self:

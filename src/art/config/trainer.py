@@ -42,7 +42,7 @@ class TrainerConfig(Config):
     tenth faster."""
     quantization: Quantization = "none"
     """`nf4` keeps the frozen linear layers in 4 bits (QLoRA), an eighth of float32; it needs the extra `qlora`. The
-    rounded weights are then the base model for the engine too, see `EngineConfig.quantization`."""
+    rounded weights are then the base model, for the embedded engine too."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of all processes together; `None` gives engine and trainer disjoint halves of the cores."""
     num_processes: int = Field(default=1, ge=1, le=64)
