@@ -177,7 +177,10 @@ def test_files_that_do_not_fit_are_refused(make_policy: Callable[..., FullPolicy
         (tensors | {"model.layers.2.bias": torch.zeros(1)}, r"model\.layers\.2\.bias"),
         (tensors | {first: torch.zeros(4, 32)}, r"shape \[4, 32\], expected \[32, 32\]"),
         (tensors | {first: torch.full_like(tensors[first], float("nan"))}, "not finite"),
-        (tensors | {embedding: tensors[embedding] + 1}, r"differs from the base model .* in 'model\.embed_tokens\.weight'"),
+        (
+            tensors | {embedding: tensors[embedding] + 1},
+            r"differs from the base model .* in 'model\.embed_tokens\.weight'",
+        ),
     ]
     for broken, message in cases:
         with pytest.raises(AdapterError, match=message):
