@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         "probability than the engine did",
         advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
-        source="the same share as for whole samples (`mismatch_masked`)",
+        source="the same share as for whole samples",
     ),
     Rule(
         name="weights_truncated",
