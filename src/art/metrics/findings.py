@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
             Limit("loss/entropy_varying", low=0.5, over=BEFORE),
         ),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
-        meaning="the answers of the policy lost more than half of their entropy (variety) in one step",
+        meaning="the policy lost more than half of its entropy, the variety of its answers, in one step",
         advice="Use a lower `learning_rate`; at this pace all answers are the same after a few steps",
         source="in healthy runs of `art demo` each step keeps at least 56 %",
     ),
