@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         "probability than the engine did",
         advice="Find out what changes tokens or their probabilities between engine and trainer, or widen the bounds "
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
-        source="the same share as for whole samples (`mismatch_masked`)",
+        source="the same share as for whole samples",
     ),
     Rule(
         name="weights_truncated",
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
             Limit("loss/entropy_varying", low=0.5, over=BEFORE),
         ),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
-        meaning="the answers of the policy lost more than half of their entropy (variety) in one step",
+        meaning="the policy lost more than half of its entropy, the variety of its answers, in one step",
         advice="Use a lower `learning_rate`; at this pace all answers are the same after a few steps",
         source="in healthy runs of `art demo` each step keeps at least 56 %",
     ),

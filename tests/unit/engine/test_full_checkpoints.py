@@ -270,5 +270,5 @@ def test_too_little_memory_is_said(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(full, "load_model", load_model)
-    with pytest.raises(AdapterError, match=r"'m@1'.*does not fit into memory beside the base model"):
+    with pytest.raises(AdapterError, match=r"'m@1'.*does not fit into memory with the base model"):
         pool.load_adapter("m@1", checkpoints[0])

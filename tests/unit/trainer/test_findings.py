@@ -153,7 +153,7 @@ def test_a_finding_says_what_was_seen_and_then_always_the_same() -> None:
 
     first = said(offpolicy__ratio_p10=0.25, offpolicy__last_update_kl=1.234567)
     assert first.startswith(
-        "offpolicy/last_update_kl is 1.23, above 1; offpolicy/ratio_p10 is 0.25, below 0.5: the updates of this step "
+        "offpolicy/last_update_kl is 1.23, above 1; offpolicy/ratio_p10 is 0.25, below 0.5: the first updates of this "
     )
     assert said(offpolicy__ratio_p10=0.125).partition(": ")[2] == first.partition(": ")[2]
     assert said(data__step_num_groups_trainable=2.0).startswith(
