@@ -39,6 +39,8 @@ class Runtime:
 
     def __init__(self, bench: Bench) -> None:
         self.gateway = bench.gateway
+        self.registration = self.training = self.checkpoints = self.jobs = self
+        self.models = Models(self)
         self.calls: list[tuple[Any, ...]] = []
         self.error: Exception | None = None
         self.model = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
@@ -52,20 +54,9 @@ class Runtime:
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "base_models": [{"base_model": "/home/me/secret-project"}]}
 
-    async def list_models(self) -> list[ModelStatus]:
-        return [self.model]
-
     async def register(self, request: RegisterRequest) -> ModelStatus:
         self._called("register", request)
         return self.model
-
-    async def model_status(self, project: str, name: str) -> ModelStatus:
-        self._called("model_status", project, name)
-        return self.model
-
-    @property
-    def checkpoints(self) -> Any:
-        return self
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
         return [
@@ -77,17 +68,29 @@ class Runtime:
         self._called("delete_checkpoints", project, name, request.keep_steps)
         return [0]
 
-    async def submit_train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
+    async def train(self, project: str, name: str, request: TrainRequest) -> JobStatus:
         self._called("train", project, name, request)
         return self.job
 
-    async def submit_train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
+    async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
         self._called("train_sft", project, name, request)
         return self.job
 
-    async def job_status(self, job_id: str, wait_s: float) -> JobStatus:
-        self._called("job_status", job_id, wait_s)
+    async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
+        self._called("wait", job_id, timeout_s)
         return self.job
+
+
+class Models:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def list_all(self) -> list[ModelStatus]:
+        return [self.runtime.model]
+
+    async def status(self, project: str, name: str) -> ModelStatus:
+        self.runtime._called("status", project, name)
+        return self.runtime.model
 
 
 class Server:
@@ -410,13 +413,13 @@ async def test_training_routes(local: Server) -> None:
     sft = {"job_id": "job-12345", "trajectories": group["trajectories"]}
     assert (await http.post("/api/models/games/agent/train_sft", json=sft)).status_code == 202
     assert (await http.get("/api/jobs/job-12345?wait_s=2.5")).json()["job_id"] == "job-12345"
-    assert runtime.calls[-1] == ("job_status", "job-12345", 2.5)
+    assert runtime.calls[-1] == ("wait", "job-12345", 2.5)
     assert (await http.get("/api/models/games/agent/checkpoints")).json()["steps"] == [0, 3]
     response = await http.post("/api/models/games/agent/checkpoints/delete", json={"keep_steps": [3]})
     assert response.json() == {"deleted_steps": [0]}
     assert runtime.calls[-1] == ("delete_checkpoints", "games", "agent", [3])
     assert [call[0] for call in runtime.calls] == [
-        "register", "model_status", "train", "train_sft", "job_status", "delete_checkpoints"
+        "register", "status", "train", "train_sft", "wait", "delete_checkpoints"
     ]  # fmt: skip
 
 
