@@ -26,8 +26,8 @@ _INTRODUCTION = """\
 
 <!-- Made by `python -m tools.families.page`; a test repeats some rows. -->
 
-You can train any Hugging Face causal language model with a chat template: `base_model` is its hub id or its folder. Code
-that comes with a model is never run; a model that needs `trust_remote_code` is refused.
+You can train any Hugging Face causal language model with a chat template: `base_model` is its hub id or its folder.
+Code that comes with a model is never run; a model that needs `trust_remote_code` is refused.
 
 To train on from supervised fine-tuning or from a checkpoint, name the folder of a LoRA adapter in PEFT's format. ART
 merges it once into the model that its `base_model_name_or_path` names, in a folder of the data directory, and uses the
@@ -35,8 +35,8 @@ adapter's own tokenizer and chat template where it has them. A model that does n
 asked only for files that the server's cache lacks; `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read by the server.
 
 The table is the result of a run. It builds a small random model for each family, with the family's architecture and a
-tokenizer and chat template in its style, and takes it through the whole loop on the CPU in float32. Each column compares
-one part of ART with an independent computation:
+tokenizer and chat template in its style, and takes it through the whole loop on the CPU in float32. Each column
+compares one part of ART with an independent computation:
 
 | column | yes means |
 |---|---|
@@ -50,8 +50,8 @@ one part of ART with an independent computation:
 | vLLM | sample and publish with a vLLM server as the engine |
 
 A branch is trained as a separate path. Check your own model with `art doctor MODEL`, which uses its real template. A
-model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package, tools
-included; the table shows local folders, where the chat template decides. ART finds out by a trial how a model writes
+model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package,
+tools included; the table shows local folders, where the chat template decides. ART finds out by a trial how a model writes
 tool calls: it knows the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral (`[TOOL_CALLS]`),
 DeepSeek, Kimi, Phi-4 and gpt-oss (harmony), and takes the one that reads a call back which the chat template wrote.
 
