@@ -53,7 +53,8 @@ A branch is trained as a separate path. Check your own model with `art doctor MO
 model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package,
 tools included; the table shows local folders, where the chat template decides. ART finds out by a trial how a model
 writes tool calls: it knows the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral
-(`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and gpt-oss (harmony), and takes the one that reads a call back which the chat template wrote.
+(`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and gpt-oss (harmony), and takes the one
+that reads a call back which the chat template wrote.
 
 In mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay frozen.
 """
