@@ -22,40 +22,41 @@ from tools.families.build import FAMILIES, Family, build_family
 from tools.families.support import STAGES, Outcome, check_model_now
 
 _INTRODUCTION = """\
-# Models
+# Model families
 
 <!-- Made by `python -m tools.families.page`; a test repeats some rows. -->
 
-`base_model` is a hub id or a local path of a Hugging Face causal language model with a chat template. Code that comes
-with a model is never run: one that needs `trust_remote_code` is refused. The path may also be that of a LoRA adapter in
-PEFT's format, to train on from supervised fine-tuning or from a checkpoint: it is merged into the model that its
-`base_model_name_or_path` names, once, into a folder of the data directory, and the tokenizer and the chat template are
-the adapter's where it has some. What is not there is refused at once; the hub is asked only for what its cache on the
-server does not have (`HF_HOME`, `HF_TOKEN`, `HF_HUB_OFFLINE` are those of the server's process).
+You can train any Hugging Face causal language model with a chat template: `base_model` is its hub id or its folder.
+Code that comes with a model is never run; a model that needs `trust_remote_code` is refused.
 
-The table is the result of a run. For each family a small random model of its architecture is built, with a tokenizer
-and a chat template in the family's style, and taken through the whole loop on the CPU in float32. Each column is one
-part held against another's arithmetic:
+To train on from supervised fine-tuning or from a checkpoint, name the folder of a LoRA adapter in PEFT's format. ART
+merges it once into the model that its `base_model_name_or_path` names, in a folder of the data directory, and uses the
+adapter's own tokenizer and chat template where it has them. A model that does not exist is refused at once. The hub is
+asked only for files that the server's cache lacks; `HF_HOME`, `HF_TOKEN` and `HF_HUB_OFFLINE` are read by the server.
+
+The table is the result of a run. It builds a small random model for each family, with the family's architecture and a
+tokenizer and chat template in its style, and takes it through the whole loop on the CPU in float32. Each column
+compares one part of ART with an independent computation:
 
 | column | yes means |
 |---|---|
 | render | tokens of conversations are those of transformers' own `apply_chat_template` |
 | parse | an answer's tokens give the message back |
-| bridge | the next turn extends the exact tokens of this one; "branch": it is declared that it does not |
+| bridge | the next turn extends the exact tokens of this one; "branch": it does not, and is recorded as a branch |
 | tools | tool calls come back as they were written |
 | sample | the embedded engine's log-probs of what it samples are those of transformers' forward pass, to 1e-3 nats |
 | train | the gradient of the prefix tree is that of peft, sequence by sequence, to 1e-3 of its largest number |
 | publish | after a real step on the sampled tokens the engine reproduces the trainer's probe: the handshake |
 | vLLM | sample and publish with a vLLM server as the engine |
 
-A turn that is a branch is trained as a path of its own. A model of your own is looked at by `art doctor MODEL`, with
-its real template. By hub id, models that the package `renderers` lists get its hand-written renderer, tools included;
-the table is about local folders, where the chat template decides. How a model writes tool calls is found by a trial:
-the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral (`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and
-gpt-oss (harmony) are known, and the one is taken that gives back a call which the chat template has written.
+A branch is trained as a separate path. Check your own model with `art doctor MODEL`, which uses its real template. A
+model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package,
+tools included; the table shows local folders, where the chat template decides. ART finds out by a trial how a model
+writes tool calls: it knows the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral
+(`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and gpt-oss (harmony), and takes the one
+that reads a call back which the chat template wrote.
 
-Of mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay as they
-are.
+In mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay frozen.
 """
 
 Results = Mapping[str, Mapping[str, Outcome]]
