@@ -68,6 +68,8 @@ def build_with_progress(
     """
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
     started = time.perf_counter()
+    if not console.is_terminal:  # a bar shows nothing there until it is done
+        console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
     with progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 

@@ -47,6 +47,10 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.print(f"\n{stopped()}; run the same command again and it goes on", highlight=False, soft_wrap=True)
         return EXIT_INTERRUPTED
+    folder = config.data_dir / result.model.project / "models" / result.model.name
+    console.print(f"checkpoint  {folder / 'checkpoints' / f'{result.step:04d}'}", highlight=False, soft_wrap=True)
+    console.print(f"metrics     {folder / 'history.jsonl'}", highlight=False, soft_wrap=True)
+    console.print(f"rollouts    {folder / 'trajectories'}", highlight=False, soft_wrap=True)
     if args.json:
         summary = {"task": task.name, "seed": config.seed, **_summary(result), "wall_s": time.perf_counter() - started}
         args.json.write_text(json.dumps(summary, indent=2) + "\n")

@@ -60,6 +60,8 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
     num_groups: int = 0
     """Number of groups that got rewards."""
+    checkpoint: int | None = None
+    """Step of the newest checkpoint afterwards: lower than `step` by the number of steps that were not trained."""
 
     @property
     def why_not_trained(self) -> str:
@@ -77,8 +79,11 @@ class StepReport:
             f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
             + (f"  gap {gap:.0e} nats" if gap is not None else "")
             + "".join(f"  {rate}" for rate in rates)
-            + ("" if self.trained else f"  ({self.why_not_trained}: not trained)")
+            + ("" if self.trained else f"  ({self.why_not_trained}: not trained{self._kept()})")
         )
+
+    def _kept(self) -> str:
+        return "" if self.checkpoint is None else f", the model stays at checkpoint {self.checkpoint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +175,10 @@ async def train_task(
             has_learnt = any(earlier.trained for earlier in reports)
             if has_learnt and report.reward >= max(earlier.reward for earlier in reports):
                 logger.warning(
-                    "training ends at step %d of %d: in %d steps in a row every rollout earned the same, and never "
-                    "more than now (%.3f): the task is solved as far as its reward tells",
-                    await model.get_step(), num_steps, barren, report.reward,
+                    "training ends after %d of %d steps, at checkpoint %d: in the last %d steps the rollouts of each "
+                    "scenario all earned the same, %.3f on average and never more before. The task is solved as far as "
+                    "its reward can tell",
+                    report.step, num_steps, await model.get_step(), barren, report.reward,
                 )  # fmt: skip
                 break
             raise TrainingError(
@@ -224,6 +230,7 @@ class _Step:
             trained=result is not None and result.trained,
             metrics=metrics,
             num_groups=len(groups),
+            checkpoint=await self.model.get_step() if result is None else result.step,
         )
 
     async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
