@@ -31,9 +31,11 @@ Read the metrics of a step, and the findings that explain what is unusual about 
 
 <!-- not run: shows how to read a result -->
 
-    result = await model.train(groups)
-    result.metrics["loss/entropy"]    # a flat dictionary of numbers
-    result.findings                   # sentences: what was observed, what it means, what to do
+```python
+result = await model.train(groups)
+result.metrics["loss/entropy"]  # a flat dictionary of numbers
+result.findings  # sentences: what was observed, what it means, what to do
+```
 
 Logged metrics are rows of `history.jsonl`. The metrics that the trainer measures are stored in the checkpoint too.
 Findings are also written to the server's log, and shown as a warning by your program: once when a finding is new, then
