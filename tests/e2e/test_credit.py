@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import art
-from art.backend import LossName
+from art.config.algorithms import LossName
 from art.errors import TrajectoryError
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}

@@ -104,9 +104,7 @@ def tree_gradient(
     """[P] on the CPU, and what the passes saw."""
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=VOCAB))]
     update, record = Update(paths=paths, learning_rate=1.0, terms=(LOSS,)), StepRecord()
-    compute_gradient(
-        policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record, lambda: None
-    )
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record)
     return policy.grads.cpu().clone(), record
 
 

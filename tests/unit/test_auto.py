@@ -138,7 +138,7 @@ def test_mistakes_in_the_files_are_found_before_training(
     path = tmp_path / "guests" / "scenarios.jsonl"
     path.write_text(path.read_text().replace('"test"', '"train"'))
     assert main(["auto", "guests", "--model", "m"]) == 1
-    assert "no scenario is in 'test'" in capsys.readouterr().err
+    assert "no scenario is in split 'test'" in capsys.readouterr().err
     (tmp_path / "guests" / "run.toml").write_text("seed = 1\nsteps = 'many'\n")
     assert main(["auto", "guests", "--model", "m"]) == 1
     assert "run.toml:2: steps: takes a number, without quotes; got 'many'" in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_scenarios_of_a_data_set() -> None:
     held_out = task.scenarios("test", seed=1, count=9)
     assert [scenario.inputs for scenario in held_out] == [{"input": "t 0"}, {"input": "t 1"}]
     assert not {scenario.id for scenario in many} & {scenario.id for scenario in held_out}
-    with pytest.raises(ConfigError, match="no scenario is in 'val'"):
+    with pytest.raises(ConfigError, match="no scenario is in split 'val'"):
         task.scenarios("val", seed=1, count=1)
 
 

@@ -129,7 +129,7 @@ def test_vllm_sleeps_where_it_shares_a_gpu_with_the_trainer(
 def test_sleeping_for_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the engine runs on cuda:1 and the trainer on cuda:0.*`sleep`"):
         placed(machine(2), vllm(sleep="always"))
-    with pytest.raises(ConfigError, match="not put to sleep"):
+    with pytest.raises(ConfigError, match="never put to sleep"):
         vllm(sleep="always", urls=("http://gpu:8000",))
 
 

@@ -131,7 +131,7 @@ def test_full_finetuning_is_shared_out_and_refuses_sharded_weights(pair: Pair, a
         assert close(expected.grads, part.grads)
     for refusal in pair.run(gradient, *arguments, lora=None, **SHARDED):
         assert isinstance(refusal, ConfigError)
-        assert "not with `shard_base`" in refusal.message
+        assert "set `shard_base` and `quantization` to their defaults" in refusal.message
 
 
 def test_sharded_weights_are_held_in_parts(pair: Pair, model: str) -> None:

@@ -113,7 +113,7 @@ def test_malformed_calls_and_answers_are_named() -> None:
         decode_call(ENGINE_CALLS, "load_adapter", {"name": "m@1"})
     with pytest.raises(InvalidRequestError, match=r"request: .*'stop_token_ids'"):
         decode_call(ENGINE_CALLS, "generate", {"request": {"seed": 1}, "stream": True})
-    with pytest.raises(InvalidRequestError, match="training sample does not have the expected fields"):
+    with pytest.raises(InvalidRequestError, match="training sample has missing or unknown fields"):
         decode_call(TRAINER_CALLS, "trial", {"samples": [{"tokens": [1]}], "lora": None})
     with pytest.raises(ConfigError, match=r"lora\.rank: "):
         decode_call(TRAINER_CALLS, "init_checkpoint", {"path": "a", "lora": {"rank": 0}})
