@@ -142,6 +142,13 @@ def test_older_names_use_nothing_of_the_entry_points() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_files_that_the_page_tells_to_open_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page[: page.index("## The loop")])
+    assert len(named) > 30
+    assert [name for name in named if not (SRC / name).exists()] == []
+
+
 def test_table_has_no_row_for_a_part_that_is_gone() -> None:
     assert set(ALLOWED) <= set(parts())
     assert len(ALLOWED) > 30
