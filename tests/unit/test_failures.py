@@ -255,7 +255,9 @@ async def test_a_step_without_any_group(model: art.TrainableModel, server: FakeA
 
     reports = await train(model, act, steps=2)
     assert [report.trained for report in reports] == [False, True]
-    assert "faults 100%  (no group with rewards: not trained)" in reports[0].line("reward")
+    assert "faults 100%  (no group with rewards: not trained, the model stays at checkpoint 0)" in reports[0].line(
+        "reward"
+    )
     assert len(trained_rewards(server)) == 1
     rows = [row for _, row in read_lines(model._paths().history) if row]
     assert rows[0]["data/infra_fault_rate"] == 1.0
@@ -268,7 +270,7 @@ async def test_steps_with_nothing_to_learn_are_logged_and_too_many_of_them_end_i
     server.nothing_to_learn = True
     (report,) = await train(model, lambda step, index: 1.0, steps=1)
     assert not report.trained
-    assert "(no reward spread: not trained)" in report.line("reward")
+    assert "(no reward spread: not trained, the model stays at checkpoint 0)" in report.line("reward")
     rows = [row for _, row in read_lines(model._paths().history) if row]
     assert [(row["step"], row["data/step_num_groups_trainable"]) for row in rows] == [(0, 0)]
     with pytest.raises(TrainingError, match="5 steps in a row had no group with differing rewards"):
