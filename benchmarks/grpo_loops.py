@@ -25,9 +25,9 @@ from transformers.utils import logging as hf_logging
 from art.config import EngineConfig, PpoConfig, TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
+from art.protocol.samples import TrainingSample
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
-from art.trainer.contract import TrainingSample
 from art.trainer.trainer import Trainer
 from benchmarks.in_process import InProcessEngine, drain
 from benchmarks.models import LORA

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
 from art.trainer.tree.tree import build_tree, check_sample
 from benchmarks.memory import extra_peak_bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 Samples = list[TrainingSample]
 

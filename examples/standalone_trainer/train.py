@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from art.config import LoraConfig, TrainerConfig, TrainSFTConfig
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.trainer import Trainer
 

@@ -122,7 +122,7 @@ def test_kill_changes_nothing(
     numbers = asyncio.run(run)
     # The loss of a step on its own policy is a sum of float32 terms near 1 that cancel: what is left is some units in
     # their last place (1.2e-7), which change with the sequences that happen to share a batch of the engine.
-    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=1e-6)
+    assert numbers == pytest.approx(undisturbed, rel=1e-5, abs=5e-7)
 
 
 async def kill_second_trainer_process(backend: art.LocalBackend) -> None:

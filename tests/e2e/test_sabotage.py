@@ -23,9 +23,9 @@ from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
 from art.engine import AdapterInfo
 from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
+from art.protocol.samples import TrainingSample
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
-from art.trainer.contract import TrainingSample
 from art.trainer.trainer import Trainer
 
 NUM_TRIES = 20

@@ -28,7 +28,7 @@ from art.config import (
     TrainConfig,
     TrainerConfig,
 )
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 from art.trainer.trainer import Trainer
 
 GOLDEN = Path(__file__).with_name("trainer_losses.txt")

@@ -16,7 +16,7 @@ from torch import Tensor
 from art.config import EngineConfig, LoraConfig, TrainerConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.torch.embedded import Output, TorchEngine
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches

@@ -34,11 +34,11 @@ from cuda_helpers import (
 from art.config import TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.errors import HandshakeError
+from art.protocol.samples import TrainingSample
 from art.runtime.publish.handshake import TOLERANCE_NATS
 from art.runtime.publish.publish import publish
 from art.trainer.attention.kernel_choice import HeadShape, time_kernel
 from art.trainer.attention.tree_attention import KernelName
-from art.trainer.contract import TrainingSample
 from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer
 

@@ -29,10 +29,10 @@ from art.errors import ArtError
 from art.gateway.format.fidelity import examine, plain_conversations
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.protocol.samples import Component, TrainingSample
 from art.runtime.checks.format_checks import check_tools
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
-from art.trainer.contract import Component, TrainingSample
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.micro_batch import split_micro_batches

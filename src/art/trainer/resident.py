@@ -18,9 +18,9 @@ import torch
 
 from art.config import LoraConfig, TrainerConfig
 from art.errors import ConflictError
+from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.storage.checkpoints import CheckpointState
-from art.trainer.contract import StepResult
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.full import FullPolicy

@@ -19,7 +19,7 @@ import torch
 from art.config import LoraConfig, OptimizerConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, NothingTrainableError
 from art.kernels.threads import default_num_threads
-from art.trainer.contract import StepResult, TrainingSample
+from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.machine import usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.headroom import headroom_bytes

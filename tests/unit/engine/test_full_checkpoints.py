@@ -19,9 +19,9 @@ from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
 from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
+from art.protocol.samples import plain_sample
 from art.runtime.publish.publish import publish
 from art.storage.checkpoints import read_probe
-from art.trainer.contract import plain_sample
 from art.trainer.trainer import Trainer
 
 

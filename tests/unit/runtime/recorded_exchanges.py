@@ -9,8 +9,8 @@ from art.credit.plan import StepPlan
 from art.credit.resolve import ResolvedGroup, resolve
 from art.credit.samples import build_samples
 from art.gateway.record.recorder import Exchange
+from art.protocol.samples import TrainingSample
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.trainer.contract import TrainingSample
 
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "again"}

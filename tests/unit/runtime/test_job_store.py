@@ -19,12 +19,12 @@ from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
+from art.protocol.samples import TrainingSample
 from art.protocol.training import JobProgress
 from art.runtime.jobs.job import PAYLOADS, Job, Payload, SftPayload, TrainPayload
 from art.runtime.jobs.store import JobStore
 from art.runtime.registry import Registry
 from art.storage.database import Database
-from art.trainer.contract import TrainingSample
 
 STATES: tuple[JobState, ...] = get_args(JobState)
 

@@ -17,6 +17,7 @@ from art.engine import EngineInfo
 from art.errors import ConfigError, ProcessError, TrainingError
 from art.gateway.format.load import load_renderer
 from art.protocol.preflight import CheckResult
+from art.protocol.samples import TrainingSample
 from art.runtime.checks.machine_checks import (
     LIBRARIES,
     check_devices,
@@ -30,7 +31,6 @@ from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
 from art.runtime.placement.placement import Place, Placement
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
-from art.trainer.contract import TrainingSample
 from gateway_support import make_tokenizer
 
 GIB = 2**30

@@ -16,11 +16,11 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
+from art.protocol.samples import StepResult, TrainingSample
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
-from art.trainer.contract import StepResult, TrainingSample
 from call_support import raw
 from process_support import children_of, wait_until_gone
 

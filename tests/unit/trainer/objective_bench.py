@@ -25,7 +25,7 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
-from art.trainer.contract import StepResult, TrainingSample
+from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import Measurer

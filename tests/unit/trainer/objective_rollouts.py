@@ -15,7 +15,7 @@ from art.credit.plan import plan_step
 from art.credit.resolve import Answer, ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.credit.samples import build_samples
 from art.gateway.record.recorder import Exchange
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 
 def random_rollouts(

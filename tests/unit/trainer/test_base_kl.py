@@ -15,8 +15,8 @@ from trainer_reference import sequence_logprobs
 from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainConfig, TrainerConfig
+from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
-from art.trainer.contract import TrainingSample
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import plans
 from art.trainer.step.base_kl import choose_paths, with_sampled_base

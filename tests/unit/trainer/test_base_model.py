@@ -13,11 +13,11 @@ from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import TrainerConfig
 from art.errors import ConfigError, TrainingError
+from art.protocol.samples import plain_sample
 from art.trainer.attention import kernel_check
 from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.tree_attention import Formula, attend, make_layout
-from art.trainer.contract import plain_sample
 from art.trainer.policy.base_model import check_architecture, load_base_model
 from art.trainer.step.logprobs import Head
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_samples import VOCAB_SIZE, random_samples
 
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 from art.trainer.tree.deal import count_tree_tokens, deal, pack_shares
 from art.trainer.tree.pack import pack
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample

@@ -45,8 +45,8 @@ from art.errors import (
     ProcessError,
     TrainingError,
 )
+from art.protocol.samples import StepResult
 from art.storage import checkpoints
-from art.trainer.contract import StepResult
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
 

@@ -25,8 +25,8 @@ from art.config import (
     TrainSFTConfig,
 )
 from art.errors import AdapterError, ConfigError, ConflictError, CorruptCheckpointError
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
-from art.trainer.contract import StepResult, TrainingSample
 from art.trainer.machine import usage
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.full import FullPolicy

@@ -13,10 +13,10 @@ from trainer_reference import reference_gradient, reference_loss, with_own_logpr
 from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
+from art.protocol.samples import TrainingSample
 from art.trainer.attention import chain_attention
 from art.trainer.attention import tree_attention as attention
 from art.trainer.attention.tree_attention import KernelName
-from art.trainer.contract import TrainingSample
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import micro_batch

@@ -13,6 +13,7 @@ import torch
 from trainer_samples import VOCAB_SIZE
 
 from art.config import TrainerConfig
+from art.protocol.samples import TrainingSample, plain_sample
 from art.trainer.attention import kernel_choice
 from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.kernel_choice import (
@@ -24,7 +25,6 @@ from art.trainer.attention.kernel_choice import (
     time_kernel,
 )
 from art.trainer.attention.tree_attention import KernelName, attend_dense
-from art.trainer.contract import TrainingSample, plain_sample
 from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.tree.tree import build_tree, check_sample
 

@@ -27,7 +27,7 @@ from art.config import (
     SftConfig,
     TrainConfig,
 )
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 TOLERANCE = 1e-5
 GATE = MismatchConfig(low=0.85, high=1.2, token_low=0.2, token_high=5.0, mask_token_high=1.5, abort=1.0)

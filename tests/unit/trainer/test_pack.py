@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art.trainer.contract import plain_sample
+from art.protocol.samples import plain_sample
 from art.trainer.tree.pack import group_by_rollout, pack, split_batches, split_minibatches
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 

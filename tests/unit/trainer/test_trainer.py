@@ -28,8 +28,8 @@ from art.errors import (
     TrajectoryError,
 )
 from art.metrics import catalogue
+from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
 from art.storage import atomic, checkpoints
-from art.trainer.contract import StepResult, TrainingSample, samples_from_wire
 from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import Trainer
 

@@ -21,8 +21,8 @@ from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
-from art.trainer.contract import StepResult, TrainingSample
 from call_support import raw
 
 TRAINER = TrainerConfig(device="cpu", num_threads=1)

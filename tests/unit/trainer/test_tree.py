@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from trainer_samples import VOCAB_SIZE, make_sample, random_samples
 
 from art.errors import TrajectoryError
+from art.protocol.samples import TrainingSample, plain_sample
 from art.trainer.attention.tree_attention import dense_mask, flex_rule
-from art.trainer.contract import TrainingSample, plain_sample
 from art.trainer.tree.tree import PrefixTree, SamplePath, build_tree, check_sample
 
 # Few different tokens, so that paths often share prefixes, repeat and extend each other.

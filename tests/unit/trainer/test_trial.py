@@ -12,9 +12,9 @@ from trainer_samples import random_samples
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig
 from art.errors import ConfigError, NothingTrainableError, TrainingError
+from art.protocol.samples import TrainingSample
 from art.runtime.checks.trial import random_sample
 from art.storage import checkpoints
-from art.trainer.contract import TrainingSample
 from art.trainer.machine import headroom
 from art.trainer.trainer import Trainer
 

@@ -32,7 +32,7 @@ from art.config import (
     ReinforceConfig,
     TrainConfig,
 )
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 TOLERANCE = 1e-5
 TEMPERATURE = 0.7

@@ -21,9 +21,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from art.config import LoraConfig, TrainerConfig
+from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from art.trainer import resident, trainer
-from art.trainer.contract import StepResult, TrainingSample
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.step import update
 from art.trainer.step.micro_batch import split_micro_batches

@@ -9,8 +9,8 @@ from objective_reference import LOSSES, Clips, Token
 from torch import Tensor
 
 from art.config import LossConfig, TrainConfig
+from art.protocol.samples import TrainingSample
 from art.trainer.attention.tree_attention import ATTENTION_NAME
-from art.trainer.contract import TrainingSample
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.policy.policy import Policy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 VOCAB_SIZE = 61
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from art.errors import ContextLengthError
+from art.protocol.samples import TrainingSample
 from art.testing.tiny.muon import Muon
 from art.testing.tiny.tokenizer import END_OF_TURN
 from art.trainer.attention.tree_attention import ATTENTION_NAME, make_layout, register_attention
-from art.trainer.contract import TrainingSample
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 
 Progress = Callable[[int, int, float], None]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from art.errors import TrainingError
+from art.protocol.samples import plain_sample
 from art.trainer.attention.kernel_choice import HeadShape
 from art.trainer.attention.tree_attention import KERNELS, Formula, KernelName, TreeLayout, attend_dense, make_layout
-from art.trainer.contract import plain_sample
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from art.trainer.contract import Probe, plain_sample
+from art.protocol.samples import plain_sample
+from art.storage.checkpoints import Probe
 from art.trainer.policy.policy import Policy
 from art.trainer.step.measure import HiddenStates, target_logprobs_in_order
 from art.trainer.step.micro_batch import make_micro_batch

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.errors import TrajectoryError
-from art.trainer.contract import TrainingSample
+from art.protocol.samples import TrainingSample
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
