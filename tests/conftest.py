@@ -1,4 +1,4 @@
-"""For all tests. Its presence also puts `tests/` on the import path, so that test folders can share helper modules."""
+"""What every test may ask for: a tokenizer, and the real application in this process or behind a socket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from app_support import AppBench
-    from served_app import ServedApp
+    from tests.support.app import AppBench
+    from tests.support.served_app import ServedApp
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with Ctrl-C ignored, and children inherit that; some tests press it.
@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer in the style of ChatML."""
-    from gateway_support import make_tokenizer
+    from tests.support.gateway import make_tokenizer
 
     return make_tokenizer(tmp_path_factory.mktemp("chatml"))
 
@@ -29,7 +29,7 @@ def tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
     """The real application in this process, over a scripted engine."""
-    from app_support import open_app
+    from tests.support.app import open_app
 
     async with open_app(tmp_path, tokenizer_dir) as opened:
         yield opened
@@ -38,7 +38,7 @@ async def app(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[AppBench]:
 @pytest.fixture
 async def served(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[ServedApp]:
     """The same behind a real socket, with a model of somebody else beside it."""
-    from served_app import serve_app
+    from tests.support.served_app import serve_app
 
     async with serve_app(tmp_path, tokenizer_dir) as opened:
         yield opened

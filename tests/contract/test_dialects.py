@@ -11,11 +11,11 @@ import httpx2
 import openai
 import pytest
 
-from app_support import KEY, AppBench
 from art.errors import NotFoundError, ProcessError
 from art.protocol.dialects.anthropic import MessagesAnswer
 from art.protocol.dialects.responses import ResponsesAnswer
-from gateway_support import LOOK_UP, user
+from tests.support.app import KEY, AppBench
+from tests.support.gateway import LOOK_UP, user
 
 MODEL = "games/agent"
 SCHEMA: Any = LOOK_UP["function"]["parameters"]  # type: ignore[index]

@@ -28,7 +28,7 @@ from art.protocol.training import (
 )
 from art.server.app import create_app
 from art.server.errors import STATUS, failure
-from gateway_support import LOOK_UP, Bench, open_bench, user
+from tests.support.gateway import LOOK_UP, Bench, open_bench, user
 
 KEY = "secret-key"
 LIMIT = 1 << 20

@@ -13,7 +13,7 @@ import torch
 
 import art
 from art.config import TrainerConfig
-from process_support import children_of
+from tests.support.processes import children_of
 
 PROMPTS = ["respond with yes or no", "say yes, no or maybe", "yes or maybe?"]
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}

@@ -26,7 +26,7 @@ import pytest_asyncio
 import art
 from art.rewards import GroupScorer, combine
 from art.tasks.yes_no_maybe import YesNoMaybe
-from docs_blocks import PAGES, ROOT, Block, blocks_of, module_is_there
+from tests.support.docs_blocks import PAGES, ROOT, Block, blocks_of, module_is_there
 
 RUNNABLE = {
     str(page.relative_to(ROOT)): blocks

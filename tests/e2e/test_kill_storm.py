@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from art.storage.layout import DataDir
 from benchmarks import kill_storm
 from benchmarks.report import Result, Spread
 from benchmarks.storm_checks import check, read_record
-
-from art.storage.layout import DataDir
 
 
 @pytest.fixture

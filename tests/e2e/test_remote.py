@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.remote_storm import KEY, Supervised, calm_run, compare, disturbed_run
 
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
+from benchmarks.remote_storm import KEY, Supervised, calm_run, compare, disturbed_run
 
 ROOT = Path(__file__).parents[2]
 CORE_ONLY = """

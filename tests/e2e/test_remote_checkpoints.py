@@ -23,7 +23,7 @@ from art.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from art.runtime.runtime import Runtime
 from art.server.app import create_app
 from art.storage import checkpoints
-from object_store import open_store
+from tests.support.object_store import open_store
 
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 PROMPT = [{"role": "user", "content": "say yes, no or maybe"}]

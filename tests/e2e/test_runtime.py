@@ -37,7 +37,7 @@ from art.runtime.jobs.work import Done
 from art.runtime.registry import RegisteredModel
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
-from metric_names import find_metric
+from tests.support.metric_names import find_metric
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}

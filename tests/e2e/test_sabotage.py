@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.in_process import InProcessEngine
 from safetensors.numpy import load_file, save_file
 
 from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
@@ -27,6 +26,7 @@ from art.protocol.samples import TrainingSample
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
 from art.trainer.trainer import Trainer
+from benchmarks.in_process import InProcessEngine
 
 NUM_TRIES = 20
 LENGTH = 32

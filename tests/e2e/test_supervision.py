@@ -16,7 +16,7 @@ import pytest
 import art
 from art.cli import main as art_command
 from art.config import ServerConfig
-from process_support import children_of, wait_until_gone
+from tests.support.processes import children_of, wait_until_gone
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 END_WITHIN_S = 10.0

@@ -24,8 +24,8 @@ from art.runtime.children.vllm_child import WATCH_S
 from art.runtime.publish.publish import publish
 from art.runtime.runtime import Runtime
 from art.testing.tiny.build import build_tiny_model
-from process_support import children_of, wait_until_gone
-from vllm_support import NEEDS_VLLM, complete, train
+from tests.support.processes import children_of, wait_until_gone
+from tests.support.vllm import NEEDS_VLLM, complete, train
 
 pytestmark = NEEDS_VLLM
 

@@ -19,8 +19,8 @@ from art.runtime.host import BaseModelHost
 from art.runtime.runtime import Runtime
 from art.storage import checkpoints
 from art.testing.tiny.build import build_tiny_model
-from process_support import children_of
-from vllm_support import NEEDS_VLLM, complete, train
+from tests.support.processes import children_of
+from tests.support.vllm import NEEDS_VLLM, complete, train
 
 pytestmark = NEEDS_VLLM
 MERGED = VllmConfig(device="cpu", weights="merged")

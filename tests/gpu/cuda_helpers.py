@@ -10,7 +10,6 @@ from typing import Any
 import peft
 import torch
 import transformers
-from benchmarks.gradients import LOSS
 from torch import Tensor
 
 from art.config import EngineConfig, LoraConfig, TrainerConfig
@@ -23,6 +22,7 @@ from art.trainer.step.micro_batch import split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.tree.tree import check_sample
+from benchmarks.gradients import LOSS
 
 VOCAB = 256
 LORA = LoraConfig(rank=8, alpha=16)

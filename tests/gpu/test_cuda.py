@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from benchmarks.gradients import plain_gradient
 from cuda_helpers import (
     ADAPTER,
     LORA,
@@ -41,6 +40,7 @@ from art.trainer.attention.kernel_choice import HeadShape, time_kernel
 from art.trainer.attention.tree_attention import KernelName
 from art.trainer.step import micro_batch
 from art.trainer.trainer import Trainer
+from benchmarks.gradients import plain_gradient
 
 NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]

@@ -62,7 +62,7 @@ ADVICE: dict[type[ArtError], str] = {
     errors.CorruptCheckpointError: "Train on from an earlier checkpoint; the message names the file.",
     errors.ProcessError: "Read the lines of its log in the message; a process that dies is restarted.",
 }
-"""What to do about each error. A class without an entry fails `tests/unit/test_pages.py`."""
+"""What to do about each error. A class without an entry fails `tests/unit/project/test_pages.py`."""
 
 
 def error_classes(root: type[ArtError] = ArtError, depth: int = 0) -> list[tuple[type[ArtError], int]]:

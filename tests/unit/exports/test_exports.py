@@ -17,7 +17,7 @@ from art.exports.folder import copy_checkpoint, new_folder
 from art.exports.s3 import S3Store
 from art.protocol.checkpoint_calls import S3Target
 from art.storage import checkpoints
-from object_store import BUCKET, open_store
+from tests.support.object_store import BUCKET, open_store
 
 LAYERS = {"model.layers.0.q": (6, 4), "model.layers.1.q": (5, 4)}  # [out, in]
 RANK, ALPHA = 2, 6

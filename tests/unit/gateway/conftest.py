@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from art.gateway.format.tokenizer import Tokenizer
-from gateway_support import Bench, open_bench
+from tests.support.gateway import Bench, open_bench
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 from art.errors import ContextLengthError, InvalidRequestError, NotFoundError, OverloadedError, ProcessError
 from art.gateway.policies import PolicyRef
-from gateway_support import LOOK_UP, Bench, accumulate, open_bench, system, user
+from tests.support.gateway import LOOK_UP, Bench, accumulate, open_bench, system, user
 
 
 async def test_an_answer_is_recorded_as_an_exchange(bench: Bench) -> None:
@@ -164,7 +164,7 @@ async def test_without_tools_a_tool_call_is_text(bench: Bench, fields: dict[str,
 
 
 async def test_tools_of_a_model_without_them_are_refused(tmp_path: Path) -> None:
-    from gateway_support import make_tokenizer
+    from tests.support.gateway import make_tokenizer
 
     plain = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
     directory = make_tokenizer(tmp_path / "model", template=plain)

@@ -10,7 +10,7 @@ import pytest
 
 from art.errors import NotFoundError
 from art.gateway.policies import ModelName, find_model, parse_model_name
-from gateway_support import LOOK_UP, Bench, user
+from tests.support.gateway import LOOK_UP, Bench, user
 
 
 @pytest.mark.parametrize(

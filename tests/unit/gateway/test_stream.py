@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from art.errors import OverloadedError, ProcessError
 from art.protocol.chat import parse_chat_request
 from art.testing.fake_engine import FakeEngine
-from gateway_support import LOOK_UP, Bench, accumulate, open_bench, user
+from tests.support.gateway import LOOK_UP, Bench, accumulate, open_bench, user
 
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"key": "\u00e9"}}\n</tool_call>'
 

@@ -16,8 +16,8 @@ from art.errors import ConfigError
 from art.integrations.openenv import OpenEnvTask
 from art.integrations.verifiers import VerifiersTask
 from art.messages import is_choice
-from gateway_support import make_tokenizer
-from served_app import ServedApp, serve_app
+from tests.support.gateway import make_tokenizer
+from tests.support.served_app import ServedApp, serve_app
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import art
 from art.errors import ConfigError, ToolServerError
 from art.integrations.verifiers import VerifiersTask
 from art.messages import is_choice
-from gateway_support import make_tokenizer
-from served_app import ServedApp, serve_app
+from tests.support.gateway import make_tokenizer
+from tests.support.served_app import ServedApp, serve_app
 
 pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
 

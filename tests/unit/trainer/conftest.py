@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from trainer_samples import VOCAB_SIZE
+
+from tests.support.trainer_samples import VOCAB_SIZE
 
 if TYPE_CHECKING:
-    from objective_bench import Bench
+    from tests.support.objective_bench import Bench
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -73,6 +74,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
 @pytest.fixture(scope="session")
 def bench(model_path: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """Where the proofs of objectives run their steps. Every step starts from the same checkpoint."""
-    from objective_bench import Bench
+    from tests.support.objective_bench import Bench
 
     return Bench(model_path("Qwen3"), tmp_path_factory.mktemp("bench"))

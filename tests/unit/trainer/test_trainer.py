@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_reference import with_own_logprobs
-from trainer_samples import VOCAB_SIZE, random_samples
 
 from art.config import LoraConfig, MismatchConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import (
@@ -32,6 +30,8 @@ from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
 from art.storage import atomic, checkpoints
 from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import Trainer
+from tests.support.trainer_reference import with_own_logprobs
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)

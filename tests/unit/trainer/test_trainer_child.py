@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_samples import random_samples
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
@@ -23,7 +22,8 @@ from art.protocol.calls import InitCheckpoint, Progress, Sleep, StartTrainer, Tr
 from art.protocol.rpc import RpcClient
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
-from call_support import raw
+from tests.support.calls import raw
+from tests.support.trainer_samples import random_samples
 
 TRAINER = TrainerConfig(device="cpu", num_threads=1)
 LORA = LoraConfig(rank=8, alpha=16)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer_samples import random_samples
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig
 from art.errors import ConfigError, NothingTrainableError, TrainingError
@@ -17,6 +16,7 @@ from art.runtime.checks.trial import random_sample
 from art.storage import checkpoints
 from art.trainer.machine import headroom
 from art.trainer.trainer import Trainer
+from tests.support.trainer_samples import random_samples
 
 LORA = LoraConfig(rank=8, alpha=16)
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)

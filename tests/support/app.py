@@ -1,0 +1,47 @@
+"""The real server application over a gateway with a scripted engine, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from art.client import ArtClient
+from art.server.app import create_app
+from tests.support.gateway import Bench, open_bench
+
+KEY = "secret-key"
+
+
+class GatewayOnly:
+    """A runtime that knows the gateway's one model and trains nothing."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.gateway = bench.gateway
+        self.resolver = self
+
+    def name_in(self, project: str, model: str) -> str | None:
+        return model if model.startswith(f"{project}/") else None
+
+
+class AppBench:
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.app = create_app(GatewayOnly(bench), api_key=KEY)  # type: ignore[arg-type]
+
+    def http(self, key: str = KEY) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=self.app), base_url="http://art.test",
+            headers={"authorization": f"Bearer {key}"},
+        )  # fmt: skip
+
+    def client(self) -> ArtClient:
+        return ArtClient("http://art.test", KEY, transport=httpx2.ASGITransport(app=self.app))
+
+
+@asynccontextmanager
+async def open_app(directory: Path, tokenizer: Path) -> AsyncGenerator[AppBench, None]:
+    async with open_bench(directory, tokenizer) as bench:
+        yield AppBench(bench)

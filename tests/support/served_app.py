@@ -1,0 +1,56 @@
+"""The in-process application of `tests.support.app` behind a real socket, for clients that cannot be given a transport."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+import art
+from art.backend import Registration
+from art.client import ArtClient
+from art.protocol.training import ModelStatus
+from tests.support.app import KEY, AppBench, open_app
+
+STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
+
+
+@dataclass
+class ServedApp:
+    app: AppBench
+    url: str
+    policy: art.TrainableModel
+    """Registered with the server."""
+    outside: art.Model
+    """The same endpoint, as if it were somebody else's."""
+
+
+@asynccontextmanager
+async def serve_app(directory: Path, tokenizer: Path) -> AsyncGenerator[ServedApp, None]:
+    async with open_app(directory, tokenizer) as app:
+        listener = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(app.app, log_level="warning", lifespan="off"))
+        serving = asyncio.create_task(server.serve([listener]))
+        backend = art.Backend(url, KEY)
+        backend._client = ArtClient(url, KEY)
+        policy = art.TrainableModel(name="agent", project="games", base_model="tiny")
+        policy._backend = backend
+        policy._adopt(Registration(server_url=url, api_key=KEY, status=STATUS))
+        outside = art.Model(
+            name="other", project="games", inference_base_url=f"{url}/v1", inference_api_key=KEY,
+            inference_model_name="games/agent",
+        )  # fmt: skip
+        try:
+            yield ServedApp(app, url, policy, outside)
+        finally:
+            await policy.close()
+            await outside.close()
+            await backend.close()
+            server.should_exit = True
+            await serving

@@ -1,0 +1,98 @@
+"""The slow and plain way: each sequence alone, transformers' attention and head, losses of `objective_reference`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from art.config import LossConfig, TrainConfig
+from art.protocol.samples import TrainingSample
+from art.trainer.attention.tree_attention import ATTENTION_NAME
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.policy.policy import Policy
+from tests.support.objective_reference import LOSSES, Clips, Token
+
+
+def _merged_weights(policy: Policy, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that training changes, W + scale * B A where there is an adapter, by their name in the whole model."""
+    if not isinstance(policy, LoraPolicy):
+        return values
+    weights = {}
+    for key, layer in policy._layers.items():
+        a, b = values[f"{key}.lora_A.weight"], values[f"{key}.lora_B.weight"]
+        name = key.removeprefix("base_model.model.") + ".base_layer.weight"
+        weights[name] = layer.base_layer.weight + policy._scale * (b @ a)
+    return weights
+
+
+def sequence_logprobs(policy: Policy, values: dict[str, Tensor], sample: TrainingSample) -> Tensor:
+    """Log-probs of `token_ids[1:]`, by the model's own code."""
+    model = policy.base.model
+    model.set_attn_implementation("eager")
+    enabled = isinstance(policy, LoraPolicy) and not policy._folds
+    if enabled:
+        policy._peft_model.base_model.disable_adapter_layers()
+    try:
+        ids = torch.tensor([sample.token_ids])
+        output = torch.func.functional_call(
+            model, _merged_weights(policy, values), kwargs={"input_ids": ids, "use_cache": False}
+        )
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+        if enabled:
+            policy._peft_model.base_model.enable_adapter_layers()
+    logits = output.logits[0, :-1].float() / (sample.temperature or 1.0)
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def token_loss(logp: Tensor, sample: TrainingSample, place: int, config: LossConfig) -> Tensor:
+    """Of an objective that looks at each token alone."""
+    sampler = sample.sampling_logprobs[place]
+    token = Token(
+        policy=logp, sampler=sampler, start=sampler, teacher=0.0, references={}, advantage=sample.advantages[place]
+    )
+    (loss,) = LOSSES[config.type]([token], config, TrainConfig(), Clips())
+    return loss
+
+
+def _total_loss(policy: Policy, values: dict[str, Tensor], samples: list[TrainingSample], config: LossConfig) -> Tensor:
+    sums = {"rl": torch.zeros(()), "sft": torch.zeros(())}
+    weights = {"rl": 0.0, "sft": 0.0}
+    for sample in samples:
+        logprobs = sequence_logprobs(policy, values, sample)
+        for place, wanted in enumerate(sample.loss_mask):
+            if not wanted:
+                continue
+            logp = logprobs[place - 1]
+            if sample.component == "sft":
+                loss = -logp
+            else:
+                loss = token_loss(logp, sample, place, config)
+            sums[sample.component] = sums[sample.component] + sample.weight * loss
+            weights[sample.component] += sample.weight
+    return sum((sums[name] / weights[name] for name in sums if weights[name]), torch.zeros(()))
+
+
+def reference_gradient(policy: Policy, samples: list[TrainingSample], config: LossConfig) -> Tensor:
+    """[P] gradient with respect to what is trained, in the order of `policy.tensors`."""
+    values = {name: tensor.clone().requires_grad_() for name, tensor in policy.tensors.items()}
+    _total_loss(policy, values, samples, config).backward()
+    return torch.cat([value.grad.flatten() for value in values.values()])
+
+
+def reference_loss(policy: Policy, samples: list[TrainingSample], config: LossConfig) -> float:
+    with torch.no_grad():
+        return float(_total_loss(policy, dict(policy.tensors), samples, config))
+
+
+def with_own_logprobs(policy: Policy, samples: list[TrainingSample]) -> list[TrainingSample]:
+    """The samples with the policy's own log-probs as those of the sampler."""
+    result = []
+    for sample in samples:
+        with torch.no_grad():
+            logprobs = [0.0, *sequence_logprobs(policy, dict(policy.tensors), sample).tolist()]
+        kept = [p if wanted else 0.0 for p, wanted in zip(logprobs, sample.loss_mask, strict=True)]
+        result.append(replace(sample, sampling_logprobs=kept))
+    return result

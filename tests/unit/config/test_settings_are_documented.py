@@ -1,0 +1,43 @@
+"""Every setting says what it is, in a docstring of its own that a newcomer sees in the editor and in the help."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from art.config import TrainConfig
+from art.config.algorithms import SETTINGS
+
+SRC = Path(__file__).parents[3] / "src" / "art"
+FILES = [*sorted((SRC / "config").glob("*.py")), SRC / "model" / "model.py", SRC / "model" / "trainable.py"]
+FILES += sorted((SRC / "trajectory").glob("*.py"))
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    """`Class.field` of public fields without a docstring after them; words of `TrainSettings` are in `TrainConfig`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ClassDef) or node.name == "TrainSettings":
+            continue
+        for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if not statement.target.id.startswith("_") and not documented:
+                yield f"{node.name}.{statement.target.id}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_field_has_a_docstring(path: Path) -> None:
+    assert list(undocumented(ast.parse(path.read_text()))) == []
+
+
+def test_the_rule_finds_a_field_without_one() -> None:
+    tree = ast.parse('class A(Config):\n    x: int = 1\n    y: int = 2\n    """Number of y."""\n    _z: int = 3')
+    assert list(undocumented(tree)) == ["A.x"]
+
+
+def test_settings_by_name_are_those_of_the_config() -> None:
+    assert SETTINGS - {"loss_fn", "loss_fn_config", "on_nothing"} == TrainConfig.model_fields.keys()

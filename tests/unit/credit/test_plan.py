@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from art.config import DistillConfig, DpoConfig, DppoConfig, OverlongConfig, SftConfig, TrainConfig
+from art.credit.ledger import close_ledger, close_unused_ledger
+from art.credit.plan import StepPlan, plan_step
+from art.credit.resolve import ResolvedGroup
+from art.errors import NothingTrainableError, TrainingError, TrajectoryError
+from art.protocol.training import WireGroup, WireHistory, WireTrajectory
+from tests.support.recorded_exchanges import (
+    BRANCH,
+    BRANCHING,
+    FIRST,
+    LONG,
+    LONG_TURN,
+    ONE_TURN,
+    SECOND,
+    TWO_TURNS,
+    UNTRACKED,
+    USER,
+    choice,
+    exchange,
+    group,
+    resolved,
+    samples_of,
+    trajectory,
+)
+
+DISTILL = DistillConfig(teacher="p/teacher")
+
+
+def plan(*groups: WireGroup | list[WireTrajectory], step: int = 3, **config: Any) -> StepPlan:
+    return plan_step(resolved(*groups), TrainConfig(**config), step=step)
+
+
+def token_scales(found: StepPlan) -> dict[str, dict[str, float]]:
+    """What a token's loss is multiplied with in the sum that the trainer makes, by rollout and sample."""
+    total = sum(s.weight * sum(a.num_tokens for a in s.answers) if s.share is None else s.share for s in found.samples)
+    scales: dict[str, dict[str, float]] = {}
+    for sample in found.samples:
+        rollout = scales.setdefault(sample.rollout_id.removeprefix("groups"), {})
+        rollout[sample.sample_id.rsplit(".", 1)[1]] = sample.weight / total
+    return scales
+
+
+# -- samples --
+
+
+def test_a_sample_is_a_token_path() -> None:
+    found = plan(group(1.0, 0.0), step=4)
+    assert len(found.samples) == 2
+    sample = samples_of(found)[0]
+    assert (sample.sample_id, sample.rollout_id) == ("groups[0].trajectories[0].paths[0]", "groups[0].trajectories[0]")
+    assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sample.loss_mask == [False, False, False, True, True, False, True, True]
+    assert sample.sampling_logprobs == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+    assert sample.advantages == [0, 0, 0, 0.5, 0.5, 0, 0.5, 0.5]
+    assert sample.policy_version == 2
+    assert found.metrics["offpolicy/max_staleness"] == 2
+
+
+def test_turn_rewards_reach_the_tokens_of_their_turn() -> None:
+    """Turn rewards 0, 2 and 1, 1: mean 1, centred -1, 1 and 0, 0."""
+    found = plan([trajectory(1.0, turn_rewards=[0, 2]), trajectory(0.0, turn_rewards=[1, 1])])
+    assert samples_of(found)[0].advantages == [0, 0, 0, 0.5, 0.5, 0, 1.5, 1.5]
+    assert samples_of(found)[1].advantages == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+
+
+def test_token_rewards_reach_their_tokens() -> None:
+    """Mean 1; centred 3, -1 | -1, -1 and 0, 0 | 0, 0; each token has its own and those behind it."""
+    rewards = [[[4, 0], [0, 0]], [[1, 1], [1, 1]]]
+    found = plan([trajectory(1.0, token_rewards=value) for value in rewards])
+    assert samples_of(found)[0].advantages == [0, 0, 0, 0, -3, 0, -2, -1]
+    assert samples_of(found)[1].advantages == [0.0] * 8
+
+
+def test_a_further_history_has_the_advantage_of_its_trajectory() -> None:
+    both = [trajectory(r, ONE_TURN, LONG_TURN, turn_rewards=[t]) for r, t in ((1.0, 4), (0.0, 0))]
+    found = plan(both)
+    assert [sorted(set(s.advantages)) for s in samples_of(found)[:2]] == [[0, 2.5], [0, 0.5]]
+
+
+def test_samples_keep_their_temperature() -> None:
+    exchanges = FIRST, replace(SECOND, temperature=0.7)
+    planned = plan_step(resolved(group(1.0, 0.0), exchanges=exchanges), TrainConfig(), step=3)
+    assert [s.temperature for s in samples_of(planned, *exchanges)] == [1.0, 0.7, 1.0, 0.7]
+
+
+# -- weights: rollouts of 2 + 1 tokens in two branches, of 6 tokens, and a group of 2 + 2 tokens --
+
+UNEVEN = (
+    [trajectory(1.0, BRANCHING), trajectory(0.0, LONG_TURN)],
+    [trajectory(1.0, ONE_TURN), trajectory(0.0, ONE_TURN)],
+)
+
+
+def test_every_token_counts_the_same() -> None:
+    scales = [scale for rollout in token_scales(plan(*UNEVEN)).values() for scale in rollout.values()]
+    assert scales == pytest.approx([1 / 13] * 5)
+
+
+def test_every_rollout_counts_the_same_with_all_its_branches() -> None:
+    assert token_scales(plan(*UNEVEN, normalize="rollout")) == {
+        "[0].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 3, "paths[1]": 1 / 4 / 3}),
+        "[0].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 6}),
+        "[1].trajectories[0]": pytest.approx({"paths[0]": 1 / 4 / 2}),
+        "[1].trajectories[1]": pytest.approx({"paths[0]": 1 / 4 / 2}),
+    }
+
+
+@pytest.mark.parametrize("normalize", ["rollout", "constant"])
+def test_branches_do_not_make_a_rollout_louder(normalize: Any) -> None:
+    """One rollout asks eight sub-agents, another none; the influence of a third stays as it is."""
+    answers = [exchange(f"s{i}", [9, i], [4, 5], messages=[], text="") for i in range(8)]
+    subs = [WireHistory(items=[choice(e.id, "")]) for e in answers]
+    config = TrainConfig(normalize=normalize, constant_tokens=10 if normalize == "constant" else None)
+
+    def third(further: list[Any]) -> float:
+        members = [trajectory(1.0, ONE_TURN, *further), trajectory(0.0, ONE_TURN), trajectory(0.0, LONG_TURN)]
+        groups = resolved(members, exchanges=(*answers, FIRST, LONG))
+        scales = token_scales(plan_step(groups, config, step=3))
+        assert len(scales["[0].trajectories[0]"]) == 1 + len(further)
+        return scales["[0].trajectories[2]"]["paths[0]"]
+
+    assert third(subs) == pytest.approx(third([]))
+
+
+def test_every_group_counts_the_same() -> None:
+    scales = token_scales(plan(*UNEVEN, normalize="group"))
+    first, second = [
+        [scale for key, rollout in scales.items() if key[1] == g for scale in rollout.values()] for g in "01"
+    ]
+    assert first == pytest.approx([1 / 2 / 9] * 3)
+    assert second == pytest.approx([1 / 2 / 4] * 2)
+
+
+def test_length_has_no_influence_with_a_constant() -> None:
+    """Sums over tokens by 100 per rollout, of which there are four."""
+    scales = token_scales(plan(*UNEVEN, normalize="constant", constant_tokens=100))
+    found = [scale for rollout in scales.values() for scale in rollout.values()]
+    assert found == pytest.approx([1 / 4 / 100] * 5)
+
+
+# -- the ledger --
+
+
+def test_ledger_closes_and_names_what_was_dropped() -> None:
+    found = plan(group(1.0, 0.0), group(0.3, 0.3, 0.3))
+    assert found.ledger == {
+        "ledger/sampled_tokens": 20,
+        "ledger/trained_tokens": 8,
+        "ledger/context_tokens": 0,
+        "ledger/untracked_choices": 0,
+        "ledger/dropped_tokens/no_reward_spread": 12,
+    }
+    assert found.metrics["data/step_num_groups_submitted"] == 2
+    assert found.metrics["data/step_num_groups_trainable"] == 1
+    assert found.metrics["data/step_num_trajectories"] == 5
+
+
+def every_kind() -> list[ResolvedGroup]:
+    """Branches, an opponent's answers, choices made elsewhere, silence, equal rewards, a group of one."""
+    return resolved(
+        [trajectory(r, BRANCHING, LONG_TURN) for r in (1.0, 0.0)],
+        [trajectory(r) for r in (1.0, 0.5, 0.0)],
+        [trajectory(1.0, UNTRACKED), trajectory(0.0, ONE_TURN), trajectory(0.0, ONE_TURN)],
+        group(0.5, 0.5),
+        group(1.0),
+        exchanges=(FIRST, replace(SECOND, name="opponent"), BRANCH, LONG),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss", "trained", "dropped"),
+    [
+        (DppoConfig(), 18 + 6 + 4, {"no_reward_spread": 4 + 2}),
+        (SftConfig(), 18 + 6 + 4, {"no_reward_spread": 4 + 2}),
+        (DISTILL, 18 + 6 + 4 + 4 + 2, {}),
+        ((DppoConfig(), DISTILL), 18 + 6 + 4 + 4 + 2, {}),
+        (DpoConfig(), 18 + 4, {"no_reward_spread": 4 + 4 + 2, "no_preference_pair": 2}),
+        (DpoConfig(pairs="all"), 18 + 6, {"no_reward_spread": 4 + 4 + 2}),
+    ],
+)
+def test_ledger_closes_for_every_loss(loss: Any, trained: int, dropped: dict[str, int]) -> None:
+    ledger = plan_step(every_kind(), TrainConfig(loss=loss), step=3).ledger
+    assert ledger["ledger/trained_tokens"] == trained
+    assert ledger["ledger/context_tokens"] == 3 * 2 + 2 * 2 + 2
+    assert ledger["ledger/untracked_choices"] == 1
+    assert {k.rsplit("/", 1)[1]: v for k, v in ledger.items() if "dropped" in k} == dropped
+    assert ledger["ledger/sampled_tokens"] == trained + ledger["ledger/context_tokens"] + sum(dropped.values())
+
+
+def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
+    ledger = plan(group(1.0, 0.0)).ledger
+    trained = {"data/step_trainable_tokens": 8.0, "offpolicy/mismatch_masked_tokens": 4.0}
+    closed = close_ledger(ledger, trained)
+    assert closed["ledger/trained_tokens"] == 4
+    assert closed["ledger/dropped_tokens/sampler_mismatch"] == 4
+    assert close_ledger(ledger, trained | {"offpolicy/mismatch_masked_tokens": 0.0}) == ledger
+    with pytest.raises(TrainingError, match="8 tokens were planned, 7 were trained"):
+        close_ledger(ledger, {"data/step_trainable_tokens": 7.0})
+
+
+# -- distillation and preferences --
+
+
+def test_distillation_alone_looks_at_no_rewards() -> None:
+    found = plan(group(1.0, 1.0), loss=DISTILL)
+    assert len(found.samples) == 2
+    assert found.findings == []
+    beside = plan(group(1.0, 0.0), group(1.0, 1.0), loss=(DppoConfig(), DISTILL))
+    assert [max(sample.advantages) for sample in samples_of(beside)] == [0.5, 0, 0, 0]
+    assert beside.findings == ["groups[1]: all rewards are equal, only distillation learns from it"]
+
+
+def test_preference_pairs_name_rollouts() -> None:
+    found = plan(group(0.5, 1.0, 0.0), loss=DpoConfig())
+    assert found.pairs == [("groups[0].trajectories[1]", "groups[0].trajectories[2]")]
+    assert [sample.rollout_id for sample in found.samples] == [name for pair in found.pairs for name in pair]
+    assert all(set(sample.advantages) == {0.0} for sample in samples_of(found)), "the trainer knows them"
+    assert found.metrics["data/step_num_pairs"] == 1
+    assert len(plan(group(0.5, 1.0, 0.0), loss=DpoConfig(pairs="all")).pairs) == 3
+
+
+def test_a_silent_trajectory_is_in_no_pair() -> None:
+    members = [trajectory(1.0), trajectory(0.5), trajectory(0.0, UNTRACKED)]
+    assert plan(members, loss=DpoConfig()).pairs == [("groups[0].trajectories[0]", "groups[0].trajectories[1]")]
+
+
+# -- findings and metrics --
+
+
+def test_findings_name_what_was_left_out() -> None:
+    silent = [trajectory(1.0, UNTRACKED), trajectory(0.0)]
+    found = plan(group(1.0, 0.0), group(0.1, 0.1), group(1.0), group(2.0, 2.0), silent)
+    assert found.findings == [
+        "groups[1], groups[3]: all rewards are equal, nothing to learn",
+        "groups[2]: a single trajectory has no other to be compared with, nothing to learn",
+        "groups[4].trajectories[0]: no tokens that this model sampled, so there is nothing of it to train",
+    ]
+    many = plan(group(1.0, 0.0), *[group(0.1, 0.1)] * 14)
+    assert many.findings[0].startswith("groups[1], groups[2], ")
+    assert "groups[12] and 2 more: all rewards" in many.findings[0]
+
+
+def test_a_group_of_silent_trajectories_is_not_trainable() -> None:
+    found = plan(group(1.0, 0.0), group(1.0, 0.0, history=UNTRACKED))
+    assert found.metrics["data/step_num_groups_submitted"] == 2
+    assert found.metrics["data/step_num_groups_trainable"] == 1
+
+
+def test_an_empty_answer_gives_no_sample() -> None:
+    nothing = exchange("e0", [1, 2, 3], [], messages=[], text="")
+    members = [trajectory(1.0, ONE_TURN), trajectory(0.0, WireHistory(items=[choice("e0", "")]))]
+    found = plan_step(resolved(members, exchanges=(FIRST, nothing)), TrainConfig(normalize="rollout"), step=3)
+    assert [sample.rollout_id for sample in found.samples] == ["groups[0].trajectories[0]"]
+    assert samples_of(found)[0].advantages[-1] == 0.5, "its reward counts in the mean"
+
+
+def test_overlong_rollouts_are_counted() -> None:
+    found = plan([trajectory(1.0), trajectory(1.0, LONG_TURN)], overlong=OverlongConfig(max_tokens=8, buffer=4))
+    assert found.metrics["data/step_num_trajectories_overlong"] == 1
+    assert [max(s.advantages, key=abs) for s in samples_of(found)] == [0.25, -0.25]
+
+
+# -- nothing to learn --
+
+
+def unrewarded(count: int) -> WireGroup:
+    return WireGroup(trajectories=[WireTrajectory(histories=[TWO_TURNS]) for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("groups", "why"),
+    [
+        ([group(0.5, 0.5), group(1.0, 1.0)], r"every group \(2\) has equal rewards \(their mean is 0.75\): "),
+        ([group(1.0), group(0.0)], r"every group \(2\) holds a single trajectory: "),
+        ([unrewarded(2), unrewarded(3)], r"none of the 5 trajectories was ever given a reward: all count as 0"),
+        ([unrewarded(1)], r"every group \(1\) holds a single trajectory: "),
+        ([group(1.0), group(0.5, 0.5), unrewarded(2)], r"none of the 3 groups can be learnt from: "),
+        ([group(1.0, 0.0, history=WireHistory(items=[USER]))], r"none of the 2 trajectories holds an answer"),
+    ],
+)
+@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
+def test_a_step_with_nothing_to_learn_says_why(groups: list[WireGroup], why: str, loss: Any) -> None:
+    found = plan(*groups, loss=loss)
+    assert (found.samples, found.pairs, found.exchange_ids) == ([], [], [])
+    assert re.match(why, found.findings[0])
+    assert "so no step was trained and the model is where it was" in found.findings[0]
+    assert found.metrics["data/step_num_groups_trainable"] == 0
+    assert found.metrics["data/step_num_groups_submitted"] == len(groups)
+    dropped = found.ledger.get("ledger/dropped_tokens/no_reward_spread", 0)
+    assert found.ledger["ledger/sampled_tokens"] == dropped
+    assert found.ledger["ledger/trained_tokens"] == 0
+
+
+def test_reasons_are_told_apart_by_group() -> None:
+    found = plan(group(1.0), group(0.5, 0.5), unrewarded(2), group(1.0, 0.0))
+    assert found.findings == [
+        "groups[1]: all rewards are equal, nothing to learn",
+        "groups[2]: no trajectory was ever given a reward, nothing to learn",
+        "groups[0]: a single trajectory has no other to be compared with, nothing to learn",
+    ]
+
+
+def test_a_turn_reward_is_a_reward() -> None:
+    rewarded = [WireTrajectory(histories=[TWO_TURNS], turn_rewards=[1, 1]) for _ in range(2)]
+    assert "has equal rewards" in plan(rewarded).findings[0]
+
+
+def test_the_trainer_refuses_what_was_planned() -> None:
+    ledger = {"ledger/sampled_tokens": 9.0, "ledger/trained_tokens": 7.0, "ledger/dropped_tokens/no_reward_spread": 2.0}
+    closed = close_unused_ledger(ledger, "sampler_mismatch")
+    assert closed == ledger | {"ledger/trained_tokens": 0.0, "ledger/dropped_tokens/sampler_mismatch": 7.0}
+
+
+def test_answers_of_a_step_are_listed_once() -> None:
+    found = plan(group(1.0, 0.0), group(1.0, 1.0, history=ONE_TURN))
+    assert found.exchange_ids == ["e1", "e2"]
+
+
+# -- errors --
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [
+        (UNTRACKED, "2 choices without an exchange id"),
+        (WireHistory(items=[USER, {"role": "assistant", "content": "a"}]), "2 messages of the assistant"),
+    ],
+)
+@pytest.mark.parametrize("rewards", [(1.0, 0.0), (1.0, 1.0)])
+def test_answers_that_are_no_recorded_choices_are_an_error(
+    history: WireHistory, found: str, rewards: tuple[float, float]
+) -> None:
+    with pytest.raises(NothingTrainableError, match=f"{found}.*Append the `Choice` objects"):
+        plan(group(*rewards, history=history))
+
+
+@pytest.mark.parametrize("loss", [DppoConfig(), DpoConfig()])
+def test_rewards_must_be_finite(loss: Any) -> None:
+    with pytest.raises(TrajectoryError, match=r"groups\[0\].trajectories\[1\]"):
+        plan(group(1.0, math.nan), loss=loss)

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from art.credit.resolve import exchange_ids
+from art.errors import TrajectoryError, TrajectoryMismatchError
+from art.protocol.training import WireGroup, WireHistory
+from tests.support.recorded_exchanges import (
+    AGAIN,
+    BRANCHING,
+    FIRST,
+    ONE_TURN,
+    SECOND,
+    TWO_TURNS,
+    UNTRACKED,
+    USER,
+    choice,
+    group,
+    resolved,
+    trajectory,
+)
+
+
+def test_turns_that_extend_one_another_become_one_path() -> None:
+    (found,) = resolved([trajectory(1.0)])[0].trajectories
+    (path,) = found.paths
+    assert path.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [(a.start, a.num_tokens, a.choice, a.exchange) for a in path.answers] == [
+        (3, 2, 0, FIRST),
+        (6, 2, 1, SECOND),
+    ]
+    assert (found.label, found.num_choices, found.sampled_tokens) == ("groups[0].trajectories[0]", 2, 4)
+
+
+def test_a_branch_becomes_a_path_of_its_own() -> None:
+    (found,) = resolved([trajectory(1.0, BRANCHING)])[0].trajectories
+    assert [path.token_ids for path in found.paths] == [[1, 2, 3, 4, 5], [1, 9, 6, 7]]
+    assert [path.answers[0].choice for path in found.paths] == [0, 1]
+
+
+def test_answers_of_another_model_are_context() -> None:
+    (found,) = resolved([trajectory(1.0)], exchanges=(FIRST, replace(SECOND, name="opponent")))[0].trajectories
+    assert [path.token_ids for path in found.paths] == [[1, 2, 3, 4, 5]]
+    assert (found.context_tokens, found.num_choices) == (2, 2)
+
+
+def test_a_turn_repeated_by_an_additional_history_counts_once() -> None:
+    (found,) = resolved([trajectory(1.0, TWO_TURNS, ONE_TURN)])[0].trajectories
+    assert (len(found.paths), found.sampled_tokens) == (1, 4)
+
+
+def test_answers_of_further_histories_are_no_choices_of_the_first() -> None:
+    (found,) = resolved([trajectory(1.0, ONE_TURN, TWO_TURNS)])[0].trajectories
+    assert [answer.choice for path in found.paths for answer in path.answers] == [0, None]
+    assert found.num_choices == 1
+
+
+def test_other_temperatures_do_not_share_a_path() -> None:
+    (found,) = resolved([trajectory(1.0)], exchanges=(FIRST, replace(SECOND, temperature=0.7)))[0].trajectories
+    assert [path.answers[0].exchange.temperature for path in found.paths] == [1.0, 0.7]
+
+
+def test_groups_without_trajectories_keep_the_numbers_of_the_others() -> None:
+    assert [g.label for g in resolved(group(), group(1.0), group(), group(0.0))] == ["groups[1]", "groups[3]"]
+
+
+def test_what_shapes_a_reward_is_counted() -> None:
+    (found,) = resolved([trajectory(0.5, BRANCHING, UNTRACKED, turn_rewards=[1, 2])])[0].trajectories
+    rewards = found.rewards()
+    assert (rewards.reward, rewards.turn_rewards, rewards.choices) == (0.5, [1, 2], 2)
+    assert (rewards.sampled_tokens, rewards.prompt_tokens, rewards.turns) == (3, 3 + 3, 2)
+    assert found.untracked_choices == 1
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        ({"turn_rewards": [1]}, r"groups\[0\]\.trajectories\[0\] has 1 turn_rewards for 2 choices"),
+        ({"token_rewards": [[1, 1]]}, "has 1 token_rewards for 2 choices"),
+        ({"token_rewards": [[1, 1], [1]]}, r"token_rewards\[1\] has 1 rewards, but that choice has 2 sampled tokens"),
+    ],
+)
+def test_turn_and_token_rewards_must_fit(further: dict, message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        resolved([trajectory(1.0, **further)])
+
+
+def test_a_choice_made_elsewhere_has_no_token_rewards() -> None:
+    resolved([trajectory(1.0, UNTRACKED, token_rewards=[[]])])
+    with pytest.raises(TrajectoryError, match="that choice has no recorded tokens"):
+        resolved([trajectory(1.0, UNTRACKED, token_rewards=[[1]])])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([USER, choice("e1", "changed")], "the answer was changed after sampling"),
+        ([{"role": "user", "content": "other"}, choice("e1", "a")], "differs from what the model was sent"),
+        ([USER, AGAIN, choice("e1", "a")], "2 messages come before this answer, but the model was sent 1"),
+        ([USER, choice("gone", "a")], "is not recorded on this server"),
+    ],
+)
+def test_changed_trajectories_are_refused(items: list[dict], message: str) -> None:
+    with pytest.raises(TrajectoryMismatchError, match=message):
+        resolved(group(1.0, 0.0, history=WireHistory(items=items)))
+
+
+@pytest.mark.parametrize(("changes", "message"), [({"temperature": 0.0}, "greedily"), ({"top_p": 0.9}, "top_p=0.9")])
+def test_sampling_that_has_no_exact_gradient_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(TrajectoryMismatchError, match=message):
+        resolved(group(1.0, 0.0), exchanges=(replace(FIRST, **changes), SECOND))
+
+
+def test_exchange_ids_once_each() -> None:
+    assert exchange_ids([group(1.0, 0.0), group(1.0), WireGroup(trajectories=[])]) == ["e1", "e2"]

@@ -1,0 +1,138 @@
+"""Reusing keys and values must change the cost of a request and nothing else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from art.engines.torch.embedded import TorchEngine
+from tests.support.engine import drain, generate, load, request, tokens
+
+
+def assert_same(got: list, want: list) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert a.token_ids == b.token_ids
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        assert a.finish_reason == b.finish_reason
+
+
+def alone(model: Path, *requests, **settings: object) -> list:
+    """Each request in an engine that has seen nothing else."""
+    engine = load(model, **settings)
+    results = []
+    for one in requests:
+        results += generate(engine, one)
+        for pool in engine._scheduler.cache.pools:
+            for slot in filter(None, list(pool.slots)):
+                engine._scheduler.cache.discard(slot)
+    return results
+
+
+def test_a_later_turn_continues_in_place(engine: TorchEngine, qwen3: Path) -> None:
+    first = request(tokens(1, 50), 10)
+    (one,) = generate(engine, first)
+    second = request(first.prompt_token_ids + one.token_ids + tokens(2, 9), 10)
+    (two,) = generate(engine, second)
+    assert two.num_cached_tokens == 50 + 10 - 1  # the last sampled token was never computed
+    assert engine.stats()["slots_idle"] == 1
+    assert_same([two], alone(qwen3, second))
+
+
+def test_a_group_computes_its_prompt_once(engine: TorchEngine, qwen3: Path) -> None:
+    group = [request(tokens(1, 100), 10, seed=i) for i in range(8)]
+    results = generate(engine, *group)
+    assert engine.stats()["prefill_tokens"] == 100 + 7  # the last prompt token is computed again, for its logits
+    assert [r.num_cached_tokens for r in results] == [0] + [99] * 7
+    assert len({tuple(r.token_ids) for r in results}) == 8
+    assert_same(results, alone(qwen3, *group))
+
+
+def test_a_group_waits_for_a_prompt_that_takes_several_steps(qwen3: Path) -> None:
+    engine = load(qwen3, prefill_tokens=16)
+    group = [request(tokens(1, 100) + [i], 5, seed=i) for i in range(4)]
+    results = generate(engine, *group)
+    assert engine.stats()["prefill_tokens"] == 101 + 3 * 5  # 96 were there when what was left was not worth waiting for
+    assert_same(results, alone(qwen3, *group))
+
+
+def test_branches_copy_their_common_prefix(engine: TorchEngine, qwen3: Path) -> None:
+    trunk = tokens(1, 60)
+    first = request(trunk + tokens(2, 20), 10)
+    generate(engine, first)
+    branch = request(trunk + tokens(3, 20), 10)
+    (result,) = generate(engine, branch)
+    assert result.num_cached_tokens == 60
+    (again,) = generate(engine, request(first.prompt_token_ids, 10))
+    assert again.num_cached_tokens == 79  # the branch left the original as it was
+    assert_same([result], alone(qwen3, branch))
+
+
+def test_a_running_request_can_be_copied_from(engine: TorchEngine, qwen3: Path) -> None:
+    long = request(tokens(1, 40), 30)
+    engine.submit(long, stream=False)
+    for _ in range(5):
+        engine.step()
+    late = request(tokens(1, 40) + tokens(9, 3), 5)
+    engine.submit(late, stream=False)
+    chunks = {o.request_id: o.chunk for o in drain(engine)}
+    assert chunks[late.request_id].num_cached_tokens == 40
+    assert_same([chunks[long.request_id], chunks[late.request_id]], alone(qwen3, long, late))
+
+
+def test_the_same_prompt_again(engine: TorchEngine) -> None:
+    (one,) = generate(engine, request(tokens(1, 30), 1, temperature=0.0))
+    (two,) = generate(engine, request(tokens(1, 30), 1, temperature=0.0))
+    assert (one.num_cached_tokens, two.num_cached_tokens) == (0, 29)
+    assert one.token_ids == two.token_ids
+
+
+def test_other_weights_share_nothing(engine: TorchEngine, adapters: tuple[Path, Path]) -> None:
+    prompt = tokens(1, 50)
+    engine.load_adapter("a@1", adapters[0])
+    engine.load_adapter("b@1", adapters[1])
+    assert [
+        generate(engine, request(prompt, 5, adapter=name))[0].num_cached_tokens for name in (None, "a@1", "b@1")
+    ] == [0] * 3
+    assert generate(engine, request(prompt, 5, adapter="a@1"))[0].num_cached_tokens == 49
+    engine.load_adapter("a@1", adapters[1])  # the same name, other weights
+    (reloaded,) = generate(engine, request(prompt, 5, adapter="a@1"))
+    assert reloaded.num_cached_tokens == 0
+    (other,) = generate(engine, request(prompt, 5, adapter="b@1"))
+    assert other.num_cached_tokens == 49
+    assert reloaded.token_ids == other.token_ids  # and now they are the same weights
+    assert reloaded.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_unloading_frees_the_slots_of_the_adapter(engine: TorchEngine, adapters: tuple[Path, Path]) -> None:
+    engine.load_adapter("a@1", adapters[0])
+    generate(engine, request(tokens(1, 20), 5, adapter="a@1"), request(tokens(1, 20), 5))
+    engine.unload_adapter("a@1")
+    assert engine.stats()["slots_idle"] == 1
+
+
+@pytest.mark.parametrize("kv_cache_tokens", [None, 1024, 512])
+def test_random_conversations_in_any_cache_size(qwen3: Path, kv_cache_tokens: int | None) -> None:
+    """Groups, turns, branches and long answers together, with room for all, for few, and for a single one."""
+    random_ = random.Random(3)
+    engine = load(qwen3, max_running=6, prefill_tokens=48, kv_cache_tokens=kv_cache_tokens)
+    histories = [tokens(i, n) for i, n in enumerate((8, 30, 120, 240)) for _ in range(3)]
+    asked, got = [], []
+    for turn in range(3):
+        turn_requests = []
+        for i, history in enumerate(histories):
+            prompt = history[: random_.choice((len(history), len(history) - 3))] + tokens(100 * turn + i // 2, 6)
+            turn_requests.append(request(prompt, random_.choice((2, 20, 60)), seed=i, stop_token_ids=(5,)))
+        results = generate(engine, *turn_requests)
+        histories = [r.prompt_token_ids + c.token_ids for r, c in zip(turn_requests, results, strict=True)]
+        asked += turn_requests
+        got += results
+    stats = engine.stats()
+    assert stats["kv_tokens_allocated"] <= stats["kv_tokens_budget"]
+    assert stats["slots_busy"] == 0
+    if kv_cache_tokens is None:
+        assert stats["cached_tokens"] > 1000
+    else:
+        assert stats["preemptions"] > 0
+    assert_same(got, alone(qwen3, *asked))

@@ -1,0 +1,132 @@
+"""Models in the shape of well-known families go through every part; docs/models.md says what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from art.config import EngineConfig, LoraConfig, TrainerConfig
+from art.engines.torch.embedded import TorchEngine
+from art.errors import ConfigError
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from tools.families import support
+from tools.families.build import FAMILIES, Family, build_family
+from tools.families.page import render_page, row_of
+from tools.families.support import STAGES, Outcome, check_model
+
+PAGE = (Path(__file__).parents[3] / "docs/models.md").read_text()
+BY_NAME = {family.name: family for family in FAMILIES}
+
+
+def page_row(name: str) -> list[str]:
+    """The cells of a family on the page, without the numbers of reasons."""
+    line = next(line for line in PAGE.splitlines() if line.startswith(f"| {name} |"))
+    return [re.sub(r" \(\d+\)$", "", cell.strip()) for cell in line.strip("|").split("|")]
+
+
+def build(tmp_path: Path, name: str) -> Path:
+    return build_family(BY_NAME[name], tmp_path / "model")
+
+
+def test_the_page_names_every_family() -> None:
+    assert re.findall(r"^\| ([^|]+) \| `\w+` \|", PAGE, re.MULTILINE) == list(BY_NAME)
+    numbers = {int(number) for number in re.findall(r" \((\d+)\) \|", PAGE)}
+    assert numbers == set(map(int, re.findall(r"^(\d+)\. ", PAGE, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Gemma 3", "DeepSeek-V3"])
+async def test_a_family_does_what_the_page_says(tmp_path: Path, name: str) -> None:
+    outcomes = await check_model(build(tmp_path, name), tmp_path / "checkpoints")
+    assert row_of(BY_NAME[name], outcomes)[:-1] == page_row(name)[:-1]  # the last one is vLLM
+    assert outcomes["vLLM"].status == "not run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {"Llama 3", "Gemma 3", "DeepSeek-V3"}))
+async def test_the_other_families_too(tmp_path: Path, name: str) -> None:
+    outcomes = await check_model(build(tmp_path, name), tmp_path / "checkpoints")
+    assert row_of(BY_NAME[name], outcomes)[:-1] == page_row(name)[:-1]
+
+
+async def test_disagreements_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison, with the other side made wrong."""
+    path = build(tmp_path, "Llama 3")
+    own_logprobs, own_gradient = support._logprobs, support._peft_gradient
+
+    class OtherTokenizer:
+        @staticmethod
+        def from_pretrained(*_: Any, **__: Any) -> Any:
+            return OtherTokenizer
+
+        @staticmethod
+        def apply_chat_template(*_: Any, **__: Any) -> list[int]:
+            return [1]
+
+    def wrong_gradient(*arguments: Any) -> dict[str, torch.Tensor]:
+        return {name: 1.01 * gradient for name, gradient in own_gradient(*arguments).items()}
+
+    monkeypatch.setattr(support, "_logprobs", lambda *arguments: own_logprobs(*arguments) + 0.01)
+    monkeypatch.setattr(support, "_peft_gradient", wrong_gradient)
+    outcomes = await check_model(path, tmp_path / "first")
+    assert "differ from transformers' by" in outcomes["sample"].reason
+    assert "the gradient differs from peft's" in outcomes["train"].reason
+    assert outcomes["publish"].status == "not reached"
+    monkeypatch.setattr(support, "AutoTokenizer", OtherTokenizer)
+    outcomes = await check_model(path, tmp_path / "second")
+    assert outcomes["render"].reason.endswith("other tokens than transformers' chat template")
+    assert {outcomes[stage].status for stage in STAGES[1:-1]} == {"not reached"}
+
+
+def test_reasons_are_numbered_once() -> None:
+    yes = dict.fromkeys(STAGES, Outcome("yes"))
+    refused = {**yes, "tools": Outcome("no", "no tools")}
+    page = render_page({family.name: refused if family.name != "Qwen3" else yes for family in FAMILIES}, "torch 2")
+    assert page.count("1. tools: no tools\n") == 1
+    assert page.count("no (1)") == len(FAMILIES) - 1
+
+
+# -- what the run has brought to light --
+
+
+def test_of_a_mixture_of_experts_the_attention_is_adapted(tmp_path: Path) -> None:
+    base = load_base_model(str(build(tmp_path, "Qwen3-MoE")), TrainerConfig(device="cpu"))
+    policy = LoraPolicy(base, LoraConfig(rank=4), may_fold=True)
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in policy.tensors} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
+    policy.remove()
+    with pytest.raises(ConfigError, match=r"stacked weights of .* name layers of the attention only"):
+        LoraPolicy(base, LoraConfig(rank=4, target_modules=["gate_proj", "up_proj", "down_proj"]), may_fold=True)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    path, marker = build(tmp_path, "Llama 3"), tmp_path / "ran"
+    config = json.loads((path / "config.json").read_text())
+    classes = {"AutoConfig": "code.OwnConfig", "AutoModelForCausalLM": "code.OwnModel"}
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": classes}))
+    (path / "code.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    for load in (
+        lambda: load_base_model(str(path), TrainerConfig(device="cpu")),
+        lambda: TorchEngine.load(str(path), EngineConfig(device="cpu", num_threads=1)),
+    ):
+        with pytest.raises(ConfigError, match="cannot load base model"):
+            load()
+    assert not marker.exists()
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    family: Family = BY_NAME["Llama 3"]
+    first, second = (build_family(family, tmp_path / name) / "model.safetensors" for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    other = build_family(replace(family, name="x"), tmp_path / "c", seed=1) / "model.safetensors"
+    assert other.read_bytes() != first.read_bytes()

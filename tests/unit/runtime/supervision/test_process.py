@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art.runtime.supervision.process
+from art.config import MemoryConfig
+from art.errors import ConfigError, ProcessError
+from art.protocol.rpc import RpcClient
+from art.runtime.supervision.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.supervision.status_report import write_report
+from art.runtime.supervision.waits import acquired, current_waits
+from art.runtime.supervision.watchdog import Watchdog
+from art.storage.logs import log_tail
+from tests.support.calls import raw
+
+CHILD = """
+import sys, time
+import art.runtime.children.child
+from art.runtime.children.child import child_from_argv
+
+art.runtime.children.child.HEARTBEAT_S = 0.1
+child = child_from_argv("echo")
+print("echo child started", file=sys.stderr, flush=True)
+hoard = []
+while True:
+    child.tick("idle")
+    frame = child.inbox.get()
+    if "cancel" in frame:
+        continue
+    method, params = frame["method"], frame["params"]
+    if method == "start" and params.get("refuse"):
+        from art.errors import ConfigError
+        child.socket.fail(frame["id"], ConfigError("no such model"))
+    elif method == "die":
+        print("about to fail: out of luck", file=sys.stderr, flush=True)
+        import os; os._exit(3)
+    elif method == "leak":
+        hoard.append(bytearray(params["mib"] * 2**20))
+        child.socket.reply(frame["id"], len(hoard))
+    elif method == "forget":
+        continue
+    elif method == "hang":
+        child.tick("hanging")
+        time.sleep(60)
+    elif method == "count":
+        for i in range(params["n"]):
+            child.socket.reply(frame["id"], i, last=i == params["n"] - 1)
+    else:
+        child.socket.reply(frame["id"], params)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "echo_child.py").write_text(textwrap.dedent(CHILD))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(art.runtime.supervision.process, "CHECK_S", 0.1)
+    return "echo_child"
+
+
+def spec(module: str, tmp_path: Path, **changes: Any) -> ChildSpec:
+    times: dict[str, Any] = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
+    return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
+
+
+async def start(client: RpcClient) -> None:
+    await client.call(raw("start"))
+
+
+async def until_it_beats(process: ChildProcess) -> None:
+    """A heartbeat has come, and time for another one."""
+    async with asyncio.timeout(20):
+        while "doing" not in process.status:
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
+
+
+@pytest.fixture
+async def child(module: str, tmp_path: Path) -> AsyncIterator[ChildProcess]:
+    process = ChildProcess(spec(module, tmp_path), start)
+    yield process
+    await process.close()
+
+
+async def test_calls_and_streams(child: ChildProcess) -> None:
+    client = await child.connect()
+    assert await client.call(raw("echo", a=1)) == {"a": 1}
+    assert [i async for i in client.stream(raw("count", n=3))] == [0, 1, 2]
+
+
+async def test_death_fails_pending_calls_with_the_log_and_a_new_child_comes_up(child: ChildProcess) -> None:
+    client = await child.connect()
+    with pytest.raises(ProcessError):
+        await client.call(raw("die"))
+    while child.num_restarts == 0:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ProcessError, match="exit status 3"):
+        await client.call(raw("echo"))
+    assert "out of luck" in log_tail(child.spec.log_path)
+    assert await (await child.connect()).call(raw("echo", b=2)) == {"b": 2}
+
+
+async def test_sigkill_is_survived_and_named(child: ChildProcess) -> None:
+    client = await child.connect()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    while child.num_restarts == 0:
+        await asyncio.sleep(0.01)
+    with pytest.raises(ProcessError, match="signal 9"):
+        await client.call(raw("echo"))
+    assert await (await child.connect()).call(raw("echo")) == {}
+
+
+async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_there_is(
+    module: str, tmp_path: Path
+) -> None:
+    may_start = asyncio.Event()
+    may_start.set()
+    process = ChildProcess(spec(module, tmp_path), start, may_start)
+    client = await process.connect()
+    may_start.clear()
+    with pytest.raises(ProcessError):
+        await client.call(raw("die"))
+    waiting = asyncio.ensure_future(process.connect())
+    await asyncio.sleep(0.3)
+    assert process.pid is None
+    assert not waiting.done()
+    may_start.set()
+    assert await (await waiting).call(raw("echo", a=1)) == {"a": 1}
+    await process.close()
+
+
+async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> None:
+    async def refused(client: RpcClient) -> None:
+        await client.call(raw("start", refuse=True))
+
+    process = ChildProcess(spec(module, tmp_path), refused)
+    with pytest.raises(ConfigError, match="no such model"):
+        await process.connect()
+    await process.close()
+
+
+async def test_a_child_that_cannot_start_is_given_up_on_with_its_log(tmp_path: Path) -> None:
+    process = ChildProcess(spec("no_such_module_anywhere", tmp_path), start)
+    with pytest.raises(ProcessError, match=r"died while starting \(exit status 1\)(.|\n)*No module named"):
+        await process.connect()
+    await process.close()
+
+
+async def test_a_stopped_child_is_killed_its_callers_learn_why_and_a_new_one_answers(
+    module: str, tmp_path: Path
+) -> None:
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
+    client = await process.connect()
+    await until_it_beats(process)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    cause = r"the echo died \(signal 9, SIGKILL; it was silent for 3 s \(a signal has stopped it\) and was killed\)"
+    async with asyncio.timeout(30):
+        with pytest.raises(ProcessError, match=cause):
+            await client.call(raw("echo"))
+        assert await (await process.connect()).call(raw("echo")) == {}
+    assert cause.replace("\\", "") in str(process.status["last_end"])
+    await process.close()
+
+
+async def test_a_child_stopped_while_it_starts_is_started_again(module: str, tmp_path: Path) -> None:
+    stops = [True]
+
+    async def stopped_once(client: RpcClient) -> None:
+        if stops and stops.pop():
+            await until_it_beats(process)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGSTOP)
+        await client.call(raw("start"))
+
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), stopped_once)
+    async with asyncio.timeout(30):
+        assert await (await process.connect()).call(raw("echo")) == {}
+    await process.close()
+
+
+async def test_an_answer_that_never_comes_ends_the_child(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, heartbeat_timeout_s=2.5), start)
+    client = await process.connect()
+    async with asyncio.timeout(30):
+        with pytest.raises(ProcessError, match="it owes an answer to `forget` for 3 s, and is idle and was killed"):
+            await client.call(raw("forget"))
+    await process.close()
+
+
+async def test_a_child_whose_main_thread_hangs_is_killed_though_its_heart_beats(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, stall_timeout_s=1.0), start)
+    client = await process.connect()
+    async with asyncio.timeout(30):
+        with pytest.raises(ProcessError, match=r"no progress for \d s \(hanging\) and was killed(.|\n)*in <module>"):
+            await client.call(raw("hang"))  # the end of the log shows where it hung
+    assert await (await process.connect()).call(raw("echo")) == {}  # and the old heartbeat does not kill the new child
+    await asyncio.sleep(1.5)
+    assert process.num_restarts == 1
+    await process.close()
+
+
+LEAK = MemoryConfig(leak_growth_bytes=100 * 2**20, leak_window_s=0.4, leak_windows=4)
+
+
+@pytest.mark.slow
+async def test_a_child_that_leaks_is_restarted_between_two_calls(module: str, tmp_path: Path) -> None:
+    process = ChildProcess(spec(module, tmp_path, memory=LEAK), start)
+    client = await process.connect()
+    async with asyncio.timeout(120):
+        while process.num_restarts == 0:
+            with contextlib.suppress(ProcessError):  # one that came just then
+                await (await process.connect()).call(raw("leak", mib=10))
+            await asyncio.sleep(0.1)
+    assert "was restarted: its memory has grown" in process.status["last_end"]
+    with pytest.raises(ProcessError, match="was restarted: its memory has grown"):
+        await client.call(raw("echo"))
+    assert await (await process.connect()).call(raw("leak", mib=1)) <= 2
+    await process.close()
+
+
+async def test_a_child_above_the_limit_keeps_its_call_unless_it_is_interruptible(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.supervision.process, "INTERRUPT_AFTER_S", 0.5)
+    limit = MemoryConfig(limit_bytes=200 * 2**20)
+    for interruptible in (False, True):
+        process = ChildProcess(spec(module, tmp_path, memory=limit, interruptible=interruptible), start)
+        client = await process.connect()
+        await until_it_beats(process)
+        forgotten = asyncio.ensure_future(client.call(raw("forget")))
+        await client.call(raw("leak", mib=300))
+        await asyncio.sleep(1.0)
+        assert process.num_restarts == int(interruptible)
+        assert forgotten.done() == interruptible
+        forgotten.cancel()
+        await process.close()
+
+
+async def test_the_report_says_who_waits_for_whom_and_where_the_child_stands(child: ChildProcess) -> None:
+    client = await child.connect()
+    hanging = asyncio.create_task(client.call(raw("hang")), name="the caller")
+    await asyncio.sleep(0.5)
+    report = await write_report([child], ["job 1"])
+    assert f"echo: up, pid {child.pid}, 0." in report
+    assert "the caller waits for the echo to answer `hang`, for" in report
+    assert "it does `hanging` since" in report
+    assert "in RpcClient.stream" in report, "the stack of the caller's task"
+    assert "echo_child.py" in report.split("Stacks: echo")[1], "the stack of the child"
+    hanging.cancel()
+
+
+async def test_nothing_moves_and_the_log_tells(child: ChildProcess, caplog: pytest.LogCaptureFixture) -> None:
+    reports = []
+
+    async def report() -> str:
+        reports.append(child.stalled_s())
+        return "the report"
+
+    client = await child.connect()
+    watching = asyncio.create_task(Watchdog(lambda: [child], report, after_s=0.5).run())
+    await asyncio.sleep(0.8)
+    assert reports == [], "nobody waits"
+    hanging = asyncio.create_task(client.call(raw("hang")))
+    await asyncio.sleep(1.4)
+    assert len(reports) == 2, "after 0.5 s, and after twice that"
+    assert "no progress for 1 s\nthe report" in caplog.text
+    hanging.cancel()
+    watching.cancel()
+
+
+async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def report() -> str:
+        return "\n".join(map(str, current_waits()))
+
+    watching = asyncio.create_task(Watchdog(list, report, after_s=0.2).run())
+    lock = asyncio.Lock()
+    async with lock:
+        with pytest.raises(ProcessError, match=r"timed out after 0\.5 s waiting for its turn"):
+            async with acquired(lock, "its turn", 0.5):
+                pass
+    assert "waits for its turn, for 0 of 0.5 s" in caplog.text
+    assert current_waits() == []
+    watching.cancel()
+
+
+async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tmp_path: Path) -> None:
+    refusals = [True]
+
+    async def refused_once(client: RpcClient) -> None:
+        await client.call(raw("start", refuse=bool(refusals and refusals.pop())))
+
+    process = ChildProcess(spec(module, tmp_path), refused_once)
+    for _ in range(2):  # asking for it does not start it again
+        with pytest.raises(ConfigError, match="no such model"):
+            await process.connect()
+    assert process.given_up
+    process.start()
+    assert await (await process.connect()).call(raw("echo", a=1)) == {"a": 1}
+    await process.close()
+
+
+async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_path: Path) -> None:
+    async def sad(client: RpcClient) -> None:
+        await client.call(raw("start"))
+        raise ProcessError("the server that it needs has died")
+
+    process = ChildProcess(spec(module, tmp_path), sad)
+    with pytest.raises(ProcessError, match="the echo could not start: the server that it needs has died"):
+        await process.connect()
+    await process.close()
+
+
+async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(module: str, tmp_path: Path) -> None:
+    async def broken(client: RpcClient) -> None:
+        raise OSError("too many open files")
+
+    process = ChildProcess(spec(module, tmp_path), broken)
+    async with asyncio.timeout(20):
+        with pytest.raises(ProcessError, match="too many open files"):
+            await process.connect()
+    await process.close()
+
+
+async def test_closing_releases_all_who_wait(module: str, tmp_path: Path) -> None:
+    async def never(client: RpcClient) -> None:
+        await asyncio.Event().wait()
+
+    process = ChildProcess(spec(module, tmp_path), never)
+    waiting = asyncio.ensure_future(process.connect())
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(10):
+        await process.close()
+        with pytest.raises(ProcessError, match="closed"):
+            await waiting
+
+
+async def test_close_leaves_no_process(child: ChildProcess) -> None:
+    await child.connect()
+    pid = child.pid
+    await child.close()
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_threads_are_disjoint_by_default() -> None:
+    engine, trainer = split_threads(None, None)
+    cores = len(os.sched_getaffinity(0))
+    assert engine >= 1
+    assert trainer >= 1
+    assert engine + trainer <= max(2, cores)
+    assert split_threads(3, None)[0] == 3

@@ -1,0 +1,219 @@
+"""The adapted linear layer computes what peft's does, packed or not, and is used only where it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from art.config import DppoConfig, LoraConfig, TrainerConfig
+from art.kernels import packed_linear
+from art.kernels.packed_linear import packing_pays
+from art.trainer.machine.shard import idle_layout
+from art.trainer.policy import linear
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.linear import AdaptedLinear, pack_where_faster
+from art.trainer.policy.lora import LoraPolicy, dump_named
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree.tree import check_sample
+from tests.support.trainer_reference import reference_gradient
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+
+LORA = LoraConfig(rank=4, alpha=8)
+
+
+def can_pack() -> bool:
+    try:
+        packed_linear.packed_linear(torch.ones(2, 8), packed_linear.pack(torch.ones(8, 8), 2), None)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+def pays(*, backward: bool = True) -> bool:
+    """Whether packing a weight [64, 32] measures faster, without the cache."""
+    return packing_pays.__wrapped__(64, 32, num_rows=16, num_threads=1, dtype=torch.float32, backward=backward)
+
+
+needs_packing = pytest.mark.skipif(not can_pack(), reason="no oneDNN packed weights in this torch")
+
+
+def make_policy(model_path: Callable[[str], str], family: str = "Qwen2", **config: Any) -> LoraPolicy:
+    base = load_base_model(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
+    policy = LoraPolicy(base, LORA, may_fold=False)
+    policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+    return policy
+
+
+def adapted_layers(policy: LoraPolicy) -> list[AdaptedLinear]:
+    return [layer for layer in policy._layers.values() if isinstance(layer, AdaptedLinear)]
+
+
+def gradient(policy: LoraPolicy) -> torch.Tensor:
+    paths = [p for s in random_samples(3) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=4096), StepRecord())
+    return policy.grads.clone()
+
+
+def values_and_gradients(layer: torch.nn.Module, x: torch.Tensor, call: Any) -> list[torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = call(leaf)
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, [leaf, *parameters], weights)]
+
+
+@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
+@pytest.mark.parametrize("shape", [(1, 9, 32), (7, 32), (1, 32)])
+def test_values_and_gradients_equal_those_of_peft(
+    way: str, shape: tuple[int, ...], model_path: Callable[[str], str]
+) -> None:
+    layers = adapted_layers(make_policy(model_path))
+    assert len(layers) == 14
+    assert {layer.base_layer.bias is None for layer in layers} == {True, False}  # both kinds are there
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for layer in layers:
+        if layer.in_features != shape[-1]:
+            continue
+        if way != "plain":
+            layer.pack() if way == "packed" else layer.merge()
+        expected = values_and_gradients(layer, x, super(AdaptedLinear, layer).forward)
+        for one, other in zip(values_and_gradients(layer, x, layer), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["plain", "merged", pytest.param("packed", marks=needs_packing)])
+def test_a_whole_update_has_the_reference_gradient(
+    way: str, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way != "merged":
+        monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 0)
+    policy = make_policy(model_path)
+    if way == "packed":
+        for layer in adapted_layers(policy):
+            layer.pack()
+    expected = reference_gradient(policy, random_samples(3), DppoConfig())
+    assert float((gradient(policy) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_the_base_model_is_its_own_with_the_adapter_off(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    layer = adapted_layers(policy)[0]
+    x = torch.randn(3, layer.in_features)
+    with policy._peft_model.disable_adapter():
+        assert torch.equal(layer(x), layer.base_layer(x))
+    assert not torch.allclose(layer(x), layer.base_layer(x))
+
+
+def test_merged_weights_follow_every_change_of_the_values(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    layout = idle_layout(policy.base.device)
+    assert policy._merging
+    before = policy.hidden_states(layout)
+    other = {name: tensor * 2 for name, tensor in policy.tensors.items()}
+    with policy.using(dump_named(other)):
+        assert not torch.allclose(policy.hidden_states(layout), before)
+    assert torch.equal(policy.hidden_states(layout), before)
+    base = policy.base_hidden_states(layout)
+    policy.tensors["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].add_(1.0)
+    assert not torch.allclose(policy.hidden_states(layout), before)
+    for name, tensor in policy.tensors.items():
+        if ".lora_B." in name:
+            tensor.zero_()
+    torch.testing.assert_close(policy.hidden_states(layout), base)
+
+
+def test_large_layers_are_not_merged(model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_MAX_MERGED_BYTES", 1000)
+    assert not make_policy(model_path)._merging
+
+
+def test_frozen_weights_get_no_gradient(model_path: Callable[[str], str]) -> None:
+    policy = make_policy(model_path)
+    gradient(policy)
+    assert all(layer.base_layer.weight.grad is None for layer in adapted_layers(policy))
+
+
+def test_other_dtypes_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
+    assert not adapted_layers(make_policy(model_path, dtype="bfloat16"))
+
+
+def test_subclasses_of_linear_layers_keep_the_layer_of_peft(model_path: Callable[[str], str]) -> None:
+    """As quantised layers are: their weights are not what a plain product takes."""
+
+    class Special(torch.nn.Linear):
+        pass
+
+    base = load_base_model(model_path("Qwen2"), TrainerConfig(device="cpu", num_threads=1))
+    base.backbone.layers[0].mlp.up_proj.__class__ = Special
+    assert not adapted_layers(LoraPolicy(base, LORA, may_fold=False))
+
+
+# -- what is packed --
+
+
+@needs_packing
+@pytest.mark.parametrize(("plain_s", "packed_s", "pays"), [(1.0, 0.5, True), (1.0, 0.95, False), (1.0, 2.0, False)])
+def test_packing_follows_the_measurement(
+    plain_s: float, packed_s: float, pays: bool, model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [plain_s, packed_s])
+    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
+    packing_pays.cache_clear()
+    layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
+    packing_pays.cache_clear()
+    assert {layer.is_packed for layer in layers} == {pays}
+
+
+def test_small_layers_are_neither_measured_nor_packed(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*shape: int, **settings: Any) -> bool:
+        raise AssertionError(shape)
+
+    monkeypatch.setattr(linear, "packing_pays", never)
+    assert not any(layer.is_packed for layer in adapted_layers(make_policy(model_path)))
+
+
+def test_copies_that_do_not_fit_into_memory_are_not_made(
+    model_path: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = adapted_layers(make_policy(model_path))
+    monkeypatch.setattr(linear, "packing_pays", lambda *shape, **settings: True)
+    monkeypatch.setattr(linear, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(linear, "_available_bytes", lambda: 1000.0)
+    assert pack_where_faster(layers) == 0
+    assert "more than half of the memory" in caplog.text
+    assert not any(layer.is_packed for layer in layers)
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("not built")])
+def test_without_the_operators_nothing_is_packed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(weight: torch.Tensor, num_rows: int) -> None:
+        raise error
+
+    monkeypatch.setattr(packed_linear, "pack", fail)
+    assert not pays()
+
+
+@needs_packing
+def test_wrong_packed_products_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    right = packed_linear.packed_linear
+    monkeypatch.setattr(packed_linear, "packed_linear", lambda *args: right(*args) * 1.1)
+    monkeypatch.setattr(packed_linear, "best_times", lambda *calls: [1.0, 0.1])
+    assert not pays()
+    assert "other results" in caplog.text
+
+
+@needs_packing
+def test_a_real_measurement_decides_by_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backward in (False, True):
+        monkeypatch.setattr(packed_linear, "MIN_GAIN", 0.0)
+        assert pays(backward=backward)
+        monkeypatch.setattr(packed_linear, "MIN_GAIN", 1e9)
+        assert not pays(backward=backward)

@@ -1,0 +1,197 @@
+"""The law of the trainer: the prefix tree's gradient equals that of the same sequences trained one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from art.config import CispoConfig, DppoConfig, LoraConfig, LossConfig, PpoConfig, TrainerConfig
+from art.protocol.samples import TrainingSample
+from art.trainer.attention import chain_attention
+from art.trainer.attention import tree_attention as attention
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import micro_batch
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.step_metrics import StepRecord, summarise
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.tree import chains
+from art.trainer.tree.tree import check_sample
+from tests.support.trainer_reference import reference_gradient, reference_loss, with_own_logprobs
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+
+TOLERANCE = 1e-5
+FAMILIES = ["Qwen3", "Qwen2", "Llama", "Mistral", "GptOss"]
+LOSSES = [DppoConfig(), PpoConfig(), CispoConfig()]
+
+
+@pytest.fixture(scope="module")
+def policies(model_path: Callable[[str], str]) -> Callable[..., LoraPolicy]:
+    """Policies by family, with random B matrices so that every gradient is at work."""
+    made: dict[Any, LoraPolicy] = {}
+
+    def policy(family: str, *, fold: bool = True, **config: Any) -> LoraPolicy:
+        key = (family, fold, *config.items())
+        if key not in made:
+            base = load_base_model(model_path(family), TrainerConfig(device="cpu", num_threads=1, **config))
+            made[key] = LoraPolicy(base, LoraConfig(rank=8, alpha=16), may_fold=fold)
+            made[key].values.copy_(
+                torch.randn(made[key].values.shape, generator=torch.Generator().manual_seed(2)) * 0.2
+            )
+        return made[key]
+
+    return policy
+
+
+def tree_gradient(
+    policy: LoraPolicy, samples: list[TrainingSample], loss: LossConfig | None = None, *, max_tokens: int = 4096
+) -> tuple[torch.Tensor, float]:
+    paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    update = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),))
+    record = StepRecord()
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=max_tokens), record)
+    return policy.grads.clone(), record.losses[0]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[[KernelName], None]:
+    """Force a kernel whatever the size of the layout."""
+
+    def choose(name: KernelName) -> None:
+        monkeypatch.setattr(micro_batch, "choose_kernel", lambda base, num_tokens: name)
+
+    return choose
+
+
+@pytest.mark.parametrize("kernel_name", ["dense", "chains"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_equals_one_by_one(
+    family: str, kernel_name: KernelName, kernel: Callable[[KernelName], None], policies: Callable[..., LoraPolicy]
+) -> None:
+    policy = policies(family)
+    for seed in range(3):
+        samples = random_samples(seed)
+        expected = reference_gradient(policy, samples, DppoConfig())
+        kernel(kernel_name)
+        found, loss = tree_gradient(policy, samples)
+        assert relative_error(found, expected) < TOLERANCE
+        assert loss == pytest.approx(reference_loss(policy, samples, DppoConfig()), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("block", "bundle_scores"), [(1, 0), (3, 400), (96, 400), (96, 2**18)])
+@pytest.mark.parametrize("keep_bytes", [0, 2**26])
+@pytest.mark.parametrize("family", ["Qwen3", "Mistral"])
+def test_blocks_bundles_and_recomputation_change_nothing(
+    family: str,
+    block: int,
+    bundle_scores: int,
+    keep_bytes: int,
+    kernel: Callable[[KernelName], None],
+    policies: Callable[..., LoraPolicy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel("chains")
+    monkeypatch.setattr(chains, "BLOCK", block)
+    monkeypatch.setattr(chains, "_BUNDLE_SCORES", bundle_scores)
+    monkeypatch.setattr(chain_attention, "_KEEP_BYTES", keep_bytes)
+    samples = random_samples(5, count=12)
+    found, _ = tree_gradient(policies(family), samples)
+    assert relative_error(found, reference_gradient(policies(family), samples, DppoConfig())) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+def test_every_loss(loss: LossConfig, policies: Callable[..., LoraPolicy]) -> None:
+    samples = random_samples(7)
+    found, _ = tree_gradient(policies("Qwen3"), samples, loss)
+    assert relative_error(found, reference_gradient(policies("Qwen3"), samples, loss)) < TOLERANCE
+
+
+def test_sft_and_mixed_components(policies: Callable[..., LoraPolicy]) -> None:
+    samples = [replace(s, component="sft") if i % 3 == 0 else s for i, s in enumerate(random_samples(8))]
+    for batch in (samples, [s for s in samples if s.component == "sft"]):
+        found, _ = tree_gradient(policies("Qwen3"), batch)
+        assert relative_error(found, reference_gradient(policies("Qwen3"), batch, DppoConfig())) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+def test_folded_equals_peft_layers(family: str, policies: Callable[..., LoraPolicy]) -> None:
+    samples = random_samples(9)
+    folded, plain = policies(family), policies(family, fold=False)
+    assert (folded._folds, plain._folds) == (True, False)
+    assert relative_error(tree_gradient(folded, samples)[0], tree_gradient(plain, samples)[0]) < TOLERANCE
+
+
+def test_gradient_checkpointing_changes_nothing(policies: Callable[..., LoraPolicy]) -> None:
+    samples = random_samples(10)
+    checkpointed = policies("Qwen3", fold=False, gradient_checkpointing=True)
+    expected = tree_gradient(policies("Qwen3", fold=False), samples)[0]
+    assert relative_error(tree_gradient(checkpointed, samples)[0], expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20, 60, 4096])
+def test_micro_batch_size_changes_nothing(max_tokens: int, policies: Callable[..., LoraPolicy]) -> None:
+    samples = random_samples(11, count=14)
+    expected, expected_loss = tree_gradient(policies("Qwen3"), samples)
+    found, loss = tree_gradient(policies("Qwen3"), samples, max_tokens=max_tokens)
+    assert relative_error(found, expected) < TOLERANCE
+    assert loss == pytest.approx(expected_loss, rel=1e-4, abs=1e-6)
+
+
+def test_order_of_samples_changes_nothing(policies: Callable[..., LoraPolicy]) -> None:
+    samples = random_samples(12, count=14)
+    expected, _ = tree_gradient(policies("Qwen3"), samples)
+    found, _ = tree_gradient(policies("Qwen3"), samples[::-1])
+    assert relative_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.type)
+def test_zero_advantage_gives_zero_gradient(loss: LossConfig, policies: Callable[..., LoraPolicy]) -> None:
+    samples = [replace(s, advantages=[0.0] * len(s.token_ids)) for s in random_samples(13)]
+    gradient, value = tree_gradient(policies("Qwen3"), samples, loss)
+    assert (float(gradient.abs().max()), value) == (0.0, 0.0)
+
+
+def test_a_wrong_mask_would_be_noticed(
+    kernel: Callable[[KernelName], None], policies: Callable[..., LoraPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison has teeth: attention that also sees siblings fails it."""
+    kernel("dense")
+    monkeypatch.setattr(
+        attention, "dense_mask", lambda positions, end, window: torch.ones(len(end), len(end), dtype=torch.bool).tril()
+    )
+    samples = random_samples(0)
+    found, _ = tree_gradient(policies("Llama"), samples)
+    assert relative_error(found, reference_gradient(policies("Llama"), samples, DppoConfig())) > 100 * TOLERANCE
+
+
+def test_large_layers_are_not_folded(model_path: Callable[[str], str]) -> None:
+    """Folding only pays where a full weight is small against the rank."""
+    base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+    assert not LoraPolicy(base, LoraConfig(rank=1), may_fold=True)._folds
+
+
+def test_log_ratio_of_the_policy_itself_is_zero(policies: Callable[..., LoraPolicy]) -> None:
+    """The metrics' ratio of a policy to itself is 1: sampler log-probs of the reference give no divergence."""
+    policy = policies("Qwen2")
+    samples = with_own_logprobs(policy, random_samples(14))
+    paths = [p for s in samples if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    record = StepRecord()
+    update = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),))
+    compute_gradient(policy, update, split_micro_batches(paths, policy.base, max_tokens=50), record)
+    record.grad_norms.append(0.0)
+    metrics = summarise(record, paths, step=3, max_grad_norm=1.0)
+    assert metrics["offpolicy/ratio_mean"] == pytest.approx(1, abs=1e-5)
+    assert metrics["loss/kl_to_sampler"] == pytest.approx(0, abs=1e-9)
+    assert metrics["offpolicy/mean_staleness"] == 3
+    assert metrics["loss/masked_share"] == 0
+    assert 0 < metrics["loss/entropy"] < math.log(VOCAB_SIZE)

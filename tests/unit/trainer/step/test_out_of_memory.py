@@ -1,0 +1,288 @@
+"""Where memory runs out, a pass starts again on smaller micro-batches, and what comes of it stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from art.config import DppoConfig, KlConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
+from art.errors import TrainingError
+from art.trainer.attention.tree_attention import TreeLayout
+from art.trainer.machine.distributed import Team
+from art.trainer.machine.memory import is_out_of_memory
+from art.trainer.policy.base_model import load_base_model
+from art.trainer.policy.lora import LoraPolicy
+from art.trainer.step import update as module
+from art.trainer.step.measure import HiddenStates, add_stream
+from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.step_metrics import StepRecord
+from art.trainer.step.update import Update, compute_gradient
+from art.trainer.trainer import Trainer
+from art.trainer.tree.pack import pack
+from art.trainer.tree.tree import SamplePath, build_tree, check_sample
+from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+
+LORA = LoraConfig(rank=8, alpha=16)
+ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+ON_CPU = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 "
+    "bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.fixture(params=[True, False], ids=["folded", "layers"])
+def policy(request: pytest.FixtureRequest, model_path: Callable[[str], str]) -> LoraPolicy:
+    base = load_base_model(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+    policy = LoraPolicy(base, LORA, may_fold=request.param)
+    policy.values.copy_(torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(2)) * 0.2)
+    return policy
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Give the trainer memory for so many tokens; returns the tokens of the passes that were tried."""
+
+    backward = module._backward
+
+    def set_limit(max_tokens: int, error: Exception = ON_CPU) -> list[int]:
+        tried: list[int] = []
+
+        def limited(policy: Any, update: Any, micro_batch: Any, record: Any, **options: Any) -> float:
+            tried.append(len(micro_batch.layout.token_ids))
+            if tried[-1] > max_tokens:
+                # The worst moment: most of the gradient is there already, and must not count twice.
+                backward(policy, update, micro_batch, StepRecord(), **options)
+                raise error
+            return backward(policy, update, micro_batch, record, **options)
+
+        monkeypatch.setattr(module, "_backward", limited)
+        return tried
+
+    return set_limit
+
+
+def make_paths(seed: int = 11) -> list[SamplePath]:
+    return [p for s in random_samples(seed, count=14) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+
+
+def run(
+    policy: LoraPolicy,
+    *,
+    max_tokens: int = 4096,
+    loss: LossConfig | None = None,
+    gate: MismatchConfig | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, StepRecord, int | None]:
+    paths = make_paths()
+    update, record = Update(paths=paths, learning_rate=1.0, terms=(loss or DppoConfig(),), mismatch=gate), StepRecord()
+    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens)
+    fitting = compute_gradient(policy, update, micro_batches, record, **options)
+    return policy.grads.clone(), record, fitting
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
+@pytest.mark.parametrize("max_tokens", [4096, 90])
+def test_the_gradient_is_that_of_the_whole_update(
+    error: Exception, max_tokens: int, policy: LoraPolicy, limit: Callable[..., list[int]]
+) -> None:
+    gate = MismatchConfig(low=0.5, high=2, abort=1)  # masks some of the samples, which must be counted once
+    expected, whole, untouched = run(policy, gate=gate)
+    assert untouched is None
+    tried = limit(60, error)
+    found, record, fitting = run(policy, max_tokens=max_tokens, gate=gate)
+    assert tried[0] > 60
+    assert fitting is not None
+    assert fitting <= 60
+    assert relative_error(found, expected) < 1e-5
+    assert record.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert (record.num_gated, record.num_mismatched) == (whole.num_gated, whole.num_mismatched)
+    counts = [sum(len(batch.policy_logprobs) for batch in r.micro_batches) for r in (record, whole)]
+    assert counts[0] == counts[1]
+
+
+def test_halves_are_halved_again(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
+    longest = max(len(path.token_ids) for path in make_paths())
+    expected, _, _ = run(policy)
+    tried = limit(longest)
+    found, _, _ = run(policy)
+    assert len([size for size in tried if size > longest]) >= 2
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_a_sample_that_does_not_fit_alone_is_named(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
+    limit(3)
+    with pytest.raises(TrainingError, match=r"sample '.*', of \d+ tokens, does not fit into memory even alone"):
+        run(policy)
+
+
+def test_other_errors_are_passed_on(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
+    tried = limit(1, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        run(policy)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(("error", "expected"), [(ON_CUDA, True), (ON_CPU, True), (RuntimeError("other"), False)])
+def test_is_out_of_memory(error: RuntimeError, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_what_torch_says_when_the_memory_of_a_cpu_is_out() -> None:
+    """The words that are looked for are those of the installed torch."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.float32)
+    assert is_out_of_memory(caught.value)
+
+
+class _Pair(Team):
+    """Two processes of which the other one reports what is put into `other`."""
+
+    other: Any
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, self.other]
+
+    def sum_gradients(self, grads: torch.Tensor) -> None:
+        pass
+
+
+def test_one_process_of_several_splits_its_own_share(policy: LoraPolicy, limit: Callable[..., list[int]]) -> None:
+    """It meets the others as often as without: nothing of what they do depends on how it got there."""
+    paths = make_paths()
+    team = _Pair(rank=0, size=2)
+    object.__setattr__(team, "other", ((0.0, StepRecord()), 17))
+    own = split_micro_batches(paths, policy.base, max_tokens=4096, team=team)
+    largest = max(len(batch.layout.token_ids) for batch in own)
+    update, record = Update(paths=paths, learning_rate=1.0, terms=(DppoConfig(),)), StepRecord()
+    assert compute_gradient(policy, update, own, record, team=team) == 17  # what fits all
+    expected = policy.grads.clone()
+    limit(largest - 1)
+    record = StepRecord()
+    assert compute_gradient(policy, update, own, record, team=team) == min(17, largest // 2)
+    assert relative_error(policy.grads, expected) < 1e-5
+    seen = np.concatenate([batch.policy_logprobs for batch in record.micro_batches])
+    assert len(seen) == sum(len(batch.targets.samples) for batch in own)
+
+
+def test_the_trainer_remembers_what_fits(
+    model_path: Callable[[str], str], tmp_path: Path, limit: Callable[..., list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later updates of the step, and later steps, start with the budget that was found."""
+    samples = random_samples(11, count=14)
+    config = TrainConfig(learning_rate=1e-2, mismatch=None, num_minibatches=2)
+    longest = max(len(path.token_ids) for path in make_paths())
+    results = []
+    for name, memory in (("plenty", 4096), ("little", longest)):
+        trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+        steps = [tmp_path / name / f"{number:04d}" for number in range(3)]
+        trainer.init_checkpoint(steps[0], LORA)
+        failures, progress = [], []
+        for number in (1, 2):
+            tried = limit(memory)
+            trainer.train(
+                samples,
+                config,
+                from_checkpoint=steps[number - 1],
+                to_checkpoint=steps[number],
+                job_id=f"job-{number}",
+                on_progress=lambda done, total: progress.append((done, total)),  # noqa: B023
+            )
+            failures.append(len([size for size in tried if size > memory]))
+        assert all(done <= total for done, total in progress)
+        assert bool(failures[0]) == (name == "little")
+        assert failures[1] == 0
+        results.append(trainer._resident._loaded.policy.values.clone())  # type: ignore[union-attr]
+    warnings = [record for record in caplog.records if "do not fit into memory" in record.message]
+    assert len(warnings) == failures[0]
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-5)
+
+
+# -- passes that only measure --
+
+
+class _Small:
+    """A model whose forward pass has memory for so many tokens."""
+
+    def __init__(self, hidden_states: HiddenStates, max_tokens: int, error: Exception = ON_CPU) -> None:
+        self._hidden_states, self.max_tokens, self._error = hidden_states, max_tokens, error
+        self.tried: list[int] = []
+
+    def __call__(self, layout: TreeLayout) -> torch.Tensor:
+        self.tried.append(len(layout.token_ids))
+        if self.tried[-1] > self.max_tokens:
+            raise self._error
+        return self._hidden_states(layout)
+
+
+def streams(paths: list[SamplePath], name: str) -> torch.Tensor:
+    return torch.cat([torch.from_numpy(path.streams[name]) for path in paths])
+
+
+@pytest.mark.parametrize("error", [ON_CUDA, ON_CPU], ids=["cuda", "cpu"])
+def test_a_measurement_in_smaller_parts_is_the_same(error: Exception, policy: LoraPolicy) -> None:
+    paths = make_paths()
+    batcher = MicroBatcher(policy.base, max_tokens=4096)
+    expected = add_stream(paths, "base", policy.base_hidden_states, batcher)
+    assert batcher.max_tokens == 4096
+    small = _Small(policy.base_hidden_states, max(len(path.token_ids) for path in paths), error)
+    found = add_stream(paths, "base", small, batcher)
+    assert small.tried[0] > small.max_tokens
+    assert batcher.max_tokens <= small.tried[0] // 2
+    torch.testing.assert_close(streams(found, "base"), streams(expected, "base"), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sample_that_cannot_be_measured_alone_is_named(policy: LoraPolicy) -> None:
+    small = _Small(policy.hidden_states, 3)
+    with pytest.raises(TrainingError, match=r"sample '.*', of \d+ tokens, does not fit into memory even alone"):
+        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
+    small = _Small(policy.hidden_states, 3, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        add_stream(make_paths(), "anchor", small, MicroBatcher(policy.base, max_tokens=4096))
+    assert len(small.tried) == 1
+
+
+def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
+    model_path: Callable[[str], str],
+    tmp_path: Path,
+    limit: Callable[..., list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The references of a step are measured first, over all of its samples."""
+    config = TrainConfig(learning_rate=1e-2, mismatch=None, loss=[DppoConfig(), KlConfig(weight=0.1)])
+    longest = max(len(path.token_ids) for path in make_paths())
+    values = []
+    for memory in (4096, longest):
+        trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
+        steps = [tmp_path / str(memory) / str(number) for number in range(2)]
+        trainer.init_checkpoint(steps[0], LORA)
+        policy = trainer._resident._loaded.policy  # type: ignore[union-attr]
+        small = _Small(policy.base_hidden_states, memory)
+        monkeypatch.setattr(policy, "base_hidden_states", small)
+        trained = limit(4096)
+        trainer.train(
+            random_samples(11, count=14), config, from_checkpoint=steps[0], to_checkpoint=steps[1], job_id="job"
+        )
+        assert max(small.tried) > longest
+        assert (max(trained) > longest) == (memory == 4096)
+        values.append(policy.values.clone())
+    torch.testing.assert_close(values[0], values[1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_tokens", [20, 60, 200])
+def test_the_parts_are_smaller_than_what_failed(max_tokens: int) -> None:
+    """Each retry makes progress: several samples, cut at half of the tokens of their tree, make at least two parts."""
+    paths = make_paths()
+    for indices in pack(paths, max_tokens=max_tokens):
+        if len(indices) > 1:
+            part = [paths[index] for index in indices]
+            assert len(pack(part, max_tokens=max(1, len(build_tree(part)) // 2))) > 1
