@@ -43,6 +43,13 @@ class GenerateRequest:
     temperature: float = 1.0
     """0 means greedy sampling, with log-probs of the unscaled distribution."""
     top_p: float = 1.0
+    top_k: int = 0
+    """Draw from this many of the most likely tokens; 0 means from all."""
+    min_p: float = 0.0
+    """Draw only tokens at least this many times as likely as the most likely one; 0 means any."""
+    grammar: str | None = None
+    """Grammar that the whole completion matches, as Lark text of llguidance. Only `stop_token_ids` end a completion, and
+    only where the grammar is complete."""
     num_top_logprobs: int = 0
     """Number of alternatives to report for each token."""
     first_index: int = 0
@@ -56,6 +63,9 @@ class TokenChunk:
     token_ids: list[int]  # [N]
     logprobs: list[float]  # [N]
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # [N][num_top_logprobs] best first
+    kept: list[list[int]] = field(default_factory=list)
+    """[N] Tokens that each token was drawn from, ascending. Empty unless `top_k`, `top_p` or `min_p` left some out. What a
+    grammar leaves out is not listed: it follows from the grammar."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     """Number of prompt tokens whose keys and values were reused; set on the last chunk."""
@@ -70,6 +80,10 @@ class EngineInfo:
     device: str
     draws_by_index: bool = True
     """Whether a resumed request draws the same tokens. If not, a seed repeats only whole completions."""
+    grammars: bool = False
+    """Whether the engine honours `GenerateRequest.grammar`."""
+    reports_kept: bool = False
+    """Whether the engine honours `top_k` and `min_p`, and reports `TokenChunk.kept`."""
     one_policy: bool = False
     """Whether the engine holds one policy at a time, which replaces the base model. `load_adapter` then waits until no
     request runs, and unloads the previous policy."""

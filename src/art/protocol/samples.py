@@ -11,6 +11,28 @@ Component = Literal["rl", "sft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The part of the vocabulary that the tokens of one answer were drawn from."""
+
+    grammar: str | None = None
+    """Grammar of the answer, as Lark text of llguidance."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Tokens that could end the answer, where the grammar is complete."""
+    kept: list[list[int]] | None = None
+    """[N] Tokens that each token was drawn from, ascending, where `top_k`, `top_p` or `min_p` left some out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstrainedSpan:
+    """An answer in a sample that was drawn under a constraint."""
+
+    start: int
+    """Index of the answer's first token."""
+    num_tokens: int
+    constraint: Constraint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
     """One root-to-leaf token path of a trajectory.
 
@@ -39,6 +61,8 @@ class TrainingSample:
     """Step of the oldest weights that sampled a token of this sample."""
     component: Component = "rl"
     teacher_logprobs: list[float] | None = None  # [T] for distillation; read where loss_mask is True
+    constraints: list[ConstrainedSpan] = field(default_factory=list)
+    """Answers whose tokens were drawn from a part of the vocabulary. The trainer normalises over the same part."""
 
 
 def plain_sample(token_ids: list[int], name: str) -> TrainingSample:

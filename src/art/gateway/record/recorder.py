@@ -25,6 +25,7 @@ from art.gateway.format.bridge import BranchReason
 from art.gateway.record.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
 from art.gateway.record.rollout_table import note_exchanges
 from art.protocol.chat import FinishReason, Message, Tool
+from art.protocol.samples import Constraint
 from art.storage.database import Database
 
 _SCHEMA = """
@@ -82,6 +83,8 @@ class Exchange:
     tools: list[Tool] | None
     created_at: float
     """Seconds since the epoch."""
+    constraint: Constraint | None = None
+    """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
 
 
 def new_exchange_id() -> str:
