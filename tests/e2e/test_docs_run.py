@@ -3,7 +3,7 @@
 Python gets what a reader of the page has by then: `backend`, a registered `model`, `groups` of its rollouts. Shell
 runs in bash, in a folder of the page's own, and stays where it has gone to by `cd`; `art-server` goes to the
 background, and `pip install` does nothing.
-`docs_blocks` tells how a block says that it cannot run.
+`tests.support.docs_blocks` tells how a block says that it cannot run.
 """
 
 from __future__ import annotations

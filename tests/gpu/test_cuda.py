@@ -14,7 +14,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from cuda_helpers import (
+
+from art.config import TrainConfig, TrainerConfig
+from art.engine import GenerateRequest
+from art.errors import HandshakeError
+from art.protocol.samples import TrainingSample
+from art.runtime.publish.handshake import TOLERANCE_NATS
+from art.runtime.publish.publish import publish
+from art.trainer.attention.kernel_choice import HeadShape, time_kernel
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.step import micro_batch
+from art.trainer.trainer import Trainer
+from benchmarks.gradients import plain_gradient
+from tests.support.cuda import (
     ADAPTER,
     LORA,
     VOCAB,
@@ -29,18 +41,6 @@ from cuda_helpers import (
     plain_logprobs,
     tree_gradient,
 )
-
-from art.config import TrainConfig, TrainerConfig
-from art.engine import GenerateRequest
-from art.errors import HandshakeError
-from art.protocol.samples import TrainingSample
-from art.runtime.publish.handshake import TOLERANCE_NATS
-from art.runtime.publish.publish import publish
-from art.trainer.attention.kernel_choice import HeadShape, time_kernel
-from art.trainer.attention.tree_attention import KernelName
-from art.trainer.step import micro_batch
-from art.trainer.trainer import Trainer
-from benchmarks.gradients import plain_gradient
 
 NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]

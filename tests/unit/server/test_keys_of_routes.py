@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
 from art.protocol.chat import ChatRequest
@@ -23,6 +22,7 @@ from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, Tra
 from art.server.app import ROUTES, create_app
 from art.server.call import Route
 from art.storage.keys import KeyStore
+from tests.support.spies import SECRET, TwoProjects, named_projects
 
 OF_B = {
     "project": "b",

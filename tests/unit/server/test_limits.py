@@ -11,7 +11,6 @@ from typing import Any
 import httpx2
 import pytest
 from pydantic import ValidationError
-from spies import TwoProjects
 
 from art.config import LimitsConfig, ServerConfig
 from art.errors import OverloadedError
@@ -19,6 +18,7 @@ from art.server.app import create_app
 from art.server.auth import SERVER, Caller
 from art.server.limits import Limiter
 from art.storage.keys import KeyStore
+from tests.support.spies import TwoProjects
 
 CI = Caller("ci", "games", frozenset({"infer"}))
 

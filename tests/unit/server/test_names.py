@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from spies import TwoProjects
 
 from art.config import ServerConfig
 from art.errors import InvalidRequestError
@@ -17,6 +16,7 @@ from art.runtime.runtime import Runtime
 from art.server.app import ROUTES, create_app
 from art.server.call import Route
 from art.storage.layout import DataDir
+from tests.support.spies import TwoProjects
 
 BAD = [
     "..", ".", "...", "../../etc/passwd", "..\\..\\x", "a/../..", "~", "~root", "-rf", ".hidden", "a..b", "a b", "a\tb",

@@ -14,7 +14,6 @@ from typing import Any
 import httpx2
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from spies import TwoProjects
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Measurement
@@ -24,6 +23,7 @@ from art.server.app import ROUTES, App, create_app
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
+from tests.support.spies import TwoProjects
 
 
 class Runtime(TwoProjects):

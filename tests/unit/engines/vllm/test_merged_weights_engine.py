@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_vllm import CONTEXT, VOCAB, FakeVllm
 from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
@@ -23,6 +22,7 @@ from art.engines.vllm.replica import Replica
 from art.errors import AdapterError, NotFoundError, ProcessError
 from art.runtime.children.merged_weights import MergedWeights
 from art.storage import checkpoints
+from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
 
 CPU = Installation("python", "0.32.0", "2.13.0+cpu", "cpu")
 

@@ -11,19 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from trainer_pair import (
-    Gradient,
-    Member,
-    Pair,
-    budget,
-    gradient,
-    held_weights,
-    init,
-    pair_of_processes,
-    raise_inside,
-    train,
-    with_failure,
-)
 
 from art.config import (
     DpoConfig,
@@ -48,6 +35,19 @@ from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
+from tests.support.trainer_pair import (
+    Gradient,
+    Member,
+    Pair,
+    budget,
+    gradient,
+    held_weights,
+    init,
+    pair_of_processes,
+    raise_inside,
+    train,
+    with_failure,
+)
 from tests.support.trainer_samples import random_samples
 
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
