@@ -78,11 +78,10 @@ class AbsoluteJudge:
         return total.judgement(self.name)
 
     async def _grade(self, evidence: Evidence, reference: str | None) -> Grading:
-        async def ask() -> Grading:
-            return await self._grader.grade([evidence], order=[0], reference=reference)
-
         try:
-            return await self._grader.grade_cached([evidence], ["reference", reference], ask)
+            return await self._grader.grade_cached(
+                [evidence], ["reference", reference], lambda: self._grader.grade([evidence], reference)
+            )
         except ContextLengthError as error:
             raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
 

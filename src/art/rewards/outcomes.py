@@ -37,12 +37,7 @@ async def score_group(group: TrajectoryGroup, judge: Judge | RewardFunction) -> 
         _scored(trajectory, verdict, judge.name, costs)
         for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
     ]
-    return group.model_copy(
-        update={
-            "trajectories": trajectories, "exceptions": list(group.exceptions), "metadata": dict(group.metadata),
-            "metrics": group.metrics | judgement.metrics, "logs": list(group.logs),
-        }
-    )  # fmt: skip
+    return group.model_copy(update={"trajectories": trajectories, "metrics": group.metrics | judgement.metrics})
 
 
 def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
@@ -121,7 +116,10 @@ class GroupScorer:
             self._watch.failed(error)
             consequence = "it is dropped" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"
             logger.warning("a group got no scores (infra_fault); %s: %s", consequence, error)
-            return self._unscored(group, error) if self._on_fault == "keep" else None
+            if self._on_fault == "drop":
+                return None
+            logs = [*group.logs, f"no scores (infra_fault): {error}"]
+            return group.model_copy(update={"metadata": group.metadata | {"outcome": "infra_fault"}, "logs": logs})
         self._watch.succeeded()
         return scored
 
@@ -134,12 +132,3 @@ class GroupScorer:
         """Metrics for `model.log` since the last call: `data/judge_fault_rate`, the share of groups without scores, and
         `data/judge_faults/...`, their number by kind of error."""
         return self._watch.metrics()
-
-    @staticmethod
-    def _unscored(group: TrajectoryGroup, error: JudgeError) -> TrajectoryGroup:
-        return group.model_copy(
-            update={
-                "metadata": group.metadata | {"outcome": "infra_fault"},
-                "logs": [*group.logs, f"no scores (infra_fault): {error}"],
-            }
-        )

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art.messages import to_message
 from art.trajectory import Trajectory
 
 _ID_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
@@ -50,14 +49,6 @@ def evidence_of(trajectory: Trajectory) -> Evidence:
         messages=_shortened(trajectory.messages()),
         tools=list(trajectory.tools) if trajectory.tools else None,
         histories=[_shortened(history.messages()) for history in trajectory.additional_histories],
-    )
-
-
-def evidence_of_messages(messages: Sequence[Any], tools: Sequence[Any] | None) -> Evidence:
-    return Evidence(
-        messages=_shortened([to_message(message) for message in messages]),
-        tools=list(tools) if tools else None,
-        histories=[],
     )
 
 
