@@ -13,7 +13,7 @@ from typing import Literal
 from art.errors import ConfigError, JudgeError
 from art.gather.faults import FaultWatch
 from art.rewards.combine import as_judge
-from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
+from art.rewards.judge import Judge, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -31,21 +31,17 @@ async def score_group(group: TrajectoryGroup, judge: Judge | RewardFunction) -> 
     if len(group) == 0:
         return group
     judgement = await judge.judge(group)
-    _check(group, judge, judgement)
+    scores = [verdict.score for verdict in judgement.verdicts]
+    if len(scores) != len(group):
+        raise JudgeError(f"judge {judge.name!r} gave {len(scores)} scores for a group of {len(group)}")
+    if bad := [score for score in scores if not math.isfinite(score)]:
+        raise JudgeError(f"judge {judge.name!r} gave scores that are not finite numbers: {bad}")
     costs = {f"costs/judge/{source}": usd / len(group) for source, usd in judgement.costs_usd.items()}
     trajectories = [
         _scored(trajectory, verdict, judge.name, costs)
         for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
     ]
     return group.model_copy(update={"trajectories": trajectories, "metrics": group.metrics | judgement.metrics})
-
-
-def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
-    scores = [verdict.score for verdict in judgement.verdicts]
-    if len(scores) != len(group):
-        raise JudgeError(f"judge {judge.name!r} gave {len(scores)} scores for a group of {len(group)}")
-    if bad := [score for score in scores if not math.isfinite(score)]:
-        raise JudgeError(f"judge {judge.name!r} gave scores that are not finite numbers: {bad}")
 
 
 def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str, float]) -> Trajectory:

@@ -8,7 +8,6 @@ trajectory did compared with the others, without knowing a right answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -88,13 +87,8 @@ class Ruler:
             return Judgement(verdicts=[])
         if len(distinct) == 1 and len(evidence) > 1:
             logger.warning("all %d trajectories of a group are equal, so they get the same score", len(evidence))
-        try:
-            async with asyncio.timeout(self.settings.deadline_s):
-                judgement = await self._compare_distinct(distinct)
-        except TimeoutError:
-            raise JudgeError(
-                f"the judge gave no scores for a group of {len(evidence)} within {self.settings.deadline_s:g} s"
-            ) from None
+        async with self.grader.deadline(len(evidence)):
+            judgement = await self._compare_distinct(distinct)
         place = {item.digest: i for i, item in enumerate(distinct)}
         return replace(judgement, verdicts=[judgement.verdicts[place[item.digest]] for item in evidence])
 

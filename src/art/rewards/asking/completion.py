@@ -192,18 +192,14 @@ class JudgeClient:
         charged = getattr(usage, "cost", None)
         if charged is None:
             charged = (getattr(response, "_hidden_params", None) or {}).get("response_cost")
-        if charged is None and isinstance(self._model, Model) and not self._is_local and _has_litellm():
+        on_this_machine = urlsplit(self._address or "").hostname in _LOOPBACK  # where the table's prices do not apply
+        if charged is None and isinstance(self._model, Model) and not on_this_machine and _has_litellm():
             litellm = await _load_litellm()
             price_of = litellm.model_cost.get(self._model.get_inference_name(), {})
             if "input_cost_per_token" in price_of and "output_cost_per_token" in price_of:
                 charged = prompt_tokens * price_of["input_cost_per_token"]
                 charged += completion_tokens * price_of["output_cost_per_token"]
         return None if charged is None else float(charged)
-
-    @property
-    def _is_local(self) -> bool:
-        """Whether the judge runs on this machine, where the prices of the table do not apply."""
-        return urlsplit(self._address or "").hostname in _LOOPBACK
 
 
 def _plain_model(name: str, address: str, params: Mapping[str, Any]) -> Model[Any, Any]:

@@ -5,13 +5,15 @@ evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts,
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from art.errors import ConfigError, JudgeAnswerError
+from art.errors import ConfigError, JudgeAnswerError, JudgeError
 from art.model import Model
 from art.rewards.asking.answers import read_scores, response_format
 from art.rewards.asking.cache import JudgeCache
@@ -158,6 +160,17 @@ class Grader:
         verdicts_by_digest = dict(zip(digests, map(asdict, grading.verdicts), strict=True))
         await self._cache.put(key, verdicts_by_digest)
         return grading
+
+    @contextlib.asynccontextmanager
+    async def deadline(self, group_size: int) -> AsyncIterator[None]:
+        """Cancel the body after the settings' `deadline_s`, and raise a `JudgeError`."""
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                yield
+        except TimeoutError:
+            raise JudgeError(
+                f"the judge gave no scores for a group of {group_size} within {self.settings.deadline_s:g} s"
+            ) from None
 
     def rng(self, evidence: Sequence[Evidence]) -> random.Random:
         """The random generator for order and ids of one group. With a seed, it depends on the evidence only."""
