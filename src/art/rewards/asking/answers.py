@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -35,28 +35,15 @@ class Scores:
 
 def response_format(criteria: Sequence[str]) -> dict[str, Any]:
     """The JSON schema of an answer as OpenAI's `response_format`. With criteria, each one has its own score."""
-    number = {"type": "number"}
-    scored: dict[str, Any] = {"score": number}
-    if criteria:
-        scored = {
-            "criteria": {
-                "type": "object", "properties": {name: number for name in criteria},
-                "required": list(criteria), "additionalProperties": False,
-            }
-        }  # fmt: skip
-    item = {"trajectory_id": {"type": "string"}, "explanation": {"type": "string"}, **scored}
-    schema = {
-        "type": "object", "required": ["scores"], "additionalProperties": False,
-        "properties": {
-            "scores": {
-                "type": "array",
-                "items": {
-                    "type": "object", "properties": item, "required": list(item), "additionalProperties": False
-                },
-            }
-        },
-    }  # fmt: skip
+    text, number = {"type": "string"}, {"type": "number"}
+    scored = {"criteria": _object({name: number for name in criteria})} if criteria else {"score": number}
+    item = _object({"trajectory_id": text, "explanation": text, **scored})
+    schema = _object({"scores": {"type": "array", "items": item}})
     return {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": schema}}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Scores:

@@ -5,12 +5,15 @@ evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts,
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from art.errors import ConfigError, JudgeAnswerError
+from art.errors import ConfigError, JudgeAnswerError, JudgeError
 from art.model import Model
 from art.rewards.asking.answers import read_scores, response_format
 from art.rewards.asking.cache import JudgeCache
@@ -72,17 +75,15 @@ class Grading:
     """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (sum over the requests), `repairs`,
     `answers_refused`, `cached`."""
 
-    def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
-        """Make the judgement of a group that consists of exactly this evidence.
+    def judgement(self, name: str, **further: float) -> Judgement:
+        """Make the judgement of a group that consists of exactly this evidence, by the judge `name`.
 
-        Args:
-            name: name of the judge.
-            further: metrics to add to those of the requests.
+        `further` are metrics to add to those of the requests.
         """
         return Judgement(
             verdicts=self.verdicts,
             costs_usd={} if self.cost_usd is None else {name: self.cost_usd},
-            metrics={f"judge_{key}": value for key, value in {**self.metrics, **(further or {})}.items()},
+            metrics={f"judge_{key}": value for key, value in {**self.metrics, **further}.items()},
         )
 
 
@@ -113,18 +114,32 @@ class Grader:
         if not isinstance(rubric, str) and not (self._weights and sum(self._weights.values()) > 0):
             raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
 
-    async def grade(
-        self, evidence: Sequence[Evidence], *, order: Sequence[int], reference: str | None = None
-    ) -> Grading:
-        """Ask for a score of each piece of evidence, shown in `order` (a permutation of its indices).
+    async def grade(self, evidence: Sequence[Evidence], reference: str | None = None) -> Grading:
+        """Ask for a score of each piece of evidence, shown in this order.
 
         Raises:
             ContextLengthError: the question is longer than the judge's context.
             JudgeError: the judge gave no usable answer.
         """
-        grading = await self._ask([evidence[i] for i in order], reference)
-        place = {index: position for position, index in enumerate(order)}
-        return replace(grading, verdicts=[grading.verdicts[place[i]] for i in range(len(evidence))])
+        document = write_document(evidence, reference=reference, rng=self.rng(evidence))
+        question = self._messages(document, reference)
+        answers: list[Answer] = []
+        faults = ""
+        for attempt in range(1, self.settings.max_answers + 1):
+            # Do not send the answer itself back: it may quote an agent, and would do so outside the evidence.
+            again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
+            answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
+            try:
+                scores = read_scores(answers[-1].text, document.ids, self._weights)
+            except JudgeAnswerError as error:
+                faults = error.message
+                continue
+            return Grading(
+                verdicts=[scores.by_id[name] for name in document.ids],
+                cost_usd=total_cost(answer.cost_usd for answer in answers),
+                metrics=count_answers(answers, scores.num_repairs, attempt - 1),
+            )
+        raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     async def grade_cached(
         self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Grading]]
@@ -146,6 +161,17 @@ class Grader:
         await self._cache.put(key, verdicts_by_digest)
         return grading
 
+    @contextlib.asynccontextmanager
+    async def deadline(self, group_size: int) -> AsyncIterator[None]:
+        """Cancel the body after the settings' `deadline_s`, and raise a `JudgeError`."""
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                yield
+        except TimeoutError:
+            raise JudgeError(
+                f"the judge gave no scores for a group of {group_size} within {self.settings.deadline_s:g} s"
+            ) from None
+
     def rng(self, evidence: Sequence[Evidence]) -> random.Random:
         """The random generator for order and ids of one group. With a seed, it depends on the evidence only."""
         if self.settings.seed is None:
@@ -155,27 +181,6 @@ class Grader:
     def _key(self, digests: Sequence[str], tag: object) -> str:
         rubric = self._rubric if isinstance(self._rubric, str) else [(n, asdict(c)) for n, c in self._rubric.items()]
         return digest([_VERSION, self._kind, self.client.identity, rubric, digests, tag])
-
-    async def _ask(self, shown: Sequence[Evidence], reference: str | None) -> Grading:
-        document = write_document(shown, reference=reference, rng=self.rng(shown))
-        question = self._messages(document, reference)
-        answers: list[Answer] = []
-        faults = ""
-        for attempt in range(1, self.settings.max_answers + 1):
-            # Do not send the answer itself back: it may quote an agent, and would do so outside the evidence.
-            again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
-            answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
-            try:
-                scores = read_scores(answers[-1].text, document.ids, self._weights)
-            except JudgeAnswerError as error:
-                faults = error.message
-                continue
-            return Grading(
-                verdicts=[scores.by_id[name] for name in document.ids],
-                cost_usd=total_cost(answer.cost_usd for answer in answers),
-                metrics=count_answers(answers, scores.num_repairs, attempt - 1),
-            )
-        raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     def _messages(self, document: Document, reference: str | None) -> list[dict[str, Any]]:
         if isinstance(self._rubric, str):
@@ -208,12 +213,9 @@ def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: 
 
 def total_cost(costs_usd: Iterable[float | None]) -> float | None:
     """The sum of costs; `None` if one of them is not known."""
-    total = 0.0
-    for cost in costs_usd:
-        if cost is None:
-            return None
-        total += cost
-    return total
+    costs = list(costs_usd)
+    known = [cost for cost in costs if cost is not None]
+    return math.fsum(known) if len(known) == len(costs) else None
 
 
 def add_gradings(gradings: Sequence[Grading], verdicts: list[Verdict]) -> Grading:

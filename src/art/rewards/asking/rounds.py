@@ -54,7 +54,7 @@ async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: S
 
 async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[int]]) -> Grading:
     """Judge the first round, choose the anchors, then judge the other rounds one after another."""
-    first = await _grade_some(grader, evidence, rounds[0])
+    first = await grader.grade([evidence[i] for i in rounds[0]])
     verdicts = dict(zip(rounds[0], first.verdicts, strict=True))
     gradings = [first]
     ranked = sorted(rounds[0], key=lambda i: verdicts[i].score)
@@ -62,17 +62,13 @@ async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[
     for members in rounds[1:]:
         # Show the anchors in the middle, so that their place tells nothing about them.
         shown = [*members[: len(members) // 2], *anchors, *members[len(members) // 2 :]]
-        grading = await _grade_some(grader, evidence, shown)
+        grading = await grader.grade([evidence[i] for i in shown])
         gradings.append(grading)
         in_round = dict(zip(shown, grading.verdicts, strict=True))
         scores = align([in_round[i].score for i in anchors], [verdicts[i].score for i in anchors],
                        [in_round[i].score for i in members])  # fmt: skip
         verdicts |= {i: replace(in_round[i], score=score) for i, score in zip(members, scores, strict=True)}
     return add_gradings(gradings, [verdicts[i] for i in range(len(evidence))])
-
-
-async def _grade_some(grader: Grader, evidence: Sequence[Evidence], members: Sequence[int]) -> Grading:
-    return await grader.grade([evidence[i] for i in members], order=range(len(members)))
 
 
 def align(anchors: Sequence[float], targets: Sequence[float], scores: Sequence[float]) -> list[float]:
