@@ -139,7 +139,9 @@ class Checkpoints:
             job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
         )
         client = await self._connect()
-        return self._note_step(model, _step(await client.fork(model.project, model.name, request, show=show)))
+        return self._note_step(
+            model, _step(await client.run_job("fork", model.project, model.name, request, show=show))
+        )
 
     async def export(
         self,
@@ -164,7 +166,7 @@ class Checkpoints:
         """
         client = await self._connect()
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
-        status = await client.export(model.project, model.name, request, show=show)
+        status = await client.run_job("export", model.project, model.name, request, show=show)
         if path is not None:
             await client.download_checkpoint(model.project, model.name, _step(status), Path(path), format=format)
         return status.result
@@ -194,7 +196,7 @@ class Checkpoints:
         place = parse_target(target) if isinstance(target, str) else target
         request = PushRequest(job_id=uuid.uuid4().hex, target=place, step=step, format=format)
         client = await self._connect()
-        status = await client.push(model.project, model.name, request, show=show)
+        status = await client.run_job("push", model.project, model.name, request, show=show)
         return str(status.result["url"])
 
     async def pull(
@@ -221,7 +223,9 @@ class Checkpoints:
             not_after_step=not_after_step,
         )
         client = await self._connect()
-        return self._note_step(model, _step(await client.pull(model.project, model.name, request, show=show)))
+        return self._note_step(
+            model, _step(await client.run_job("pull", model.project, model.name, request, show=show))
+        )
 
 
 class HasCheckpoints(Protocol):

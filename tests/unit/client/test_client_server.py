@@ -173,7 +173,7 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
     assert (await client.health())["status"] == "ok"
     assert await client.register(register) == STATUS
     assert await client.model_status("p", "m") == STATUS
-    assert await client.list_checkpoints("p", "m") == [1, 3]
+    assert (await client.checkpoints("p", "m")).steps == [1, 3]
     deleted = await client.delete_checkpoints("p", "m", DeleteCheckpointsRequest(keep_steps=[3]))
     assert deleted.deleted_steps == [0, 2]
     assert (await client.train("p", "m", request())).step == 4
