@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from art.client import ArtClient
+from art.client.waiting import progress_bar
 from art.errors import ConfigError, ProcessError
 from art.protocol.rollouts import MAX_PAGE, RolloutQuery, RolloutRecord, RolloutStatus
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup
@@ -92,7 +93,7 @@ class RolloutCollector:
             )
         client = await self.connect()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with _progress(pbar_desc, num_groups * rollouts_per_group) as pbar:
+        with progress_bar(pbar_desc, num_groups * rollouts_per_group) as pbar:
             while True:
                 await self._update(client)
                 complete = [group for group, rollouts in self._waiting.items() if len(rollouts) >= rollouts_per_group]
@@ -180,12 +181,6 @@ async def _load_group(client: ArtClient, rollouts: list[RolloutStatus]) -> Traje
         exceptions=[item for item in fetched if isinstance(item, PydanticException)],
         metadata={"group_id": rollouts[0].group_id},
     )
-
-
-def _progress(description: str | None, total: int) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(desc=description, total=total, disable=description is None)
 
 
 def _show(pbar: Any, waiting: dict[str, dict[str, RolloutStatus]], total: int) -> None:

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from itertools import islice
 from typing import Unpack
 
+from art.client.waiting import progress_bar
 from art.compat.gather import OlderOptions, check_older_options
 from art.gather.context import GatherContext, set_gather_context
 from art.gather.faults import FaultWatch
 from art.gather.gather import finish_group, num_rollouts_of
-from art.gather.progress import progress_bar
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
 

@@ -25,10 +25,10 @@ from art.client.arguments import (
     check_rollout_result,
     check_rollouts,
 )
+from art.client.waiting import progress_bar
 from art.compat.gather import OlderOptions, check_older_options
 from art.gather.context import GatherContext, get_gather_context, set_gather_context
 from art.gather.faults import FaultWatch
-from art.gather.progress import progress_bar
 from art.trajectory import (
     PendingGroup,
     Trajectory,
