@@ -11,45 +11,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel
-
 from art.client.files import download
-from art.client.jobs import JobClient
+from art.client.jobs import JobClient, model_path
 from art.errors import ArtError
 from art.protocol.answers import ModelCard, ModelList
-from art.protocol.checkpoint_calls import (
-    BEST_METRIC,
-    CheckpointList,
-    ExportFormat,
-    FileList,
-    MetricsRow,
-    Recorded,
-)
-from art.protocol.job_states import JobKind
+from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointList, ExportFormat, FileList, MetricsRow, Recorded
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
-from art.protocol.training import (
-    DeleteCheckpointsRequest,
-    DeleteCheckpointsResponse,
-    JobStatus,
-    ModelStatus,
-    RegisterRequest,
-    TrainRequest,
-    TrainSFTRequest,
-)
+from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, ModelStatus, RegisterRequest
 
 REGISTER_TIMEOUT_S = 900.0
 """Time limit of a registration, the first of which downloads the base model and starts its engine."""
 
 
-_JOB_NAMES = {"train": "training", "train_sft": "supervised fine-tuning"}
-"""Names of jobs in messages, where they are not those of their kind."""
-
-
 class ArtClient(JobClient):
     """A client of one server. Use it from any event loop, and close it in each."""
-
-    # --- endpoints ---
 
     async def health(self) -> dict[str, Any]:
         """What the server says about itself. It has more than `status` for a key that may read all projects."""
@@ -70,7 +46,7 @@ class ArtClient(JobClient):
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
         """Check on the server what training the model needs. With a trial it takes as long as a training step."""
-        path, what = _model_path(project, name, "preflight"), f"the checks of {project}/{name}"
+        path, what = model_path(project, name, "preflight"), f"the checks of {project}/{name}"
         return await self.typed(
             PreflightReport, "POST", path, body=request, read_timeout_s=REGISTER_TIMEOUT_S, what=what
         )
@@ -80,26 +56,26 @@ class ArtClient(JobClient):
         return (await self.typed(ModelList, "GET", "/v1/models")).data
 
     async def model_status(self, project: str, name: str) -> ModelStatus:
-        return await self.typed(ModelStatus, "GET", _model_path(project, name))
+        return await self.typed(ModelStatus, "GET", model_path(project, name))
 
     async def checkpoints(self, project: str, name: str, *, best_metric: str = BEST_METRIC) -> CheckpointList:
         params = {"metric": best_metric}
-        return await self.typed(CheckpointList, "GET", _model_path(project, name, "checkpoints"), params=params)
+        return await self.typed(CheckpointList, "GET", model_path(project, name, "checkpoints"), params=params)
 
     async def download_checkpoint(
         self, project: str, name: str, step: int, target: Path, *, format: ExportFormat | None = None
     ) -> FileList:
         """Download a checkpoint, or an export of it, as the folder `target`; see `download`."""
-        place = _model_path(project, name, f"checkpoints/{step}" + (f"/exports/{format}" if format else ""))
+        place = model_path(project, name, f"checkpoints/{step}" + (f"/exports/{format}" if format else ""))
         return await download(self, place, target)
 
     async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:
-        await self.typed(Recorded, "POST", _model_path(project, name, "metrics"), body=row)
+        await self.typed(Recorded, "POST", model_path(project, name, "metrics"), body=row)
 
     async def delete_checkpoints(
         self, project: str, name: str, request: DeleteCheckpointsRequest
     ) -> DeleteCheckpointsResponse:
-        path = _model_path(project, name, "checkpoints/delete")
+        path = model_path(project, name, "checkpoints/delete")
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
@@ -113,34 +89,6 @@ class ArtClient(JobClient):
     async def list_rollouts(self, query: RolloutQuery) -> RolloutPage:
         params = query.model_dump(mode="json", exclude_none=True)
         return await self.typed(RolloutPage, "GET", "/api/rollouts", params=params)
-
-    # --- jobs ---
-
-    async def train(self, project: str, name: str, request: TrainRequest, *, show: bool = False) -> JobStatus:
-        """Submit a training step and wait for its end, with a progress bar if `show`.
-
-        Raises:
-            ArtError: the error that the job ended with; a `JobCancelledError` if somebody stopped it.
-            ProcessError: it took longer than `JOB_DEADLINE_S`.
-        """
-        return await self.run_job("train", project, name, request, show=show)
-
-    async def train_sft(self, project: str, name: str, request: TrainSFTRequest, *, show: bool = False) -> JobStatus:
-        """Submit a supervised fine-tuning and wait for its end; the errors are those of `train`."""
-        return await self.run_job("train_sft", project, name, request, show=show)
-
-    async def run_job(
-        self, kind: JobKind, project: str, name: str, request: BaseModel, *, show: bool = False
-    ) -> JobStatus:
-        """Submit a job of any kind and wait for its end; the errors are those of `train`."""
-        what = f"{_JOB_NAMES.get(kind, f'the {kind}')} of {project}/{name}"
-        path = _model_path(project, name, kind)
-        return await self.finish(lambda: self.typed(JobStatus, "POST", path, body=request), what, show=show)
-
-
-def _model_path(project: str, name: str, rest: str = "") -> str:
-    path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
-    return f"{path}/{rest}" if rest else path
 
 
 def _rollout_path(rollout_id: str) -> str:

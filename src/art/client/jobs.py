@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from art.client.http import READ_TIMEOUT_S, HttpClient, LostAnswerError
 from art.client.waiting import announce_wait
 from art.errors import ArtError, JobCancelledError, NotFoundError, ProcessError, error_from_code
-from art.protocol.job_states import ENDED
+from art.protocol.job_states import ENDED, JobKind
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.training import JobProgress, JobStatus
 
@@ -27,12 +28,16 @@ SILENCE_S = 40.0
 """Silence after which a stream of events counts as broken. The server sends a sign of life four times as often."""
 MAX_SILENT_STREAMS = 2
 """Streams in a row without any event. After them the job's state is asked for: a proxy may hold events back."""
+_NAMES = {"train": "training", "train_sft": "supervised fine-tuning"}
+"""Names of jobs in messages, where they are not those of their kind."""
 
 
 class JobClient(HttpClient):
     """A client of one server that submits, follows and stops jobs."""
 
-    async def finish(self, submit: Callable[[], Awaitable[JobStatus]], what: str, *, show: bool = False) -> JobStatus:
+    async def run_job(
+        self, kind: JobKind, project: str, name: str, request: BaseModel, *, show: bool = False
+    ) -> JobStatus:
         """Submit a job, again if the server has lost it, and wait for its end, with a progress bar if `show`.
 
         Raises:
@@ -40,6 +45,8 @@ class JobClient(HttpClient):
             JobCancelledError: somebody stopped it.
             ProcessError: the job took longer than `JOB_DEADLINE_S`.
         """
+        what = f"{_NAMES.get(kind, f'the {kind}')} of {project}/{name}"
+        submit = partial(self.typed, JobStatus, "POST", model_path(project, name, kind), body=request)
         deadline = time.monotonic() + JOB_DEADLINE_S
         with JobView(what, show=show) as view, announce_wait(view.describe):
             status = await submit()
@@ -170,6 +177,12 @@ class JobView:
             self._bar = tqdm(desc=self.what, leave=False)
         self._bar.total, self._bar.n = progress.total, progress.done
         self._bar.set_postfix_str(progress.phase)
+
+
+def model_path(project: str, name: str, rest: str = "") -> str:
+    """The path of a model's endpoint."""
+    path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
+    return f"{path}/{rest}" if rest else path
 
 
 def _job_path(job_id: str) -> str:

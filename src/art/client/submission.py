@@ -10,15 +10,7 @@ from art.client.arguments import check_groups
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.trajectory import (
-    History,
-    Trajectory,
-    TrajectoryGroup,
-    finite_number,
-    infra_fault,
-    is_policy_fault,
-    to_plain,
-)
+from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, is_policy_fault, to_plain
 
 logger = logging.getLogger(__name__)
 
