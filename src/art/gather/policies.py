@@ -7,9 +7,10 @@ failures over the most recent rollouts, across gathers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from art.errors import ArtError, JudgeError
+from art.gather.progress import Progress
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -37,11 +38,11 @@ class FailurePolicy(Protocol):
 class CountBudget:
     """Allows `max_exceptions` failures; one more raises its error."""
 
+    progress: Progress
     max_exceptions: float = 0
     """A number of failures, or below 1 a share of `num_rollouts`."""
     num_rollouts: int | None = None
-    """Rollouts that a share refers to; by default the total of the progress bar `pbar`."""
-    pbar: Any = None
+    """Rollouts that a share refers to; by default the total of the bar of `progress`."""
     num_failed: int = 0
     last_error: Exception | None = None
 
@@ -66,7 +67,7 @@ class CountBudget:
     def is_exceeded(self) -> bool:
         limit = self.max_exceptions
         if 0 < limit < 1:
-            limit *= self.num_rollouts or getattr(self.pbar, "total", None) or 0
+            limit *= self.num_rollouts or getattr(self.progress.pbar, "total", None) or 0
         return self.num_failed > limit
 
     def add(self, part: CountBudget) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from art.trajectory import Trajectory, finite_number
 
 
-@dataclass
+@dataclass(eq=False)
 class Progress:
     """Sums of the metrics of finished rollouts, and the bar that shows their means."""
 
