@@ -42,7 +42,7 @@ FIRST_CONTACT_DEADLINE_S = 10.0
 _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class LostAnswerError(ConnectionError):
@@ -69,7 +69,7 @@ class HttpClient:
         Raises:
             ConfigError: the address is not valid, or the key is not valid in a header.
         """
-        self.is_local = _parse_address(base_url).host in _LOOPBACK
+        self.is_local = _parse_address(base_url).host in LOOPBACK
         """Whether the server is on this machine, so that both see the same files."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.api_key = check_api_key(api_key) if api_key else None

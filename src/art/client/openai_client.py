@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from art.client.http import LOOPBACK
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ CONNECT_TIMEOUT_S = 5.0
 MAX_RETRIES = 30
 """With the client's own back-off, which doubles from 0.5 s to 8 s, these last about three and a half minutes."""
 MAX_CONNECTIONS = 10_000
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 def load_openai() -> None:
@@ -66,7 +66,7 @@ def _options(
     http_client = make_http(
         timeout=timeout,
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        trust_env=urlsplit(base_url).hostname not in _LOOPBACK,  # a proxy cannot reach this machine's loopback
+        trust_env=urlsplit(base_url).hostname not in LOOPBACK,  # a proxy cannot reach this machine's loopback
         event_hooks=event_hooks,
     )
     return {

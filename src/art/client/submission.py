@@ -45,7 +45,10 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
 
 
 def check_recorded(groups: Iterable[WireGroup]) -> None:
-    """Check that every answer was recorded by the server.
+    """Check that every answer was recorded by the server, for `allow_training_without_logprobs=True` of older code.
+
+    That option trained other answers as if the policy had just sampled them, with a ratio of 1. It is refused where it
+    would have an effect, because without sampling log-probs nothing corrects how far the policy is from such an answer.
 
     Raises:
         TrajectoryError: the server has no tokens and log-probs of an answer.

@@ -9,8 +9,8 @@ from typing import Any, Unpack
 
 from art.compat.gather import OlderOptions, check_older_options
 from art.errors import RolloutError
+from art.gather.budget import CountBudget
 from art.gather.faults import FATAL, FaultWatch
-from art.gather.policies import CountBudget, FailurePolicy
 from art.gather.progress import Progress
 from art.messages import is_choice
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, finite_number, rollout_observer
@@ -46,7 +46,7 @@ class GatherContext(Progress):
         check_older_options(older)
         super().__init__(pbar, max_metrics)
         self.budget = CountBudget(self, max_exceptions, num_rollouts)
-        self.policy: FailurePolicy = self.budget if faults is None else faults
+        self.policy: CountBudget | FaultWatch = self.budget if faults is None else faults
         self.increment_pbar = increment_pbar
         self.rollout_timeout_s = rollout_timeout_s
         self._seen: dict[int, Trajectory] = {}
