@@ -62,11 +62,7 @@ class Stopwatch:
         }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "demo", help="train a tiny agent on this machine and show that it got better", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
     )
@@ -82,7 +78,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--out", type=Path, help="folder for the model, data and picture (default: demo/<task>-seed<seed>)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,18 +34,11 @@ UNREACHABLE_S = 5.0
 """Time to reach a server elsewhere."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "status",
-        help="show what the server of a data directory does",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
     where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
     parser.add_argument("--stacks", action="store_true", help="also show the stacks of all tasks and processes")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
