@@ -94,9 +94,8 @@ def _label(trajectory: Trajectory, name: str | None) -> object:
 
 
 def _show(console: Console, judge: str, report: JudgeReport) -> None:
-    table = Table(title=f"{judge} on {report.num_groups} groups ({report.num_trajectories} trajectories)")
-    for heading in ("", "measured", "means"):
-        table.add_column(heading)
+    title = f"{judge} on {report.num_groups} groups ({report.num_trajectories} trajectories)"
+    table = Table("", "measured", "means", title=title)
     low, high = report.order_bias_interval
     cost = "unknown price" if report.cost_usd is None else f"{report.cost_usd:.4f} USD"
     rows = [

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from art.cli.terminal.screen import Screen, progress_bar
+from art.storage.local_key import state_folder
 from art.task import Task, draw_conversations, get_task
 
 
@@ -66,13 +70,42 @@ def build_with_progress(
     started = time.perf_counter()
     if not console.is_terminal:  # a bar shows nothing there until it is done
         console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
-    with progress_bar(console, "loss") as progress:
+    with _noted(path.resolve()) as note, progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 
         from art.testing.tiny.build import build_tiny_model
 
         def on_progress(done: int, total: int, loss: float) -> None:
+            note(f"step {done} of {total}")
             progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
 
         build_tiny_model(path, task=task, seed=seed, head_dim=head_dim, on_progress=on_progress, **options)
     return path, time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _noted(path: Path) -> Iterator[Callable[[str], None]]:
+    """Keep a note of how far a warm start is, for `warm_starts`. Without a home directory there is no note."""
+    file = state_folder() / f"warm-start-{os.getpid()}.txt"
+
+    def write(progress: str) -> None:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{path}: {progress}", encoding="utf-8")
+
+    write("starting")
+    try:
+        yield write
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def warm_starts() -> list[str]:
+    """The warm starts that this user's commands run now, each with its folder and progress."""
+    lines = []
+    for file in sorted(state_folder().glob("warm-start-*.txt")):
+        with contextlib.suppress(OSError):  # the file has gone, or its process has, and left it behind
+            os.kill(int(file.stem.rpartition("-")[2]), 0)
+            lines.append(file.read_text(encoding="utf-8"))
+    return lines

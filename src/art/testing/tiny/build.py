@@ -92,7 +92,8 @@ def _measure_reads(
     """Measure how much the model's answers depend on what it was shown, in nats per answer.
 
     See `art.metrics.observations`. Returns `None` if the play never shows different things at the same place. A value
-    near 0 is logged if `warns`: either right answers do not depend on what is shown, or the model has not learnt to read it.
+    near 0 is logged, if `warns`: either right answers do not depend on what is shown, or the model has not learnt to
+    read it.
     """
     rng = random.Random(seed)
     probed = [
