@@ -45,13 +45,7 @@ class ModelName:
 Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "checkpoints",
-        help="list, fetch, delete, fork, merge, export and push checkpoints of a server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -90,7 +84,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     pulling.add_argument("source", help="s3://bucket/prefix")
     pulling.add_argument("--from-model", type=ModelName.parse, help="that it was pushed from (default: the same name)")
     pulling.add_argument("--step", type=int, help="default: the newest there")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

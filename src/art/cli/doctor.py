@@ -40,13 +40,7 @@ MUCH_WITHOUT_SPREAD = 0.5
 """Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check a model, this machine and a task before training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
     parser.add_argument(
         "--task", help="task name, or module:attribute of your own Task: looks at its rewards, forecasts a step of it"
@@ -62,7 +56,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--price-per-hour", type=float, metavar="PRICE", help="of this machine, for the forecast")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,13 +30,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _COLUMNS = ("id", "name", "project", "scopes", "created", "last used", "state")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "keys",
-        help="make, list, rotate and revoke the keys of a server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key and print it; it is shown this once")
     create.add_argument("--name", required=True, help="what it is for, e.g. `ci` or a person")
@@ -56,7 +50,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     revoke.add_argument("id")
     for action in actions.choices.values():
         action.add_argument("--data-dir", type=Path, help=f"of the server (default: {DEFAULT_DATA_DIR})")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

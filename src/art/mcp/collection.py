@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, overload
 
 from art.mcp.types import GeneratedScenario
@@ -107,9 +107,6 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> GeneratedScenario | Self:
         return type(self)(self.scenarios[index]) if isinstance(index, slice) else self.scenarios[index]
-
-    def __iter__(self) -> Iterator[GeneratedScenario]:
-        return iter(self.scenarios)
 
     def __len__(self) -> int:
         return len(self.scenarios)

@@ -126,10 +126,7 @@ class _Run:
         )  # fmt: skip
         await self.model.log(evaluation.trajectories, split="test")
         low, high = evaluation.interval
-        self.on_progress(
-            Progress(
-                f"{self.task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts {when} training: "
-                f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
-            )
-        )
+        rollouts = f"{len(evaluation.trajectories)} held-out rollouts {when} training"
+        value = f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
+        self.on_progress(Progress(f"{self.task.headline_metric} on {rollouts}: {value}"))
         return evaluation

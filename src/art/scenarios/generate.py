@@ -9,9 +9,8 @@ from art.model import Model
 from art.rewards.settings import JudgeSettings
 from art.scenarios.dataset import Dataset
 from art.scenarios.questions import INPUTS_FORMAT, TASK_FORMAT, ask_for_inputs, ask_for_task, read_inputs, read_task
-from art.scenarios.task_text import TaskText
 from art.scenarios.writer import Messages, Writer
-from art.scenarios.written import WrittenScenario, with_splits
+from art.scenarios.written import TaskText, WrittenScenario, with_splits
 
 DEFAULT_GENERATOR = "openai/gpt-4.1-mini"
 DEFAULT_NUM = 64

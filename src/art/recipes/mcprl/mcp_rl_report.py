@@ -58,13 +58,10 @@ def describe_run(run: McpRlRun) -> Report:
 
 
 def _curves(run: McpRlRun) -> list[Curve]:
+    done, failed = "share of rollouts that say they are done", "tool calls per rollout that failed"
     return [
-        curve_of(
-            run, "train/completed", "share of rollouts that say they are done", "By calling complete_task.", (0, 1)
-        ),
-        curve_of(
-            run, "train/num_tool_errors", "tool calls per rollout that failed", "Wrong arguments, or tools that refuse."
-        ),
+        curve_of(run, "train/completed", done, "By calling complete_task.", (0, 1)),
+        curve_of(run, "train/num_tool_errors", failed, "Wrong arguments, or tools that refuse."),
         curve_of(run, "train/num_turns", "turns per rollout", "Answers of the model, calls among them."),
     ]
 
