@@ -34,14 +34,13 @@ class Request:
     params: GenerateRequest
     """What the caller asked for."""
     adapter: Adapter | None
-    stream: bool
-    max_new: int
+    stream: bool = False
+    max_new: int = 0
     """Most tokens to sample, by `max_tokens` and the context."""
-    stop: frozenset[int]
     scores: bool = False
-    token_ids: list[int] = field(default_factory=list)
-    """Prompt and sampled tokens."""
-    num_prompt: int = 0
+    token_ids: list[int] = field(init=False)
+    """Prompt and sampled tokens. The last token of a scored path is not read."""
+    num_prompt: int = field(init=False)
     slot: Slot | None = None
     num_computed: int = 0
     """Number of tokens in `token_ids` whose keys and values are in the slot."""
@@ -50,6 +49,10 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.params.prompt_token_ids) - self.scores
+        self.token_ids = self.params.prompt_token_ids[: self.num_prompt]
 
     @property
     def uid(self) -> int:
