@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,8 @@ def _results(results: Sequence[ScenarioResult]) -> str:
 
 def _comparison(comparison: Comparison, index: int) -> str:
     # Leave out what both begin with: the system prompt and the task.
-    shared = 0
-    for old, new in zip(comparison.before.messages, comparison.after.messages, strict=False):
-        if old != new or old.get("role") == "assistant":
-            break
-        shared += 1
+    pairs = zip(comparison.before.messages, comparison.after.messages, strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1] and pair[0].get("role") != "assistant", pairs)))
     sides = "".join(
         _side(name, transcript, shared)
         for name, transcript in (("before", comparison.before), ("after", comparison.after))
@@ -184,10 +182,8 @@ def duration(seconds: float) -> str:
     """Seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    if minutes < 60:
-        return f"{int(minutes)} min {int(seconds % 60)} s"
-    return f"{int(minutes // 60)} h {int(minutes % 60)} min"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _table(table: Table) -> str:

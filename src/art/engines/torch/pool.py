@@ -22,7 +22,7 @@ _COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "st
 
 
 class EnginePool:
-    """Routes each request to the engine with the weights that it names."""
+    """Routes each request to the engine with the weights that it names. Has the methods of `TorchEngine`."""
 
     def __init__(self, base: TorchEngine, model: str, config: EngineConfig) -> None:
         self._base = base
@@ -61,11 +61,9 @@ class EnginePool:
         return total
 
     def submit(self, request: GenerateRequest, *, stream: bool) -> None:
-        """Queue a completion; see `TorchEngine.submit`."""
         self._of(request.adapter).submit(request, stream=stream)
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a measurement of log-probs; see `TorchEngine.submit_score`."""
         self._of(adapter).submit_score(request_id, token_ids, adapter)
 
     def cancel(self, request_id: str) -> None:
@@ -82,9 +80,12 @@ class EnginePool:
         """
         if not is_full(path):
             info = self._base.load_adapter(name, path)
-            self._unload_full(name, None)
+            if name in self._full:
+                self.unload_adapter(name)
             return info
-        self._give_back_memory()
+        gc.collect()  # free the memory of unloaded engines first; a trainer may need it on the same device
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         with torch.inference_mode():
             engine, info = load_full(name, path, self._model, self._config)
         self.unload_adapter(name)
@@ -93,14 +94,9 @@ class EnginePool:
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
         """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
-        if name in self._full:
-            self._unload_full(name, on_done)
-        else:
-            self._base.unload_adapter(name, on_done)
-
-    def _unload_full(self, name: str, on_done: Callable[[], None] | None) -> None:
         engine = self._full.pop(name, None)
         if engine is None:
+            self._base.unload_adapter(name, on_done)
             return
         self._leaving.append(engine)
 
@@ -120,9 +116,3 @@ class EnginePool:
     @property
     def _engines(self) -> list[TorchEngine]:
         return [self._base, *self._full.values(), *self._leaving]
-
-    def _give_back_memory(self) -> None:
-        """Free the memory of unloaded engines before another is loaded. A trainer may need it on the same device."""
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()

@@ -58,8 +58,6 @@ def warm_start(
 ) -> None:
     """Train `model` in place, in one thread. The same model, texts and config give the same weights.
 
-    Matrices this small gain nothing from a second thread, and lose much if another process uses its core.
-
     Args:
         texts: conversations as the chat template writes them.
 
@@ -70,7 +68,7 @@ def warm_start(
     optimizers = _make_optimizers(model, config)
     generator = torch.Generator().manual_seed(config.seed)
     model.train()
-    with _one_thread(), _tree_attention(model):
+    with _tree_attention(model):
         for step in range(config.num_steps):
             chosen = torch.randint(len(paths), (config.batch_size,), generator=generator).tolist()
             loss = -_answer_logprobs(model, [paths[i] for i in chosen]).mean()
@@ -89,7 +87,7 @@ def warm_start(
 def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
     """Mean log-prob of the last answer of the conversations, in nats per answer."""
     paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
-    with torch.no_grad(), _one_thread(), _tree_attention(model):
+    with torch.no_grad(), _tree_attention(model):
         return float(_answer_logprobs(model, paths).sum() / len(paths))
 
 
@@ -115,23 +113,19 @@ def _make_optimizers(model: Any, config: WarmStartConfig) -> list[tuple[torch.op
 
 @contextlib.contextmanager
 def _tree_attention(model: Any) -> Iterator[None]:
+    """Compute trees with `model` in the block, in one thread.
+
+    Matrices this small gain nothing from a second thread, and lose much if another process uses its core.
+    """
     register_attention()
-    before = model.config._attn_implementation
+    attention, num_threads = model.config._attn_implementation, torch.get_num_threads()
     model.set_attn_implementation(ATTENTION_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        model.set_attn_implementation(attention)
+        torch.set_num_threads(num_threads)
 
 
 def _schedule(step: int, config: WarmStartConfig) -> float:
