@@ -1,7 +1,7 @@
 """All engines of one process: one for the base model with its adapters, and one for each full checkpoint.
 
 A full checkpoint shares no weights with the base model, so it has a `TorchEngine` of its own, with its own KV cache and
-`max_running`. The owner of the pool calls `step` of each engine in `busy`, in turn.
+`max_running`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,12 @@ class EnginePool:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> EnginePool:
-        """Load the base model `model`, a folder or a hub id.
-
-        Raises:
-            ConfigError: see `TorchEngine.load`.
-        """
+        """Load the base model; see `TorchEngine.load`."""
         return cls(TorchEngine.load(model, config), model, config)
 
     @property
     def busy(self) -> list[TorchEngine]:
-        """The engines that have work."""
+        """The engines that have work. The owner of the pool calls `step` of each of them in turn."""
         if not self._full and not self._leaving:  # the usual case, on the path of every step
             return [self._base] if self._base.has_work else []
         return [engine for engine in self._engines if engine.has_work]

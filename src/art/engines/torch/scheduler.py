@@ -104,7 +104,7 @@ class Scheduler:
                 budget -= pending
             if pending:
                 work.append(Work(request, pending))
-        budget = self._admit(budget, work)
+        self._admit(budget, work)
         if any(w.request.adapter is not work[0].request.adapter for w in work):
             work.sort(key=lambda w: w.request.uid)
         return work
@@ -127,8 +127,8 @@ class Scheduler:
             self.cache.release(slot)
         request.slot, request.num_computed = None, 0
 
-    def _admit(self, budget: int, work: list[Work]) -> int:
-        """Move waiting requests to `running` as long as `max_running`, slots and budget allow. Returns what is left."""
+    def _admit(self, budget: int, work: list[Work]) -> None:
+        """Move waiting requests to `running` and `work` as long as `max_running`, slots and budget allow."""
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
             request = self.waiting.popleft()
@@ -152,7 +152,6 @@ class Scheduler:
             budget -= pending
             work.append(Work(request, pending))
         self.waiting.extendleft(reversed(skipped))
-        return budget
 
     def _expected_new(self, request: Request) -> int:
         """Expected number of tokens that `request` will still sample."""
