@@ -65,12 +65,10 @@ def merge(checkpoint: Path, base: Path, target: Path, on_bytes: OnBytes) -> None
         return
     names = _files_of(base)
     copy_files(base, target, names, on_bytes)
-    tensors = {
-        name: tensor
-        for file in names
-        if file.endswith(".safetensors")
-        for name, tensor in _read_head(target / file).items()
-    }
+    tensors: dict[str, _Tensor] = {}
+    for file in names:
+        if file.endswith(".safetensors"):
+            tensors |= _read_head(target / file)
     adapter = _read_adapter(checkpoint)
     for layer, name in _match(adapter.layers, tensors, base).items():
         _add(tensors[name], name, adapter, layer)

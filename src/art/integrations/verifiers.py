@@ -169,12 +169,7 @@ class _Serving:
 
 
 def _score(trajectory: Trajectory, episode: Any) -> None:
-    """Set reward and metrics of a trajectory from the trace of the episode's agent.
-
-    Raises:
-        ConfigError: the environment has several agents.
-        ToolServerError: the episode failed.
-    """
+    """Set reward and metrics of a trajectory from the trace of the episode's agent."""
     if len(episode.traces) > 1:
         agents = ", ".join(trace.agent.name for trace in episode.traces)
         raise ConfigError(
@@ -182,7 +177,8 @@ def _score(trajectory: Trajectory, episode: Any) -> None:
             "environment with one agent"
         )
     trace = episode.traces[0] if episode.traces else None
-    is_full = trace is not None and _ended_with_full_context(trace)
+    # A conversation that filled the context is the policy's fault, so the rollout counts.
+    is_full = bool(trace and trace.num_turns and trace.errors and _CONTEXT_FULL in trace.errors[-1].message)
     if trace is None or not (episode.ok or is_full):
         errors = (trace.errors if trace is not None else None) or episode.errors
         what = f"it ended with {getattr(trace, 'stop_condition', None)}"
@@ -196,11 +192,6 @@ def _score(trajectory: Trajectory, episode: Any) -> None:
     trajectory.metrics["num_turns"] = trace.num_turns
     trajectory.metadata["outcome"] = "policy_fault" if is_full else "ok"
     trajectory.metadata["ending"] = trace.stop_condition or ""
-
-
-def _ended_with_full_context(trace: Any) -> bool:
-    """Whether the conversation filled the context. That is the policy's fault, so the rollout counts."""
-    return bool(trace.num_turns and trace.errors and _CONTEXT_FULL in trace.errors[-1].message)
 
 
 def _key_variable(model: Model[Any, Any]) -> str:

@@ -122,33 +122,29 @@ class FakeEngine:
         previous = request.prompt_token_ids[-1]
         limit = min(request.max_tokens, self._info.max_context - len(request.prompt_token_ids))
         scripted = self._script(request)[request.first_index :] if self._script is not None else None
+        limit = limit if scripted is None else min(limit, len(scripted))
         tokens: list[int] = []
         logprobs: list[float] = []
         top: list[list[tuple[int, float]]] = []
-        reason: FinishReason | None = None
-        num_sampled = 0
-        while reason is None:
+        for i in range(limit):
             await asyncio.sleep(self._delay_s)
             await self._awake.wait()
             probs = self._probs(salt, previous, request.temperature, request.top_p)
-            if scripted is not None:
-                previous = scripted[num_sampled]
-            else:
-                previous = self._draw(request, request.first_index + num_sampled, probs)
-            num_sampled += 1
+            previous = scripted[i] if scripted else self._draw(request, request.first_index + i, probs)
             self._num_generated += 1
             tokens.append(previous)
             logprobs.append(math.log(max(probs[previous], 1e-30)))
             if request.num_top_logprobs:
                 best = np.argsort(-probs, kind="stable")[: request.num_top_logprobs].tolist()
                 top.append([(t, math.log(probs[t])) for t in best if probs[t] > 0])
+            reason: FinishReason | None = "length" if i + 1 == limit else None
             if previous in request.stop_token_ids:
                 reason = "stop"
-            elif num_sampled == limit or (scripted is not None and num_sampled == len(scripted)):
-                reason = "length"
             if stream or reason is not None:
                 yield TokenChunk(token_ids=tokens, logprobs=logprobs, top_logprobs=top, finish_reason=reason)
                 tokens, logprobs, top = [], [], []
+            if reason is not None:
+                return
 
     @staticmethod
     def _draw(request: GenerateRequest, index: int, probs: npt.NDArray[np.float64]) -> int:

@@ -23,6 +23,8 @@ RECENT = 256
 """Number of ended requests from which the length of new ones is estimated."""
 EXPECTED_SHARE = 0.9
 """Quantile of recent completion lengths that is used as the expected length of a new request."""
+MIN_AWAITED_PREFIX = 16
+"""A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 FIRST_EXPECTED = 64
 """Expected length before any request has ended."""
 
@@ -134,7 +136,7 @@ class Scheduler:
             request = self.waiting.popleft()
             tokens = np.array(request.token_ids, dtype=np.int32)
             match = self.cache.match(request.uid, tokens)
-            if match.worth_waiting and not request.scores:
+            if match.awaited - match.length >= MIN_AWAITED_PREFIX and not request.scores:
                 skipped.append(request)  # its prefix is being computed now for another request of its group
                 continue
             if request.scores:

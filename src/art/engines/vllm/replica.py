@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from art.engine import FinishReason, GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, TokenChunk
 from art.errors import (
     AdapterError,
     ArtError,
@@ -199,11 +199,7 @@ class Replica:
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, and read its answer in the body of `async with`.
-
-        Raises:
-            ConnectionLostError: the server cannot be reached, or its answer ended early.
-        """
+        """Send a request, and read its answer in the body of `async with`, which may raise `ConnectionLostError`."""
         try:
             async with self._session.request(method, self.url + path, **options) as response:
                 yield response
@@ -218,10 +214,7 @@ def _absolute(path: Path) -> str:
 
 
 def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
-    """The body of a completion request.
-
-    It sets every parameter that changes the distribution, so that the defaults of a server do not matter.
-    """
+    """The body of a request. It sets all that changes the distribution, so a server's defaults do not matter."""
     return {
         "model": model,
         "prompt": request.prompt_token_ids,
@@ -257,14 +250,16 @@ def seed_of(request: GenerateRequest) -> int:
 def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
     tokens: list[int] = choice["token_ids"] or []
     report = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
-    logprobs: list[float] = report["token_logprobs"]
+    logprobs = report["token_logprobs"]
     if len(logprobs) != len(tokens):
         raise ProcessError(f"vLLM sent {len(logprobs)} log-probs with {len(tokens)} tokens")
+    if (reason := choice["finish_reason"]) not in (None, "stop", "length"):
+        raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
     return TokenChunk(
         token_ids=tokens,
         logprobs=logprobs,
         top_logprobs=[_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else [],
-        finish_reason=_finish_reason(choice["finish_reason"]),
+        finish_reason=reason,
         num_cached_tokens=num_cached,
     )
 
@@ -273,12 +268,6 @@ def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
     """The `num_top` most likely tokens of an entry with keys like `token_id:17`. vLLM adds the sampled token to it."""
     pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
     return sorted(pairs, key=lambda pair: -pair[1])[:num_top]
-
-
-def _finish_reason(reason: str | None) -> FinishReason | None:
-    if reason is None or reason == "stop" or reason == "length":
-        return reason  # type: ignore[return-value]
-    raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
 
 
 def _num_cached(answer: dict[str, Any]) -> int:

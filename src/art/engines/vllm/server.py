@@ -150,19 +150,16 @@ class VllmServer:
     async def _forward_output(self) -> None:
         """Copy the server's output to this process's log, and remember errors that may be the cause of a death."""
         assert self._process.stdout is not None
-        while line := await self._read_line(self._process.stdout):
+        while not self._process.stdout.at_eof():
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than the limit; asyncio has dropped the line
+                line = b"[a very long line]\n"
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             text = _PREFIX.sub("", line.decode(errors="replace")).strip()
             if _CAUSE.match(text) and not _NO_CAUSE.search(text):
                 self._errors.append((time.monotonic(), text[:1000]))
-
-    @staticmethod
-    async def _read_line(stream: asyncio.StreamReader) -> bytes:
-        try:
-            return await stream.readline()
-        except ValueError:  # longer than the limit; asyncio has dropped the line
-            return b"[a very long line]\n"
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from contextlib import aclosing
 from pathlib import Path
@@ -93,11 +94,7 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
 
 
 async def _check_logprobs(replica: Replica, model: str) -> None:
-    """Check that a server reports log-probs after temperature and top_p, which is not vLLM's default.
-
-    Raises:
-        ConfigError: its log-probs are those of the distribution before temperature and top_p.
-    """
+    """Refuse a server that reports log-probs before temperature and top_p, as vLLM does by default."""
     prompt = [0, 0]
     request = GenerateRequest(
         request_id="check", adapter=None, prompt_token_ids=prompt, max_tokens=4, stop_token_ids=(), seed=0,
@@ -118,15 +115,13 @@ def _dtype(config: VllmConfig, device: str) -> str:
 
 
 def _max_context(config: VllmConfig, model_config: dict[str, Any]) -> int:
-    limit = model_config.get("max_position_embeddings")
-    if limit is None:
-        return config.max_context or MAX_CONTEXT
+    limit = model_config.get("max_position_embeddings") or math.inf
     if config.max_context is not None and config.max_context > limit:
         raise ConfigError(
             f"`engine.max_context` is {config.max_context}, but the model supports at most {limit} tokens "
             "(`max_position_embeddings`)"
         )
-    return config.max_context or min(int(limit), MAX_CONTEXT)
+    return config.max_context or int(min(limit, MAX_CONTEXT))
 
 
 def _vocab_size(model_config: dict[str, Any]) -> int:

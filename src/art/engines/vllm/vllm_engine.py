@@ -215,9 +215,7 @@ class VllmEngine:
     async def _load(self, name: str, path: Path) -> Policy:
         """Load an adapter into all servers that answer. The others get it with the first request that needs it.
 
-        Raises:
-            AdapterError: a server refused the adapter, or computes other log-probs. It is unloaded everywhere then.
-            ProcessError: no server answers.
+        If a server refuses it or computes other log-probs, or if none answers, it is unloaded everywhere.
         """
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
         loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
@@ -228,9 +226,8 @@ class VllmEngine:
         try:
             if errors or len(lost) == len(results):
                 raise [*errors, *lost][0]
-            await self._check_agreement(
-                policy, [replica for replica, error in zip(self._replicas, results, strict=True) if error is None]
-            )
+            pairs = zip(self._replicas, results, strict=True)
+            await self._check_agreement(policy, [replica for replica, error in pairs if error is None])
         except BaseException:
             await self._unload(policy)
             raise

@@ -136,14 +136,7 @@ def _schedule(step: int, config: WarmStartConfig) -> float:
 
 
 def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
-    """Tokenise conversations to paths that train on the answers, including their end-of-turn tokens.
-
-    Args:
-        last_only: train only on the last answer of each conversation.
-
-    Raises:
-        ContextLengthError: a conversation is longer than `max_length` tokens.
-    """
+    """Tokenise conversations to paths that train on all answers, or on the last ones, with their end-of-turn tokens."""
     encoded = tokenizer([_as_sampled(text) for text in texts], add_special_tokens=False)["input_ids"]
     longest = max(map(len, encoded))
     if longest > max_length:
@@ -163,10 +156,8 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
             sample_id=str(number), rollout_id=str(number), token_ids=tokens, loss_mask=mask, sampling_logprobs=zeros,
             advantages=zeros, component="sft",
         )  # fmt: skip
-        path = check_sample(sample, vocab_size=len(tokenizer))
-        if path is not None:
-            paths.append(path)
-    return paths
+        paths.append(check_sample(sample, vocab_size=len(tokenizer)))
+    return [path for path in paths if path is not None]
 
 
 def _as_sampled(text: str) -> str:
@@ -180,12 +171,5 @@ def _assistant_spans(tokens: list[int], head: list[int], end: int) -> list[tuple
 
     Example: with head [1, 5] and end 2, the tokens [1, 7, 9, 2, 1, 5, 8, 2] have the range (6, 8).
     """
-    spans, at = [], 0
-    while at < len(tokens):
-        if tokens[at : at + len(head)] == head:
-            start = at + len(head)
-            at = tokens.index(end, start) + 1
-            spans.append((start, at))
-        else:
-            at += 1
-    return spans
+    starts = [at + len(head) for at in range(len(tokens)) if tokens[at : at + len(head)] == head]
+    return [(start, tokens.index(end, start) + 1) for start in starts]

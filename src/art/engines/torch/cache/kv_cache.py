@@ -27,8 +27,6 @@ MAX_GROWTH_TOKENS = 16_384
 """Most tokens to allocate ahead of need, so that long rows are only allocated one by one."""
 MIN_SHARED_PREFIX = 4
 """Shorter common prefixes are computed again instead of copied."""
-MIN_AWAITED_PREFIX = 16
-"""A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,10 +145,6 @@ class Match:
     """Whether the slot is idle and holds nothing but this prefix."""
     awaited: int = 0
     """Number of tokens that could be reused once a running request has computed its prompt."""
-
-    @property
-    def worth_waiting(self) -> bool:
-        return self.awaited - self.length >= MIN_AWAITED_PREFIX
 
 
 class KVCache:
@@ -320,7 +314,7 @@ class KVCache:
         if keep is not None and keep.pool is pool:
             idle[keep.row] = False
         rows = np.flatnonzero(idle)
-        return rows[np.argsort(pool.last_used[rows])].tolist()
+        return [int(row) for row in rows[np.argsort(pool.last_used[rows])]]
 
     def _evict(self, pool: Pool, keep: Slot | None) -> bool:
         rows = self._idle_rows(pool, keep)

@@ -50,7 +50,6 @@ class Decoder(Protocol):
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits [rows to sample, vocabulary] of a batch."""
-        ...
 
 
 @dataclass(slots=True)
@@ -131,10 +130,8 @@ def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
     Raises:
         ConfigError: the configured device does not exist.
     """
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    device: str = config.device
-    if device == "auto":
-        device = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    device = next(name for name in available if available[name]) if config.device == "auto" else config.device
     if not available[device]:
         raise ConfigError(f"`engine.device` is {device!r}, but torch finds no such device here; use 'auto' or 'cpu'")
     if config.dtype != "auto":
@@ -208,25 +205,18 @@ def _trial_batch(trial: list[Tensor]) -> Batch:
 
 
 def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
-    """Run a trial forward pass that records the attention of each layer.
-
-    Raises:
-        ConfigError: a layer needs something that the engine does not compute.
-    """
+    """Record the attention of each layer in a trial forward pass. Refuse what the engine does not compute."""
     probe = Probe()
+    kind = type(hf_model).__name__
     try:
         _forward(hf_model, _trial_batch(trial), art_probe=probe)
     except Exception as error:  # an unknown architecture may raise anything here
-        raise ConfigError(
-            f"{type(hf_model).__name__} does not run with the attention of the embedded engine: {error!r}"
-        ) from error
+        raise ConfigError(f"{kind} does not run with the attention of the embedded engine: {error!r}") from error
     num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(probe.kv_shapes) != list(range(num_layers)):
         probe.problems.add(f"attention in layers {sorted(probe.kv_shapes)} of {num_layers}")
     if probe.problems:
-        raise ConfigError(
-            f"the embedded engine cannot serve {type(hf_model).__name__}: {'; '.join(sorted(probe.problems))}"
-        )
+        raise ConfigError(f"the embedded engine cannot serve {kind}: {'; '.join(sorted(probe.problems))}")
     return probe
 
 

@@ -60,7 +60,6 @@ class LlamaDecoder:
         self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits [rows to sample, vocabulary] of a batch."""
         plan, head_dim = batch.plan, self._head_dim
         folded = self._folding.covers(batch.runs, len(batch.token_ids))
         runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
