@@ -156,5 +156,4 @@ def pack_where_faster(linears: list[Linear]) -> int:
 def _pays_to_pack(weight: Tensor) -> bool:
     if weight.device.type != "cpu" or weight.numel() < MIN_ELEMENTS:
         return False
-    num_threads = torch.get_num_threads()
-    return packing_pays(*weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=False)
+    return packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=False)
