@@ -108,7 +108,7 @@ class TrainingWork:
         metrics["time/step_job_s"] = time.perf_counter() - started
         metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
-        metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in measured}
+        metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
         findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)

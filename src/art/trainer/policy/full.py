@@ -66,18 +66,9 @@ class FullPolicy(Policy):
         frozen = _frozen_weights(base)
         self._start = {name: weight for name, weight in base.model.named_parameters() if id(weight) not in frozen}
         parameters = dict(self._twin.model.named_parameters())
-        size = sum(weight.numel() for weight in self._start.values())
-        self.values = torch.empty(size, device=base.device)
-        self.grads = torch.zeros(size, device=base.device)
-        self.tensors = {}
         self._rounded: list[tuple[Tensor, Tensor]] = []
-        start = 0
-        for name, weight in self._start.items():
-            view = slice(start, start + weight.numel())
-            value, grad = self.values[view].view(weight.shape), self.grads[view].view(weight.shape)
-            self.tensors[name] = value
-            self._attach(parameters[name].requires_grad_(), value, grad)
-            start = view.stop
+        for name, grad in self._allocate(self._start).items():
+            self._attach(parameters[name].requires_grad_(), self.tensors[name], grad)
         self._accumulates = False
         self._files = _read_model_files(base.name)
         self.reset()

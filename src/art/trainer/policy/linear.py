@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
+from art.trainer.machine.memory import available_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -147,39 +147,28 @@ def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
-def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
-    """Pack the layers whose shape measures faster that way, if the copies fit into memory. Returns how many."""
+def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
+    """Pack the layers whose shape measures faster that way, if the copies fit into memory."""
     chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
     if not chosen:
-        return 0
+        return
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
-    if size_bytes > _available_bytes() / 2:
+    available = available_bytes()
+    if available is not None and size_bytes > available / 2:
         _log.warning(
             "packed copies of %d layers would make training faster, but they take %.1f GB, more than half of the "
             "memory that is available; not packed",
             len(chosen),
             size_bytes / 1e9,
         )
-        return 0
+        return
     for layer in chosen:
         layer.pack()
     _log.info(
         "%d of %d layers run on packed copies of their weights, %.1f GB", len(chosen), len(layers), size_bytes / 1e9
     )
-    return len(chosen)
 
 
 def _pays_to_pack(weight: Tensor) -> bool:
-    num_threads = torch.get_num_threads()
-    return weight.numel() >= MIN_ELEMENTS and packing_pays(
-        *weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=True
-    )
-
-
-def _available_bytes() -> float:
-    """Memory that can be used without swapping. Infinite if the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+    large = weight.numel() >= MIN_ELEMENTS
+    return large and packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=True)

@@ -21,8 +21,7 @@ from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
-from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
 from art.trainer.step.progress import Progress
 from art.trainer.streams import BASE
 from art.trainer.tree.tree import FloatArray, SamplePath

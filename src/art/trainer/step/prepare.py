@@ -21,7 +21,7 @@ from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer
 from art.trainer.step.mismatch import find_mismatched
-from art.trainer.streams import ANCHOR, POLICY, TEACHER, reference_name
+from art.trainer.streams import ANCHOR, POLICY, TEACHER
 from art.trainer.tree.tree import SamplePath
 
 
@@ -37,7 +37,7 @@ def prepare_paths(
     if any(isinstance(term, DistillConfig) for term in config.terms):
         _check_taught(paths)
     for reference in _references(config):
-        paths = measurer.add_stream(paths, reference, reference_name(reference))
+        paths = measurer.add_stream(paths, reference, str(reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
@@ -70,9 +70,8 @@ def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]
     So credit moves from tokens far from the reference to tokens close to it. The mean weighs tokens as the loss does,
     so the sum of the weighted advantages does not change.
     """
-    name = reference_name(term.reference)
     rl = [path for path in paths if path.sample.component == "rl"]
-    differences = [torch.from_numpy(path.sampling_logprobs - path.streams[name]) for path in rl]
+    differences = [torch.from_numpy(path.sampling_logprobs - path.streams[str(term.reference)]) for path in rl]
     kls = [kl_estimate(difference, term.estimator).numpy() for difference in differences]
     weight = math.fsum(path.sample.weight * len(kl) for path, kl in zip(rl, kls, strict=True))
     total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in zip(rl, kls, strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from art.trainer.policy.policy import Policy
 from art.trainer.streams import BASE, SAMPLED_BASE
-from art.trainer.tree.tree import SamplePath, Targets
+from art.trainer.tree.tree import SamplePath
 
 RATIO_LOW, RATIO_HIGH = 0.9, 1.1
 """Importance ratios outside of this range are counted."""
@@ -55,28 +55,6 @@ class StepRecord:
     num_mismatched: int = 0
     num_mismatched_targets: int = 0
     num_truncated_targets: int = 0
-
-
-def record_targets(
-    targets: Targets,
-    logprobs: NDArray[np.float32],
-    entropy: NDArray[np.float32],
-    *,
-    clipped_low: NDArray[np.bool_],
-    clipped_high: NDArray[np.bool_],
-    update: int,
-) -> MicroBatchRecord:
-    return MicroBatchRecord(
-        update=update,
-        policy_logprobs=logprobs,
-        sampling_logprobs=targets.sampling_logprobs,
-        advantages=targets.advantages,
-        entropy=entropy,
-        clipped_low=clipped_low,
-        clipped_high=clipped_high,
-        is_rl=~targets.is_sft,
-        streams=targets.streams,
-    )
 
 
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:

@@ -83,9 +83,7 @@ class Linear:
         """Replace the weight by a copy in oneDNN's order if its shape measures faster that way."""
         weight = self.weight
         if weight.device.type == "cpu" and weight.numel() >= MIN_ELEMENTS:
-            self.is_packed = packing_pays(
-                *weight.shape, num_rows=_ROWS, num_threads=torch.get_num_threads(), dtype=weight.dtype, backward=False
-            )
+            self.is_packed = packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=False)
         if self.is_packed:
             self.weight = self._folded = pack(weight, _ROWS)
 
