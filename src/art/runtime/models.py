@@ -38,9 +38,6 @@ class Models:
             raise NotFoundError(f"there is no model {project}/{name}; register it first", param="name")
         return model, self._hosts.of(model)
 
-    def find_registered(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost] | None:
-        return self.find(project, name) if f"{project}/{name}" in self.by_key else None
-
     def checkpoint(self, model: RegisteredModel, step: int) -> Path:
         return self.data_dir.model(model.project, model.name).checkpoint(step)
 
@@ -50,9 +47,9 @@ class Models:
         self.by_key[model.key] = dataclasses.replace(model, step=current.step)
         self.on_change()
 
-    def set_step(self, model: RegisteredModel, step: int) -> None:
-        """Note that `step` of a model was published."""
-        self.by_key[model.key] = dataclasses.replace(self.by_key[model.key], step=step)
+    def set_step(self, key: str, step: int) -> None:
+        """Note that `step` of the model `key` was published."""
+        self.by_key[key] = dataclasses.replace(self.by_key[key], step=step)
         self.on_change()
 
     def list_all(self) -> list[ModelStatus]:
