@@ -13,7 +13,7 @@ from art.protocol.training import ModelStatus, TokenCounts
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts
 from art.runtime.registry import RegisteredModel
-from art.storage.layout import DataDir
+from art.storage.layout import DataDir, ModelPaths
 
 
 class Models:
@@ -38,8 +38,26 @@ class Models:
             raise NotFoundError(f"there is no model {project}/{name}; register it first", param="name")
         return model, self._hosts.of(model)
 
+    def paths(self, model: RegisteredModel) -> ModelPaths:
+        return self.data_dir.model(model.project, model.name)
+
     def checkpoint(self, model: RegisteredModel, step: int) -> Path:
-        return self.data_dir.model(model.project, model.name).checkpoint(step)
+        return self.paths(model).checkpoint(step)
+
+    def folder(self, project: str, name: str, step: int, form: str | None = None) -> Path:
+        """The folder of a published checkpoint, or of its export in the format `form`.
+
+        Raises:
+            NotFoundError: there is no such model, checkpoint or export.
+        """
+        model, _ = self.find(project, name)
+        path = self.checkpoint(model, step) if form is None else self.paths(model).export(step, form)
+        if step > model.step or not path.is_dir():
+            what = "checkpoint" if form is None else f"export as {form!r}"
+            raise NotFoundError(
+                f"{model.key} has no {what} of step {step}; its newest step is {model.step}", param="step"
+            )
+        return path
 
     def replace(self, model: RegisteredModel) -> None:
         """Add a model, or replace everything but its step: a job may have published a step in the meantime."""

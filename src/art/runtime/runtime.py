@@ -71,11 +71,11 @@ class Runtime:
         self._hosts = Hosts(self.data_dir, config)
         self._metrics = MetricStore(self._database)
         self.models = Models(self.data_dir, self._hosts, self._recorder)
-        self.resolver = PolicyResolver(self.data_dir, self.models.by_key, self.models.find, self._lock.check_directory)
+        self.resolver = PolicyResolver(self.models, self._lock.check_directory)
         self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
         self.jobs = self._make_jobs()
-        self.checkpoints = ModelCheckpoints(self.data_dir, self.models.find, self.jobs, self._metrics, config.llama_cpp)
+        self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self.registration = Registration(
             self._registry, self.models, self._hosts, self.jobs, self._lock.check_directory
         )
