@@ -86,9 +86,5 @@ class Models:
 
 def status_of(model: RegisteredModel) -> ModelStatus:
     return ModelStatus(
-        project=model.project,
-        name=model.name,
-        base_model=model.base_model,
-        step=model.step,
-        inference_name=model.key,
+        project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key
     )
