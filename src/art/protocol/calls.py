@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
@@ -51,7 +51,7 @@ class Call(Generic[Result]):
 
     @property
     def params(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
@@ -86,6 +86,17 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
         problem = f"`{method}` has invalid parameters: {_complaints(error)}"
         raise (ConfigError if is_config else InvalidRequestError)(problem) from error
     return call
+
+
+def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
+    """Decode the call of a frame. An engine knows a request by the id of its call, whatever the caller named it.
+
+    Raises: as `decode_call`.
+    """
+    params = frame["params"]
+    if isinstance(request := params.get("request"), dict):  # changing the request later would build it a second time
+        request["request_id"] = str(frame["id"])
+    return decode_call(calls, frame["method"], params)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import art.runtime.supervision.process
-from art.config import MemoryConfig
+from art.config import MemoryConfig, ServerConfig
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.runtime.supervision.process import ChildProcess, ChildSpec, split_threads
@@ -67,9 +67,16 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
-def spec(module: str, tmp_path: Path, **changes: Any) -> ChildSpec:
-    times: dict[str, Any] = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
-    return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
+def spec(module: str, tmp_path: Path, *, interruptible: bool = False, **changes: Any) -> ChildSpec:
+    times = {"child_start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0}
+    return ChildSpec(
+        name="echo",
+        module=module,
+        log_path=tmp_path / "echo.log",
+        num_threads=1,
+        config=ServerConfig.model_validate(times | changes),
+        interruptible=interruptible,
+    )
 
 
 async def start(client: RpcClient) -> None:
