@@ -179,7 +179,7 @@ class Bench:
 
     async def stream(self, *messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
         request = parse_chat_request({"model": "games/agent", "messages": list(messages), "stream": True, **fields})
-        return [chunk async for chunk in await self.gateway.stream(request)]
+        return [chunk async for chunk in (await self.gateway.stream(request)).chunks]
 
     def answers(self, *texts: str) -> None:
         """Make the engine give these texts in turn, each with the end of a turn."""

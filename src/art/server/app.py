@@ -158,16 +158,14 @@ class App:
         if not allowed:
             raise NotFoundError(f"there is no route {method} {path}")
         methods = ", ".join(allowed)
-        error = NotFoundError(f"{path} takes {methods}, not {method}")
-        body = error_body(error, METHOD_NOT_ALLOWED)
+        body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
 
 
 @functools.cache
 def _openapi_document() -> bytes:
-    return json.dumps(
-        build_openapi(ROUTES)
-    ).encode()  # not orjson: it refuses the bounds of seeds, which have more than 64 bits
+    # Not orjson: it refuses the bounds of seeds, which have more than 64 bits.
+    return json.dumps(build_openapi(ROUTES)).encode()
 
 
 async def _run(route: Route, call: Call) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art.gateway.dialects.ids import item_id, response_id
+from art.gateway.stream import ChatStream
 from art.protocol.dialects.responses import ENCRYPTED_REASONING, Item, ResponsesRequest
 
 Event = dict[str, Any]
@@ -37,13 +38,11 @@ def to_response(request: ResponsesRequest, answer: dict[str, Any]) -> dict[str, 
     return response
 
 
-async def to_events(
-    request: ResponsesRequest, chunks: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[Event, None]:
+async def to_events(request: ResponsesRequest, stream: ChatStream) -> AsyncGenerator[Event, None]:
     """Translate `chat.completion.chunk` objects, the last one with usage, to events of the Responses API."""
     writer: ResponseWriter | None = None
     finish_reason = "stop"
-    async with contextlib.aclosing(chunks):
+    async with contextlib.aclosing(stream.chunks) as chunks:
         async for chunk in chunks:
             if writer is None:
                 writer = ResponseWriter(request, chunk)

@@ -19,7 +19,8 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
     async with cancel_on_disconnect(call.receive):
         if not request.stream:
             return await gateway.complete(request, rollout_id=rollout_id)
-        await send_events(call.send, await gateway.stream(request, rollout_id=rollout_id))
+        stream = await gateway.stream(request, rollout_id=rollout_id)
+        await send_events(call.send, stream.chunks)
     return None
 
 
