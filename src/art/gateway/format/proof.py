@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from art.errors import ArtError, InvalidRequestError
+from art.gateway.format.fidelity import TOOL
 from art.gateway.format.renderer import RecordedTurn, Renderer, template_messages
 from art.protocol.chat import Message, Tool
 
-_TOOLS: list[Tool] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": 'Find "a" value, \u00e9 and <tags>.',
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-        },
-    }
-]
+_FUNCTION = {**TOOL["function"], "description": 'Find "a" value, \u00e9 and <tags>.'}
+_TOOLS: list[Tool] = [{"type": "function", "function": _FUNCTION}]
 
 
 def _call(key: str) -> Message:

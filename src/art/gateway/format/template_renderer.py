@@ -16,11 +16,11 @@ from art.gateway.format.renderer import (
     RecordedTurn,
     Renderer,
     TemplateKwargs,
-    Variants,
     has_reasoning,
     parse,
     stop_token_ids,
     template_messages,
+    variants,
     without_empty_reasoning,
 )
 from art.gateway.format.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ class TemplateRenderer:
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
         self._dialect = Dialect()
         self.handles_tools = tokenizer.template.handles_tools and self._find_dialect()
-        self._variants = Variants(self.template_kwargs, build)
+        self.with_kwargs = variants(self.template_kwargs, build)
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
         return self.tokenizer.encode(self._text(messages, tools, opening=True), add_special_tokens=False)
@@ -123,9 +123,6 @@ class TemplateRenderer:
             parse_tools = False
         in_reasoning = self.tags.opens_reasoning(prompt_ids)
         return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools, calls=calls)
-
-    def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
-        return self._variants.get(kwargs)
 
     def _find_dialect(self) -> bool:
         """Set the dialect in which a tool call that the template writes is parsed back. False if tools cannot be used.
