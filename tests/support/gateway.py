@@ -16,7 +16,8 @@ from art.config import RenderConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.format.load import Renderer, load_renderer
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Recorder

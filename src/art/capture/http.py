@@ -26,9 +26,10 @@ class Exchange:
     choices: list[Choice]
 
 
-def keep(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
+def keep(response: Any, read: Callable[[bytes], None]) -> None:
     """Call `read` with the body of an answer when the answer ends or the client closes it."""
-    response.stream = _copy_type(type(response.stream))(response.stream, read)
+    stream_type: Any = type(response.stream)
+    response.stream = _copy_type(stream_type)(response.stream, read)
 
 
 @functools.cache

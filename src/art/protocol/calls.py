@@ -62,7 +62,7 @@ class Call(Generic[Result]):
         """
         kind: Any = cls
         try:
-            result: Result = _result_decoder(kind).validate_python(value)
+            result: Result = _adapter(get_args(kind.__orig_bases__[0])[0]).validate_python(value)
         except ValidationError as error:
             raise ArtError(f"the answer to `{cls.method}` is malformed: {_complaints(error)}") from error
         return result
@@ -81,7 +81,7 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
     if kind is None:
         raise InvalidRequestError(f"unknown method {method!r}; this process has {', '.join(calls)}")
     try:
-        call: Call[Any] = _decoder(kind).validate_python(params)
+        call: Call[Any] = _adapter(kind).validate_python(params)
     except ValidationError as error:
         is_config = all(one["loc"][:1] in (("config",), ("lora",)) for one in error.errors(include_url=False))
         problem = f"`{method}` has invalid parameters: {_complaints(error)}"
@@ -89,15 +89,7 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
     return call
 
 
-@functools.cache
-def _decoder(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-@functools.cache
-def _result_decoder(kind: Any) -> TypeAdapter[Any]:
-    (base,) = kind.__orig_bases__
-    return TypeAdapter(get_args(base)[0])
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def _complaints(error: ValidationError) -> str:

@@ -288,6 +288,11 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return result
 
 
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call in OpenAI's form. `arguments` is JSON text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def short(value: Any) -> str:
     """A value as errors show it, at most 80 characters."""
     text = repr(value)

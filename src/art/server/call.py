@@ -64,7 +64,7 @@ class Call:
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
         return values[-1] if values else None
 
-    async def own_model(self, name: str) -> str:
+    def own_model(self, name: str) -> str:
         """The full name of a model as this caller means it.
 
         A key for one project knows only the models of that project. A key for all projects looks in the project of the

@@ -15,7 +15,7 @@ from typing import Any
 from art.errors import ArtError
 from art.gateway.format.bridge import THINK, Branch, without
 from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
-from art.protocol.chat import Message, Tool
+from art.protocol.chat import Message, Tool, tool_call
 
 TOOL: Tool = {
     "type": "function",
@@ -79,12 +79,8 @@ def tool_conversations() -> list[Conversation]:
     result: Message = {"role": "tool", "tool_call_id": "call_a", "name": "look_up", "content": "found"}
 
     def answer(content: str, arguments: dict[str, Any]) -> Message:
-        function = {"name": "look_up", "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": [{"id": "call_a", "type": "function", "function": function}],
-        }
+        call = tool_call("call_a", "look_up", json.dumps(arguments, ensure_ascii=False))
+        return {"role": "assistant", "content": content, "tool_calls": [call]}
 
     hard = {"key": 'a "b"\n\u00e9 <c>', "more": {"numbers": [1, 2.5, None, True]}}
     return [

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from art.gateway.format.tokenizer import TextStream, Tokenizer
 from art.gateway.parsing.tool_calls import TAGGED, CallFormat, ToolCall
-from art.protocol.chat import Message
+from art.protocol.chat import Message, tool_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,7 @@ class MessageParser(Protocol):
 
 def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]:
     """A tool call in OpenAI's form. Its id has at most 40 characters, OpenAI's limit."""
-    return {
-        "id": f"call_{exchange_id.removeprefix('ex_')}_{index}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return tool_call(f"call_{exchange_id.removeprefix('ex_')}_{index}", call.name, call.arguments)
 
 
 @dataclass(frozen=True, slots=True)

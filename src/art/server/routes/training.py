@@ -33,7 +33,7 @@ async def train(call: Call) -> JobStatus:
     request = await call.job_body(TrainRequest)
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
-            await call.own_model(term.teacher)
+            call.own_model(term.teacher)
     return await call.runtime.training.train(call.path["project"], call.path["name"], request)
 
 
