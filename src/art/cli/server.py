@@ -131,7 +131,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     import uvicorn
 
     from art.runtime.runtime import Runtime
-    from art.server.app import create_app
+    from art.server.app import App
     from art.server.connections import KEEP_ALIVE_S, connections
 
     class Server(uvicorn.Server):
@@ -148,7 +148,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     await runtime.start()
     keys = KeyStore(DataDir(data_dir).keys)
     try:
-        app = create_app(runtime, api_key=api_key, config=config, keys=keys)
+        app = App(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(
             app,
             log_config=None,

@@ -34,7 +34,7 @@ from art.protocol.training import (
     TrainSFTRequest,
     WireError,
 )
-from art.server.app import create_app
+from art.server.app import App
 from art.trajectory import Trajectory, TrajectoryGroup
 
 ROLLOUT = RolloutStatus(
@@ -153,7 +153,7 @@ def runtime() -> Runtime:
 
 
 def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
-    app = create_app(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
+    app = App(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
     return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
 
 
@@ -288,7 +288,7 @@ class WatchedStreams(httpx2.AsyncBaseTransport):
 
 async def test_no_stream_of_events_outlives_its_job(runtime: Runtime) -> None:
     """What is left open is closed by another event loop, or by none, when a script calls `asyncio.run` twice."""
-    app = create_app(runtime, api_key="key", config=ServerConfig())  # type: ignore[arg-type]
+    app = App(runtime, api_key="key", config=ServerConfig())  # type: ignore[arg-type]
     transport = WatchedStreams(httpx2.ASGITransport(app))
     async with ArtClient("http://art.test", "key", transport=transport) as client:
         await client.run_job("train", "p", "m", request())
@@ -296,7 +296,7 @@ async def test_no_stream_of_events_outlives_its_job(runtime: Runtime) -> None:
 
 
 async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
-    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    app = App(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
         response = await http.get("/api/jobs/job-0001/events", headers=headers)
@@ -313,7 +313,7 @@ async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> 
 
 @pytest.mark.parametrize("body_id", [None, "job-0001", "job-0002"])
 async def test_an_idempotency_key_is_a_job_id(runtime: Runtime, body_id: str | None) -> None:
-    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    app = App(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Idempotency-Key": "job-0001"}
     body = request().model_dump(mode="json") | {"job_id": body_id}
     if body_id is None:
