@@ -87,8 +87,8 @@ class App:
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            failed, body, headers = failure(error, None if route is None else route.error_body)
-            await send_bytes(send_noted, failed, body, headers=headers)
+            error_status, body, headers = failure(error, None if route is None else route.error_body)
+            await send_bytes(send_noted, error_status, body, headers=headers)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
