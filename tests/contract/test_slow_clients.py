@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 
 from art.config import LimitsConfig, ServerConfig
+from art.gateway.stream import ChatStream
 from art.server.app import App
 from art.server.connections import MAX_HEADER_BYTES, connections
 
@@ -32,7 +33,7 @@ class Gateway:
             finally:
                 self.num_left += 1
 
-        return events()
+        return ChatStream(num_prompt_tokens=1, chunks=events())
 
 
 class Runtime:

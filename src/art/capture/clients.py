@@ -78,18 +78,14 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
     if not isinstance(asked, str):
         return None
     url, mine = str(request.url), captured.model
-    if mine is not None and _is_at(mine, url) and _is_named(mine, asked):
+    if mine is not None and url.startswith(_bases(mine)) and _is_named(mine, asked):
         return cast("AskedModel", mine)
     known = [model for ref in _registered.valuerefs() if (model := ref()) is not None]
-    meant = [model for model in known if _is_at(model, url) and _is_named(model, asked)]
+    meant = [model for model in known if url.startswith(_bases(model)) and _is_named(model, asked)]
     if len(meant) == 1:  # if several have the same short name, the server chooses by the key
         return meant[0]
     path_end = next(end for end in _DIALECTS if request.url.path.endswith(end))
     return Endpoint(url.rpartition(path_end)[0], asked)
-
-
-def _is_at(model: AskedModel, url: str) -> bool:
-    return url.startswith(_bases(model))
 
 
 def _bases(model: AskedModel) -> tuple[str, ...]:

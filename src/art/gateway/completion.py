@@ -32,7 +32,7 @@ class Completion:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: TokenChunk) -> None:
-        """Add tokens. Once the completion has ended, later chunks are to be ignored."""
+        """Add tokens. Nothing may be added once `finish_reason` is set."""
         ids = chunk.token_ids
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids
         kept = len(ids)
@@ -41,10 +41,10 @@ class Completion:
             self._parser.push(text_ids)
         else:
             before = self._scanner.num_tokens
-            scan = self._scanner.push(text_ids)
-            self._parser.push(scan.token_ids)
-            if scan.matched:
-                self._parser.push_text(scan.cut)
+            released, cut = self._scanner.push(text_ids)
+            self._parser.push(released)
+            if self._scanner.matched is not None:
+                self._parser.push_text(cut)
                 reason = "stop"
                 kept = self._scanner.num_tokens - before
             elif reason is not None:

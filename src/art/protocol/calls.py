@@ -56,7 +56,8 @@ class Call(Generic[Result]):
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
-        """
+        """Build a result of this call from a decoded frame.
+
         Raises:
             ArtError: `value` is not a result of this call.
         """
@@ -72,7 +73,8 @@ Calls: TypeAlias = Mapping[str, type[Call[Any]]]
 
 
 def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[Any]:
-    """
+    """Build the call that a frame holds.
+
     Raises:
         InvalidRequestError: `calls` has no such method, or the parameters do not fit it.
         ConfigError: the settings in the parameters are not valid.

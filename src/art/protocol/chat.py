@@ -131,7 +131,8 @@ def parse_chat_request(body: Any) -> ChatRequest:
 
 
 def check_openai_fields(request: OpenAIRequest) -> None:
-    """
+    """Check the fields that chat and Responses requests share.
+
     Raises:
         InvalidRequestError: `tool_choice` cannot be honoured, or `stream_options` has no stream.
     """

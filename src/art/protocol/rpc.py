@@ -43,7 +43,8 @@ HEARTBEAT_ID = 0
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """
+    """Encode a message with its length.
+
     Raises:
         InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
     """

@@ -20,10 +20,10 @@ from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
-from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
+from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route
-from art.server.errors import METHOD_NOT_ALLOWED, error_body
+from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
 from art.server.openapi import build_openapi
 from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, training
 from art.server.state import ServerState
@@ -87,7 +87,8 @@ class App:
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            await send_failure(send_noted, error, None if route is None else route.error_body)
+            error_status, body, headers = failure(error, None if route is None else route.error_body)
+            await send_bytes(send_noted, error_status, body, headers=headers)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)

@@ -11,7 +11,7 @@ import orjson
 
 from art.config import ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
-from art.server.errors import ErrorBody, error_body, failure, public_error
+from art.server.errors import ErrorBody, error_body, public_error
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -103,11 +103,6 @@ async def send_bytes(
     raw += [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
-
-
-async def send_failure(send: Send, error: BaseException, shape: ErrorBody | None = None) -> None:
-    status, body, headers = failure(error, shape)
-    await send_bytes(send, status, body, headers=headers)
 
 
 EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]

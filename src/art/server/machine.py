@@ -21,7 +21,8 @@ HARMLESS = {
 
 
 def check_registration(request: RegisterRequest, caller: Caller, config: ServerConfig) -> None:
-    """
+    """Check that a caller may register a model with these settings.
+
     Raises:
         PermissionDeniedError: the request touches the machine, and the key does not have scope `admin`.
         ConfigError: there is no base model of this name.

@@ -70,10 +70,8 @@ class TemplateRenderer:
         if self._is_harmony:
             ends = [i for token in harmony.STOPS if (i := tokenizer.token_id(token)) is not None]
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
-        self._calls = TAGGED
-        """How the template writes tool calls."""
-        self._arguments_as_text = False
-        """Whether the template takes a call's arguments as JSON text. Most take an object."""
+        self._calls, self._arguments_as_text = TAGGED, False
+        """How the template writes tool calls, and whether it takes arguments as JSON text. Most take an object."""
         self.handles_tools = tokenizer.template.handles_tools and self._find_call_format()
         self.with_kwargs = variants(self.template_kwargs, build)
 

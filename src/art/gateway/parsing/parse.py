@@ -141,13 +141,7 @@ class TaggedParser(SegmentParser):
     """`MessageParser` of the tagged grammar."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        tags: Tags,
-        *,
-        in_reasoning: bool,
-        parse_tools: bool,
-        calls: CallFormat = TAGGED,
+        self, tokenizer: Tokenizer, tags: Tags, *, in_reasoning: bool, parse_tools: bool, calls: CallFormat = TAGGED
     ) -> None:
         super().__init__(tokenizer)
         self._tags = tags

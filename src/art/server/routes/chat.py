@@ -71,9 +71,7 @@ def _previous(call: Call, response_id: str | None) -> list[Message]:
     if response_id is None:
         return []
     try:
-        if (reference := exchange_of_response(response_id)) is None:
-            raise NotFoundError("")
-        exchange_id, has_instructions = reference
+        exchange_id, has_instructions = exchange_of_response(response_id) or ("", False)
         messages = call.runtime.gateway.recorded_messages(exchange_id, project=call.caller.project)
     except NotFoundError:
         raise NotFoundError(

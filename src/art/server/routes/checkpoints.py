@@ -95,12 +95,7 @@ _EXPORT = f"{_STEP}/exports/{{format}}"
 _BYTES = ("application/octet-stream",)
 ROUTES = [
     Route(
-        "GET",
-        f"{_MODEL}/checkpoints",
-        list_checkpoints,
-        scope="infer",
-        response=CheckpointList,
-        query={"metric": str},
+        "GET", f"{_MODEL}/checkpoints", list_checkpoints, scope="infer", response=CheckpointList, query={"metric": str}
     ),
     Route(
         "POST",

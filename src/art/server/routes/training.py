@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from art.config import DistillConfig
 from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.training import (
-    JobStatus,
-    ModelStatus,
-    RegisterRequest,
-    TrainRequest,
-    TrainSFTRequest,
-)
+from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.call import Call, Route
 from art.server.machine import check_registration
 
