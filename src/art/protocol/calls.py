@@ -42,7 +42,7 @@ class Progress:
 class Call(Generic[Result]):
     """Base of all calls."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     method: ClassVar[str]
 
