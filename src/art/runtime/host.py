@@ -35,10 +35,7 @@ class BaseModelHost:
     def __init__(
         self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
     ) -> None:
-        """
-        Args:
-            name: names the processes in messages and their logs; by default the base model's name without its folder.
-        """
+        """`name` names the processes and their logs; by default it is the base model's name without its folder."""
         self.base_model = base_model
         self.settings = settings
         self.name = name or short_name(base_model)

@@ -44,10 +44,7 @@ class ModelCheckpoints:
     """Checkpoints of the model that the arguments `project` and `name` name."""
 
     def __init__(self, models: Models, jobs: JobRunner, metrics: MetricStore, llama_cpp: str | None) -> None:
-        """
-        Args:
-            llama_cpp: folder of llama.cpp for exports; `None` looks for it in the usual places.
-        """
+        """`llama_cpp` is the folder of llama.cpp for exports; `None` looks for it in the usual places."""
         self._models = models
         self._jobs = jobs
         self._metrics = metrics

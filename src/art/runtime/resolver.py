@@ -18,10 +18,7 @@ class PolicyResolver:
     """The gateway's `ModelResolver`. It caches policies until `forget`."""
 
     def __init__(self, models: Models, check_directory: Callable[[], None] = lambda: None) -> None:
-        """
-        Args:
-            check_directory: raises a `StorageError` if the data directory is gone, which explains a missing checkpoint.
-        """
+        """`check_directory` raises a `StorageError` if the data directory is gone, and a checkpoint with it."""
         self._check_directory = check_directory
         self._models = models
         self._policies: dict[str, PolicyRef] = {}

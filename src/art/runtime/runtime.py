@@ -31,13 +31,7 @@ from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import TrainingWork
 from art.runtime.jobs.work import Work
-from art.runtime.measurements import (
-    measure_disk,
-    measure_engines,
-    measure_jobs,
-    measure_processes,
-    measure_tokens,
-)
+from art.runtime.measurements import measure_disk, measure_engines, measure_jobs, measure_processes, measure_tokens
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models

@@ -147,10 +147,7 @@ def created_at(path: Path) -> float:
 
 def write_manifest(directory: Path) -> None:
     """Write the manifest of the export in `directory`, with size and hash of every file there."""
-    entries = {}
-    for file in sorted(directory.iterdir()):
-        size, digest = _measure(directory, file.name)
-        entries[file.name] = FileEntry(size=size, sha256=digest)
+    entries = {file.name: _measure(directory, file.name) for file in sorted(directory.iterdir())}
     write_file(directory / MANIFEST, _Manifest(files=entries).model_dump_json(indent=1).encode())
 
 
@@ -162,13 +159,13 @@ def verify_files(path: Path) -> None:
         CorruptCheckpointError: a file is missing, truncated or changed. The message names it.
     """
     for name, entry in list_files(path).items():
-        size, digest = _measure(path, name)
-        if size != entry.size:
+        actual = _measure(path, name)
+        if actual.size != entry.size:
             raise CorruptCheckpointError(
-                f"{path / name} has {size} bytes, but its manifest says {entry.size}: the file was truncated or "
+                f"{path / name} has {actual.size} bytes, but its manifest says {entry.size}: the file was truncated or "
                 "replaced. Delete this checkpoint and continue from an older one"
             )
-        if digest != entry.sha256:
+        if actual != entry:
             raise CorruptCheckpointError(
                 f"{path / name} does not have the sha256 of its manifest: its content changed after it was written. "
                 "Delete this checkpoint and continue from an older one"
@@ -209,11 +206,11 @@ def delete(path: Path) -> None:
         remove_directory(path)
 
 
-def _measure(path: Path, name: str) -> tuple[int, str]:
-    """Size and sha256 of a file, read piece by piece."""
+def _measure(path: Path, name: str) -> FileEntry:
+    """Read a file piece by piece for its size and sha256."""
     with storage_errors(_file(path, name), "reading"), (path / name).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+        return FileEntry(size=file.tell(), sha256=digest)
 
 
 def _file(path: Path, name: str) -> Path:

@@ -1,18 +1,4 @@
-"""The paths in a data directory. No other module builds them.
-
-<data_dir>/
-  art.db                                  registry, jobs, exchanges (SQLite, WAL)
-  keys.db                                 hashes of keys (SQLite, WAL)
-  server.lock                             held by the server that runs here
-  .bases/<adapter>-<hash>/                base models with an adapter merged into them
-  .merged/<process>/                      merged weights for an engine to load
-  logs/<process>.log
-  <project>/models/<name>/
-    state.json  history.jsonl
-    trajectories/<split>/<step>.jsonl
-    checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
-    exports/<step>-<format>/              for other programs, with a manifest too
-"""
+"""The paths in a data directory, of which `docs/architecture.md` has the tree. No other module builds them."""
 
 from __future__ import annotations
 

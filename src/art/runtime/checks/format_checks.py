@@ -50,9 +50,9 @@ def check_tools(renderer: Renderer) -> CheckResult:
         template = renderer.tokenizer.template
         takes_tools = template is not None and template.handles_tools
         why = "writes tool calls in an unknown form" if takes_tools else "has no place for tools"
-        problem = f"the chat template {why}, so requests with `tools` are refused"
+        refusal = f"the chat template {why}, so requests with `tools` are refused"
         remedy = "describe tools in a message and parse the answer yourself, or use another base model"
-        return CheckResult(name=name, status="warning", found=problem, remedy=remedy)
+        return CheckResult(name=name, status="warning", found=refusal, remedy=remedy)
     examined = [examine(renderer, conversation) for conversation in tool_conversations()]
     if refused := [item.refused for item in examined if item.refused]:
         return CheckResult(name=name, status="failure", found=refused[0], remedy=_REPORT)

@@ -21,10 +21,7 @@ class EngineHandle:
     def __init__(
         self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig
     ) -> None:
-        """
-        Args:
-            initialise: loads the base model and the adapters into a new process.
-        """
+        """`initialise` loads the base model and the adapters into a new process."""
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()

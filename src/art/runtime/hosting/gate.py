@@ -22,10 +22,7 @@ class Hold:
     """Lasts while at least one body of `held` runs. Others can wait for its end."""
 
     def __init__(self, end: str) -> None:
-        """
-        Args:
-            end: describes the end of the hold, in messages about waiting for it.
-        """
+        """`end` describes the end of the hold, in messages about waiting for it."""
         self._end = end
         self._num_holders = 0
         self._ended = asyncio.Event()

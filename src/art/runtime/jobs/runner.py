@@ -77,10 +77,7 @@ class JobRunner:
     def __init__(
         self, store: JobStore, works: Mapping[JobKind, Work], on_published: Callable[[str, int], None]
     ) -> None:
-        """
-        Args:
-            on_published: called with `project/name` and the new step of a model, once the job is recorded.
-        """
+        """`on_published` is called with `project/name` and the new step of a model, once the job is recorded."""
         self.store = store
         self._works = works
         self._on_published = on_published

@@ -242,7 +242,7 @@ class ChildProcess:
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
         client = RpcClient(reader, writer, vitals.on_heartbeat, lambda: self._explain_loss(process))
         self._connection = client
-        watch = asyncio.create_task(self._watch(process, client), name=f"watch-{spec.name}")
+        watch = asyncio.create_task(self._watch(process, client, vitals), name=f"watch-{spec.name}")
         try:
             async with asyncio.timeout(spec.config.child_start_timeout_s):
                 await self._initialise(client)
@@ -264,14 +264,12 @@ class ChildProcess:
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
         return process, client, watch
 
-    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient) -> str | None:
+    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient, vitals: Vitals) -> str | None:
         """Watch the process until it is gone. Kill it when its heartbeat or its main thread stops.
 
         Returns:
             why the process was ended to be restarted, or `None` if it died.
         """
-        vitals = self._vitals
-        assert vitals is not None
         exited = asyncio.ensure_future(process.wait())
         num_checks, due_since = 0, None
         try:
@@ -283,7 +281,7 @@ class ChildProcess:
                 if exited.done():
                     break
                 if (problem := vitals.stuck(client.pending)) is not None:
-                    await self._kill(process, problem)
+                    await self.end(problem)
                     continue
                 if self._client is client and (reason := vitals.memory_problem()) is not None:
                     due_since = due_since or before
@@ -299,11 +297,8 @@ class ChildProcess:
 
     async def end(self, cause: str) -> None:
         """Kill the current process and tell its callers why. The supervisor then restarts it."""
-        if self._process is not None:
-            await self._kill(self._process, cause)
-
-    async def _kill(self, process: asyncio.subprocess.Process, cause: str) -> None:
-        if process.returncode is not None or self._cause is not None:
+        process = self._process
+        if process is None or process.returncode is not None or self._cause is not None:
             return
         self._cause = f"{cause} and was killed"
         logger.error("killing the %s (pid %d): %s", self.spec.name, process.pid, cause)
@@ -312,13 +307,14 @@ class ChildProcess:
             process.kill()
 
     async def _retire(self, process: asyncio.subprocess.Process, client: RpcClient, reason: str) -> str:
-        """End a healthy process, which exits by itself when its connection ends."""
+        """End a healthy process, which exits by itself when its connection ends. Returns what its callers are told."""
         logger.warning("restarting the %s (pid %d): %s", self.spec.name, process.pid, reason)
         await self._set_client(None)
-        client.fail(ProcessError(f"the {self.spec.name} was restarted: {reason}"))
+        end = f"the {self.spec.name} was restarted: {reason}"
+        client.fail(ProcessError(end))
         await client.close()
         await _until_exit(process)
-        return f"the {self.spec.name} was restarted: {reason}"
+        return end
 
     async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
