@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from art.model import Model
 from art.scenarios.dataset import Dataset
 from art.scenarios.questions import INPUTS_FORMAT, TASK_FORMAT, ask_for_inputs, ask_for_task, read_inputs, read_task
-from art.scenarios.writer import Messages, Writer
+from art.scenarios.writer import Writer
 from art.scenarios.written import TaskText, WrittenScenario, with_splits
 
 DEFAULT_GENERATOR = "openai/gpt-4.1-mini"
@@ -41,11 +42,7 @@ async def generate_inputs(
     description = _checked(description)
     if num < 1:
         raise ValueError(f"num must be 1 or more, got {num}")
-
-    def ask(count: int, *, known: Sequence[str], complaint: str | None) -> Messages:
-        return ask_for_inputs(description, count, instructions=instructions, known=known, complaint=complaint)
-
-    writer = _writer(generator)
+    writer, ask = _writer(generator), partial(ask_for_inputs, description, instructions)
     return await writer.write_many(num, ask, read_inputs, lambda scenario: scenario.input, INPUTS_FORMAT, known)
 
 
