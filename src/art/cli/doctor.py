@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
@@ -117,7 +117,7 @@ async def _examine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut:
-    """A few groups, and what they took."""
+    """A few groups, and how many rollouts and seconds they took."""
 
     groups: list[TrajectoryGroup]
     num_rollouts: int
@@ -222,9 +222,7 @@ async def examine_task(
 
 
 def _show(console: Console, checks: Sequence[CheckResult]) -> None:
-    table = Table(show_lines=True)
-    for heading in ("check", "", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+    table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
         table.add_row(check.name, status, check.found, check.remedy or "")

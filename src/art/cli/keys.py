@@ -91,8 +91,9 @@ def _act(store: KeyStore, args: argparse.Namespace) -> None:
         _note(f"key {new.id} takes the place of {args.id}, which works {until}")
         return
     expires_at = None if args.expires is None else time.time() + args.expires
-    scopes = args.scopes or ("infer", "train")
-    key, text = store.create(args.name, project=args.project, scopes=scopes, expires_at=expires_at)
+    key, text = store.create(
+        args.name, project=args.project, scopes=args.scopes or ("infer", "train"), expires_at=expires_at
+    )
     what = f"{' and '.join(sorted(key.scopes))}, {key.project or 'all projects'}"
     print(text)
     _note(f"key {key.id} ({key.name}: {what}); it is stored nowhere, so keep it")

@@ -90,7 +90,7 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
 
 
 def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
-    """A metric of the run's history by step."""
+    """A curve for the report: the mean of a metric at each step of the run's history."""
     return Curve(title=title, note=note, bounds=bounds, points=history_of(run, metric))
 
 
