@@ -43,9 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("list", help="show all keys, without their secrets")
     rotate = actions.add_parser("rotate", help="make a new key in the place of another")
     rotate.add_argument("id", help="of the key to be replaced")
-    rotate.add_argument(
-        "--grace", type=_duration, default=0.0, metavar="TIME", help="how long that still works, e.g. 24h"
-    )
+    grace = "how long that still works, e.g. 24h"
+    rotate.add_argument("--grace", type=_duration, default=0.0, metavar="TIME", help=grace)
     revoke = actions.add_parser("revoke", help="end a key at once")
     revoke.add_argument("id")
     for action in actions.choices.values():
@@ -91,11 +90,9 @@ def _act(store: KeyStore, args: argparse.Namespace) -> None:
         print(text)
         _note(f"key {new.id} takes the place of {args.id}, which works {until}")
         return
+    expires_at = None if args.expires is None else time.time() + args.expires
     key, text = store.create(
-        args.name,
-        project=args.project,
-        scopes=args.scopes or ("infer", "train"),
-        expires_at=None if args.expires is None else time.time() + args.expires,
+        args.name, project=args.project, scopes=args.scopes or ("infer", "train"), expires_at=expires_at
     )
     what = f"{' and '.join(sorted(key.scopes))}, {key.project or 'all projects'}"
     print(text)

@@ -103,17 +103,17 @@ def _filled(text: str) -> str:
 
 def command_of(argv: Sequence[str]) -> str:
     """The command as it was typed, for the report, with keys left out."""
-    shown, hide = [], ""
+    separators = {"--header": ":", "--server-env": "="}
+    shown = ["art"]
     for word in argv:
         option, equals, value = word.partition("=")
-        if hide or (equals and option in ("--header", "--server-env")):
-            kept = _without_value(value if not hide else word, ":" if (hide or option) == "--header" else "=")
-            shown.append(kept if hide else f"{option}={kept}")
-            hide = ""
-            continue
-        hide = word if word in ("--header", "--server-env") else ""
-        shown.append(word)
-    return shlex.join(["art", *shown])
+        if shown[-1] in separators:
+            shown.append(_without_value(word, separators[shown[-1]]))
+        elif equals and option in separators:
+            shown.append(f"{option}={_without_value(value, separators[option])}")
+        else:
+            shown.append(word)
+    return shlex.join(shown)
 
 
 def _without_value(text: str, separator: str) -> str:

@@ -150,17 +150,10 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     try:
         app = App(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
-            backlog=LISTEN_BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,
             http=connections(config.limits),
-            ws="none",
-            server_header=False,
-        )
+        )  # fmt: skip
         server = Server(settings)
 
         def stop() -> None:

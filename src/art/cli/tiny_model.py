@@ -105,7 +105,7 @@ def warm_starts() -> list[str]:
     """The warm starts that this user's commands run now, each with its folder and progress."""
     lines = []
     for file in sorted(state_folder().glob("warm-start-*.txt")):
-        with contextlib.suppress(OSError):  # the file has gone, or its process has, and left it behind
+        with contextlib.suppress(OSError):  # the file has gone, or the process that wrote it was killed
             os.kill(int(file.stem.rpartition("-")[2]), 0)
             lines.append(file.read_text(encoding="utf-8"))
     return lines

@@ -1,8 +1,4 @@
-"""A connection to one MCP server over the official SDK: its tools, its resources, and calls with time limits.
-
-A tool that fails or is late gives a text that says so, which an agent can read. A server that is gone raises
-`ToolServerError`: that is a fault of the infrastructure, which must not cost a policy its reward.
-"""
+"""A connection to one MCP server over the official SDK: its tools, its resources, and calls with time limits."""
 
 from __future__ import annotations
 
@@ -230,10 +226,10 @@ class MCPClient:
     # -- calls --
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool. Its errors and time-outs are results.
+        """Call a tool. Its errors and time-outs are results with a text that an agent can read.
 
         Raises:
-            ToolServerError: the server is gone, or does not answer any more.
+            ToolServerError: the server is gone, or does not answer any more. That must not cost a policy its reward.
         """
         try:
             result = await self._ask(self._connected().call_tool(name, dict(arguments)), self._call_timeout_s)

@@ -82,7 +82,7 @@ async def generate_scenarios(
     }
     described = json.dumps(offer, ensure_ascii=False, indent=1)
 
-    def ask(count: int, *, known: Sequence[str], complaint: str | None) -> Messages:
+    def ask(count: int, known: Sequence[str], complaint: str | None) -> Messages:
         further = further_parts(custom_instructions, known, complaint)
         return conversation(_SYSTEM, [described, f"Write exactly {count} scenarios.", *further])
 

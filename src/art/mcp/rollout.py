@@ -1,9 +1,4 @@
-"""A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done.
-
-A fault of the policy ends the rollout with `metadata["outcome"] = "policy_fault"`, and is scored like any other. A
-fault of the infrastructure, such as a tool server or model server that is gone, raises: a gather counts it as an
-`infra_fault`, and never as a reward of 0.
-"""
+"""A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done."""
 
 from __future__ import annotations
 
@@ -82,7 +77,7 @@ async def mcp_rollout(
     system_prompt: str = SYSTEM,
     request: Mapping[str, Any] | None = None,
 ) -> Trajectory:
-    """Act once. The reward is left at 0, for a judge to set (`art.rewards`).
+    """Act once. The reward is left at 0, for a judge to set (`art.rewards`), also that of a `policy_fault`.
 
     Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds, and 1 or 0 for
     `out_of_turns`, `cut_short` and `context_full`. Metadata: `scenario`, `difficulty`, `outcome` (`ok` or
@@ -102,7 +97,8 @@ async def mcp_rollout(
 
     Raises:
         ConfigError: the tools' descriptions and the task do not fit the model's context.
-        ToolServerError: the server is gone. A tool that fails or is late does not raise: the model reads about it.
+        ToolServerError: the server is gone, which a gather counts as `infra_fault`, never as a reward of 0. A tool that
+            fails or is late does not raise: the model reads about it.
     """
     if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
         raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")

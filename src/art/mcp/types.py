@@ -10,6 +10,7 @@ from typing import Any, Self
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 
+@dataclass
 class _FromDict:
     """Conversion of a dataclass to a dict and back."""
 
@@ -28,7 +29,7 @@ class _FromDict:
             raise ValueError(f"{cls.__name__} has the fields {names}, got {keys}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload]
+        return asdict(self)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from art.task import Task, get_task
 
 
 class TaskTrainingConfig(RecipeConfig):
-    """Settings of `train`."""
+    """Settings of `art.recipes.train`, which trains a model on a task."""
 
     rubric: str | None = None
     """What the judge is told is good, in prose; RULER's own text by default."""
@@ -27,7 +27,7 @@ class TaskTrainingConfig(RecipeConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTrainingResult(RecipeResult):
-    """What `train` achieved."""
+    """What a call of `art.recipes.train` achieved."""
 
     before: Evaluation | None
     """Held-out rollouts before the first step."""

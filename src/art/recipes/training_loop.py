@@ -210,21 +210,14 @@ class _Step:
         if result is not None:
             metrics = result.metrics | metrics
         await self.model.log(groups, split="train", metrics=metrics, step=None if result is None else result.step)
+        train_s, publish_s = metrics.get("time/step_trainer_s", 0.0), metrics.get("time/publish_s", 0.0)
         return StepReport(
-            step=index + 1,
-            reward=_mean([trajectory.reward for trajectory in trajectories]),
-            headline=headline,
+            step=index + 1, reward=_mean([trajectory.reward for trajectory in trajectories]), headline=headline,
             tokens_per_s=metrics.get("ledger/sampled_tokens", math.nan) / rollout_s,
-            timing=Timing(
-                rollout_s=rollout_s,
-                train_s=metrics.get("time/step_trainer_s", 0.0),
-                publish_s=metrics.get("time/publish_s", 0.0),
-            ),
-            trained=result is not None and result.trained,
-            metrics=metrics,
-            num_groups=len(groups),
+            timing=Timing(rollout_s=rollout_s, train_s=train_s, publish_s=publish_s),
+            trained=result is not None and result.trained, metrics=metrics, num_groups=len(groups),
             checkpoint=await self.model.get_step() if result is None else result.step,
-        )
+        )  # fmt: skip
 
     async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
         task, count, size = self.task, self.defaults.groups_per_step, self.defaults.rollouts_per_group

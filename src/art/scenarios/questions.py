@@ -38,9 +38,9 @@ TASK_FORMAT = json_format(
 
 
 def ask_for_inputs(
-    description: str, count: int, *, instructions: str | None, known: Sequence[str], complaint: str | None
+    description: str, instructions: str | None, count: int, known: Sequence[str], complaint: str | None
 ) -> list[dict[str, Any]]:
-    """The messages that ask for `count` inputs. See `WriteMessages`."""
+    """The messages that ask for `count` inputs. The last three arguments are those of a `WriteMessages`."""
     parts = [f"The job: {description}", f"Write exactly {count} inputs."]
     return conversation(_WRITE_INPUTS, [*parts, *further_parts(instructions, known, complaint)])
 

@@ -50,9 +50,7 @@ class DatasetTask(Task):
         return [self._scenario(line, seed, repetition=drawn[:i].count(line)) for i, line in enumerate(drawn)]
 
     def _scenario(self, line: WrittenScenario, seed: int, *, repetition: int = 0) -> Scenario:
-        inputs: dict[str, Any] = {"input": line.input}
-        if line.difficulty is not None:
-            inputs["difficulty"] = line.difficulty
+        inputs = line.model_dump(include={"input", "difficulty"}, exclude_none=True)
         scenario_id = f"{self.name}/{derive_seed(line.input):x}"
         return Scenario(id=scenario_id, seed=derive_seed(scenario_id, seed, repetition), inputs=inputs)
 

@@ -75,11 +75,11 @@ def parse_answer(answer: str | None) -> str:
 
 def all_prompts() -> list[str]:
     """All prompts: every request for two or three of the words in every order, with and without quotes."""
-    prompts = []
-    for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3)):
-        for words in itertools.permutations(REWARDS, number):
-            prompts.append(f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words))
-    return prompts
+    return [
+        f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words)
+        for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3))
+        for words in itertools.permutations(REWARDS, number)
+    ]
 
 
 @cache

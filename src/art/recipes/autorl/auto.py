@@ -1,9 +1,6 @@
 """AutoRL: train an agent from one sentence.
 
 write inputs and a system prompt --> train with RULER --> compare before and after on held-out inputs --> report
-
-All of it is kept in readable files in one folder: task.toml, scenarios.jsonl, run.toml. They may be edited; a later
-call uses them as they are, and training continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -33,6 +30,9 @@ async def auto(
     **settings: Any,
 ) -> JudgedResult:
     """Train an agent from a sentence, and compare it with the untrained one.
+
+    The files in the folder (task.toml, scenarios.jsonl, run.toml) may be edited. A later call uses them as they are and
+    continues from the newest checkpoint.
 
     Args:
         what: what the agent should do, in a sentence; or the folder of an earlier call, which continues.

@@ -38,7 +38,8 @@ class AutoFiles:
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
-        """
+        """Check the files and options before anything is started or paid.
+
         Args:
             trains: whether the scenarios must allow a training.
 
@@ -122,7 +123,7 @@ class AutoFiles:
 
 
 def task_of(dataset: Dataset, seed: int) -> DatasetTask:
-    """The data set as a task.
+    """Make a task from a data set, and check that it can be trained on and tested with.
 
     Raises:
         ConfigError: there is nothing to train on, or nothing to test with.
@@ -134,7 +135,7 @@ def task_of(dataset: Dataset, seed: int) -> DatasetTask:
 
 
 def folder_of(what: str, out: str | Path | None) -> Path:
-    """The folder of the files of a call.
+    """The folder in which a call of `auto` keeps its files.
 
     Raises:
         ConfigError: `what` is neither a folder with a task nor a sentence.

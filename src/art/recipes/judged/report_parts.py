@@ -67,25 +67,14 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
     """The report of a run as it is now."""
     headline = headline_of(run.comparison, run.config.evaluate)
     course = course_of(run, headline, words.remedies.endings)
+    rewards = curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1))
     return Report(
-        title=words.title,
-        summary=words.summary,
-        verdict=reach_verdict(course, words.remedies),
-        headline=headline,
-        curves=[
-            validation_curve(run),
-            curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
-            *words.curves,
-        ],
-        scenarios=results_of(run.comparison, words.text_of),
-        comparisons=telling_comparisons(run.comparison, words),
-        seconds=run.clock.seconds,
-        costs=cost_table(run),
-        faults=[*words.warnings, *faults_of(run, course)],
-        command=run.command,
-        settings={**settings_of(run), **words.settings},
-        sections=words.sections,
-    )
+        title=words.title, summary=words.summary, headline=headline, verdict=reach_verdict(course, words.remedies),
+        curves=[validation_curve(run), rewards, *words.curves],
+        scenarios=results_of(run.comparison, words.text_of), comparisons=telling_comparisons(run.comparison, words),
+        seconds=run.clock.seconds, costs=cost_table(run), faults=[*words.warnings, *faults_of(run, course)],
+        command=run.command, settings={**settings_of(run), **words.settings}, sections=words.sections,
+    )  # fmt: skip
 
 
 def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
@@ -101,7 +90,7 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
 
 
 def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
-    """A metric of the run's history by step."""
+    """A curve for the report: the mean of a metric at each step of the run's history."""
     return Curve(title=title, note=note, bounds=bounds, points=history_of(run, metric))
 
 
@@ -200,17 +189,13 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.config.serves_one_step:
         faults.append(ONE_STEP)
-    if run.groups_without_scores:
-        faults.append(
-            f"{run.groups_without_scores} groups of the last call got no scores from the judge and were left out."
-        )
-    comparison = run.comparison
-    if comparison and comparison.num_left_out:
-        faults.append(
-            f"{comparison.num_left_out} held-out scenarios are missing: they got no scores, or one side has no rollout."
-        )
-    if comparison and comparison.num_failed_rollouts:
-        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, through no fault of the policy.")
+    missing, failed = (run.comparison.num_left_out, run.comparison.num_failed_rollouts) if run.comparison else (0, 0)
+    counts = {
+        "groups of the last call got no scores from the judge and were left out.": run.groups_without_scores,
+        "held-out scenarios are missing: they got no scores, or one side has no rollout.": missing,
+        "held-out rollouts failed, through no fault of the policy.": failed,
+    }
+    faults += [f"{count} {text}" for text, count in counts.items() if count]
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 
