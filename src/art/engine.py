@@ -63,6 +63,8 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
+    """What an engine serves, and which promises it keeps."""
+
     vocab_size: int
     max_context: int
     """Prompt plus completion, in tokens."""

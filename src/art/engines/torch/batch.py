@@ -12,7 +12,7 @@ from torch import Tensor
 
 from art.engines.torch.cache import cache_attention as attention
 from art.engines.torch.cache.cache_attention import AttentionPlan, slice_or_index, to_device
-from art.engines.torch.cache.kv_cache import Pool, Slot
+from art.engines.torch.cache.kv_cache import Slot
 from art.engines.torch.scheduler import Work
 from art.engines.torch.weights.linear import Run
 
@@ -87,7 +87,8 @@ def _plan_attention(
         for i in np.flatnonzero(counts > 1).tolist():
             start, count, slot = int(starts[i]), int(counts[i]), slots[i]
             plan.prefill.append(attention.PrefillSegment(start, start + count, int(offsets[i]), slot.pool, slot.row))
-    for pool, items in _by_pool(slots):
+    for pool in dict.fromkeys(slot.pool for slot in slots):
+        items = np.array([i for i, slot in enumerate(slots) if slot.pool is pool])
         decoding = items[counts[items] == 1]
         if len(decoding):
             plan.decode.append(attention.decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like))
@@ -99,14 +100,6 @@ def _plan_attention(
         where = slice_or_index(tokens, like)
         plan.writes.append(attention.Write(pool, where, to_device(token_rows, like), to_device(token_positions, like)))
     return plan, positions
-
-
-def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
-    """The pools in use, each with the indices of its slots in `slots`."""
-    members: dict[Pool, list[int]] = {}
-    for i, slot in enumerate(slots):
-        members.setdefault(slot.pool, []).append(i)
-    return [(pool, np.array(indices)) for pool, indices in members.items()]
 
 
 def _runs(work: list[Work], counts: list[int]) -> list[Run]:

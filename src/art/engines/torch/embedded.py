@@ -190,13 +190,12 @@ class TorchEngine:
         row = 0
         for item in work:
             request = item.request
-            reached = item.reaches_end
             if request.num_sampled == 0:
                 self._counters["prefill_tokens"] += item.num_tokens
             if request.scores:
                 outputs += self._score_rows(item, logits[row : row + item.num_tokens])
                 row += item.num_tokens
-            elif reached:
+            elif item.reaches_end:
                 samples.append(request)
                 rows.append(row)
                 row += 1

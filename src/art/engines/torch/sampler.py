@@ -22,6 +22,8 @@ _NUCLEUS = 1024
 
 @dataclass(slots=True)
 class Sampled:
+    """The tokens drawn for B rows."""
+
     token_ids: list[int]  # [B]
     logprobs: list[float]  # [B] NaN where the logits were not finite
     top_logprobs: list[list[tuple[int, float]]] | None  # [B][num_top_logprobs], None if no row asked

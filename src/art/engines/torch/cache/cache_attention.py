@@ -181,7 +181,7 @@ def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tens
 
 
 def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: Formula) -> Tensor:
-    """Attention of a sequence's tokens from `offset` on: q [n, heads, d], keys [kv heads, length, d] -> [n, heads, e]."""
+    """Attention of a sequence from token `offset` on: q [n, heads, d], keys [kv heads, length, d] -> [n, heads, e]."""
     queries, keys, values = q.transpose(0, 1)[None], keys[None], values[None]
     num_tokens, window, scale, sinks = len(q), formula.window, formula.scale, formula.sinks
     if offset == 0 and sinks is None and (window is None or num_tokens <= window):

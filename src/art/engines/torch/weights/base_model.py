@@ -112,7 +112,8 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
     dtype = hf_model.dtype
     max_context = _max_context(hf_model.config, config.max_context)
     trial = _trial_ids(hf_model, max_context)
-    reference = _reference_logits(hf_model, trial)
+    sequences = [hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial]
+    reference = torch.cat(sequences)  # [N, vocabulary], of transformers' own attention
     hf_model.set_attn_implementation(attention.NAME)
     probe = _probe_attention(hf_model, trial)
     decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
@@ -192,11 +193,6 @@ def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
     beyond = [window + 8] if window is not None and window <= _MAX_TRIAL_WINDOW else []
     lengths = [min(n, max_context) for n in (*TRIAL_LENGTHS, *beyond)]
     return [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
-
-
-def _reference_logits(hf_model: Any, trial: list[Tensor]) -> Tensor:
-    """Logits of transformers, computed sequence by sequence: [N, vocabulary]."""
-    return torch.cat([hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial])
 
 
 def _trial_batch(trial: list[Tensor]) -> Batch:
