@@ -107,14 +107,14 @@ class Grader:
             again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
             answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
             try:
-                scores = read_scores(answers[-1].text, document.ids, self._weights)
+                verdicts, num_repairs = read_scores(answers[-1].text, document.ids, self._weights)
             except JudgeAnswerError as error:
                 faults = error.message
                 continue
             return Judgement(
-                verdicts=[scores.by_id[name] for name in document.ids],
+                verdicts=[verdicts[name] for name in document.ids],
                 costs_usd=self._costs(answer.cost_usd for answer in answers),
-                metrics=count_answers(answers, scores.num_repairs, attempt - 1),
+                metrics=count_answers(answers, num_repairs, attempt - 1),
             )
         raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
