@@ -73,7 +73,7 @@ class MetricsBuilder:
             ConfigError: the price is not known.
         """
         usage = _plain(response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None))
-        tokens = {  # by the names of OpenAI or Anthropic
+        tokens: dict[str, Any] = {  # by the names of OpenAI or Anthropic
             "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens")) or 0,
             "cached_tokens": _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0,
             "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens")) or 0,
