@@ -31,13 +31,9 @@ LossName = Literal[
 OnNothing = Literal["skip", "raise"]
 """What `train` does when no group can be learnt from."""
 
-_ALGORITHMS: dict[LossName, Callable[..., TrainConfig]] = {
-    "dppo": partial(TrainConfig, loss=DppoConfig()),
-    "ppo": partial(TrainConfig, loss=PpoConfig()),
-    "cispo": partial(TrainConfig, loss=CispoConfig()),
-    "reinforce": partial(TrainConfig, loss=ReinforceConfig()),
-    "sft": partial(TrainConfig, loss=SftConfig()),
-    "dpo": partial(TrainConfig, loss=DpoConfig()),
+_LOSSES = (DppoConfig(), PpoConfig(), CispoConfig(), ReinforceConfig(), SftConfig(), DpoConfig())
+_ALGORITHMS: dict[str, Callable[..., TrainConfig]] = {
+    **{loss.type: partial(TrainConfig, loss=loss) for loss in _LOSSES},
     "grpo": TrainConfig.grpo,
     "dr_grpo": TrainConfig.dr_grpo,
     "dapo": TrainConfig.dapo,

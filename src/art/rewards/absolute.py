@@ -12,7 +12,7 @@ from typing import Any
 from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.grader import Grader, Rubric
 from art.rewards.asking.together import run_together
 from art.rewards.judge import Judgement
 from art.rewards.settings import JudgeSettings
@@ -64,14 +64,14 @@ class AbsoluteJudge:
         questions = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
         distinct = {(evidence.digest, reference): evidence for evidence, reference in questions}
         async with self._grader.deadline(len(group)):
-            gradings = await run_together(
+            judgements = await run_together(
                 self._grade(evidence, reference) for (_, reference), evidence in distinct.items()
             )
-        verdicts = {key: grading.verdicts[0] for key, grading in zip(distinct, gradings, strict=True)}
-        total = add_gradings(gradings, [verdicts[evidence.digest, reference] for evidence, reference in questions])
-        return total.judgement(self.name)
+        verdicts = {key: judgement.verdicts[0] for key, judgement in zip(distinct, judgements, strict=True)}
+        in_order = [verdicts[evidence.digest, reference] for evidence, reference in questions]
+        return self._grader.join(judgements, in_order)
 
-    async def _grade(self, evidence: Evidence, reference: str | None) -> Grading:
+    async def _grade(self, evidence: Evidence, reference: str | None) -> Judgement:
         try:
             return await self._grader.grade_cached(
                 [evidence], ["reference", reference], lambda: self._grader.grade([evidence], reference)

@@ -20,7 +20,7 @@ from art.errors import JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
 from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.grader import Grader, Rubric
 from art.rewards.asking.passes import compare_passes, shrink
 from art.rewards.asking.rounds import grade_in_rounds
 from art.rewards.asking.together import run_together
@@ -96,10 +96,9 @@ class Ruler:
         order = list(range(len(evidence)))
         self.grader.rng(evidence).shuffle(order)
         if self.settings.passes == 1 or len(evidence) == 1:
-            grading = await self._one_pass(evidence, order, 0)
-            return grading.judgement(self.name)
-        gradings = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
-        first, second = ([verdict.score for verdict in grading.verdicts] for grading in gradings)
+            return await self._one_pass(evidence, order, 0)
+        passes = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
+        first, second = ([verdict.score for verdict in judgement.verdicts] for judgement in passes)
         agreement = compare_passes(first, second)
         if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
             raise JudgeError(
@@ -111,13 +110,13 @@ class Ruler:
             scores = shrink(scores, agreement.reliability)
         verdicts = [
             Verdict(score=score, explanation=a.explanation, parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts})
-            for score, a, b in zip(scores, gradings[0].verdicts, gradings[1].verdicts, strict=True)
+            for score, a, b in zip(scores, passes[0].verdicts, passes[1].verdicts, strict=True)
         ]
-        return add_gradings(gradings, verdicts).judgement(
-            self.name, disagreement=agreement.disagreement, reliability=agreement.reliability
-        )
+        judgement = self.grader.join(passes, verdicts)
+        further = {"judge_disagreement": agreement.disagreement, "judge_reliability": agreement.reliability}
+        return replace(judgement, metrics=judgement.metrics | further)
 
-    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Grading:
+    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Judgement:
         return await self.grader.grade_cached(
             evidence, ["pass", index], lambda: grade_in_rounds(self.grader, evidence, order)
         )

@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,14 +22,6 @@ OVERSHOOT = 0.02
 _MAX_EXPLANATION = 2000
 _MAX_STARTS = 1000
 """Number of brackets at which a JSON value is searched."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """The scores in an answer."""
-
-    by_id: dict[str, Verdict]
-    num_repairs: int
 
 
 def response_format(criteria: Sequence[str]) -> dict[str, Any]:
@@ -46,8 +37,8 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Scores:
-    """Read the verdict for every id.
+def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> tuple[dict[str, Verdict], int]:
+    """Read the verdict for every id, and count the deviations that were repaired.
 
     Args:
         weights: weights of the criteria by name; empty if there is a single score.
@@ -83,7 +74,7 @@ def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Sco
         faults.append(f"no score for {', '.join(missing)}{unknown}")
     if faults:
         raise JudgeAnswerError("; ".join(faults))
-    return Scores(by_id=verdicts, num_repairs=num_repairs + num_unknown)
+    return verdicts, num_repairs + num_unknown
 
 
 def _read_row(row: dict[str, Any], weights: dict[str, float]) -> tuple[Verdict, int]:

@@ -63,30 +63,6 @@ Rubric = str | Mapping[str, Criterion]
 """What makes a trajectory good: prose, or named criteria whose weighted mean is the score."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grading:
-    """The scores that one or more questions gave, with their cost."""
-
-    verdicts: list[Verdict]
-    """One verdict per piece of evidence, in order."""
-    cost_usd: float | None = 0.0
-    """`None` if a price is not known."""
-    metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (sum over the requests), `repairs`,
-    `answers_refused`, `cached`."""
-
-    def judgement(self, name: str, **further: float) -> Judgement:
-        """Make the judgement of a group that consists of exactly this evidence, by the judge `name`.
-
-        `further` are metrics to add to those of the requests.
-        """
-        return Judgement(
-            verdicts=self.verdicts,
-            costs_usd={} if self.cost_usd is None else {name: self.cost_usd},
-            metrics={f"judge_{key}": value for key, value in {**self.metrics, **further}.items()},
-        )
-
-
 class Grader:
     """Asks one judge model for scores by one rubric."""
 
@@ -108,13 +84,14 @@ class Grader:
         """
         self.client = JudgeClient(model, params or {}, settings, source=f"judge/{name}")
         self.settings = settings
+        self.name = name
         self._rubric, self._kind = rubric, kind
         self._cache = JudgeCache(settings.cache_path)
         self._weights = {} if isinstance(rubric, str) else {name: item.weight for name, item in rubric.items()}
         if not isinstance(rubric, str) and not (self._weights and sum(self._weights.values()) > 0):
             raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
 
-    async def grade(self, evidence: Sequence[Evidence], reference: str | None = None) -> Grading:
+    async def grade(self, evidence: Sequence[Evidence], reference: str | None = None) -> Judgement:
         """Ask for a score of each piece of evidence, shown in this order.
 
         Raises:
@@ -130,21 +107,21 @@ class Grader:
             again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
             answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
             try:
-                scores = read_scores(answers[-1].text, document.ids, self._weights)
+                verdicts, num_repairs = read_scores(answers[-1].text, document.ids, self._weights)
             except JudgeAnswerError as error:
                 faults = error.message
                 continue
-            return Grading(
-                verdicts=[scores.by_id[name] for name in document.ids],
-                cost_usd=total_cost(answer.cost_usd for answer in answers),
-                metrics=count_answers(answers, scores.num_repairs, attempt - 1),
+            return Judgement(
+                verdicts=[verdicts[name] for name in document.ids],
+                costs_usd=self._costs(answer.cost_usd for answer in answers),
+                metrics=count_answers(answers, num_repairs, attempt - 1),
             )
         raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     async def grade_cached(
-        self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Grading]]
-    ) -> Grading:
-        """Return the cached grading of this evidence, in any order, or call `grade` and cache the result.
+        self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Judgement]]
+    ) -> Judgement:
+        """Return the cached judgement of this evidence, in any order, or call `grade` and cache the result.
 
         Args:
             evidence: distinct pieces of evidence.
@@ -155,11 +132,25 @@ class Grader:
         stored = await self._cache.get(key)
         if isinstance(stored, dict) and stored.keys() == set(digests):
             verdicts = [Verdict(**stored[name]) for name in digests]
-            return Grading(verdicts=verdicts, metrics=count_answers([]) | {"cached": 1})
-        grading = await grade()
-        verdicts_by_digest = dict(zip(digests, map(asdict, grading.verdicts), strict=True))
-        await self._cache.put(key, verdicts_by_digest)
-        return grading
+            return Judgement(
+                verdicts=verdicts, costs_usd={self.name: 0.0}, metrics=count_answers([]) | {"judge_cached": 1}
+            )
+        judgement = await grade()
+        await self._cache.put(key, dict(zip(digests, map(asdict, judgement.verdicts), strict=True)))
+        return judgement
+
+    def join(self, judgements: Sequence[Judgement], verdicts: list[Verdict]) -> Judgement:
+        """Make one judgement of `verdicts`, with the summed costs and counts of several judgements."""
+        return Judgement(
+            verdicts=verdicts,
+            costs_usd=self._costs(judgement.costs_usd.get(self.name) for judgement in judgements),
+            metrics={key: sum(judgement.metrics[key] for judgement in judgements) for key in count_answers([])},
+        )
+
+    def _costs(self, costs_usd: Iterable[float | None]) -> dict[str, float]:
+        """The sum under the judge's name; empty if one of the costs is not known."""
+        total = total_cost(costs_usd)
+        return {} if total is None else {self.name: total}
 
     @contextlib.asynccontextmanager
     async def deadline(self, group_size: int) -> AsyncIterator[None]:
@@ -200,14 +191,15 @@ class Grader:
 
 
 def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: int = 0) -> dict[str, MetricValue]:
+    """Metrics of requests. `judge_seconds` is the sum of their times."""
     return {
-        "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
-        "completion_tokens": sum(answer.completion_tokens for answer in answers),
-        "requests": len(answers),
-        "seconds": sum(answer.seconds for answer in answers),
-        "repairs": num_repairs,
-        "answers_refused": num_refused,
-        "cached": 0,
+        "judge_prompt_tokens": sum(answer.prompt_tokens for answer in answers),
+        "judge_completion_tokens": sum(answer.completion_tokens for answer in answers),
+        "judge_requests": len(answers),
+        "judge_seconds": sum(answer.seconds for answer in answers),
+        "judge_repairs": num_repairs,
+        "judge_answers_refused": num_refused,
+        "judge_cached": 0,
     }
 
 
@@ -216,12 +208,3 @@ def total_cost(costs_usd: Iterable[float | None]) -> float | None:
     costs = list(costs_usd)
     known = [cost for cost in costs if cost is not None]
     return math.fsum(known) if len(known) == len(costs) else None
-
-
-def add_gradings(gradings: Sequence[Grading], verdicts: list[Verdict]) -> Grading:
-    """Make one grading of the given verdicts, with the summed costs and counts of several gradings."""
-    return Grading(
-        verdicts=verdicts,
-        cost_usd=total_cost(grading.cost_usd for grading in gradings),
-        metrics={name: sum(grading.metrics[name] for grading in gradings) for name in count_answers([])},
-    )

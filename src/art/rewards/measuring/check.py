@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from art.errors import ContextLengthError, JudgeError
 from art.rewards.asking.evidence import evidence_of
-from art.rewards.asking.grader import Grading, total_cost
+from art.rewards.asking.grader import total_cost
 from art.rewards.asking.passes import compare_passes
+from art.rewards.judge import Judgement
 from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
 from art.rewards.ruler import Ruler
 from art.trajectory import TrajectoryGroup
@@ -36,8 +37,8 @@ class Trial:
     reversed: list[float]
     positions: list[float]
     """Position of each trajectory in the first order, from 1 (shown first) to -1 (shown last)."""
-    gradings: list[Grading]
-    """The three gradings, with their time and cost."""
+    judgements: list[Judgement]
+    """The three judgements, with their time and cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +121,15 @@ async def _run_trial(judge: Ruler, group: TrajectoryGroup, labels: list[float] |
     order = list(range(len(evidence)))
     rng.shuffle(order)
     place = [order.index(i) for i in range(len(order))]
-    gradings = [await judge.grader.grade([evidence[i] for i in shown]) for shown in (order, order, order[::-1])]
-    first, again, turned = ([verdict.score for verdict in grading.verdicts] for grading in gradings)
+    judgements = [await judge.grader.grade([evidence[i] for i in shown]) for shown in (order, order, order[::-1])]
+    first, again, turned = ([verdict.score for verdict in judgement.verdicts] for judgement in judgements)
     return Trial(
         labels=labels,
         first=[first[i] for i in place],
         again=[again[i] for i in place],
         reversed=[turned[::-1][i] for i in place],
         positions=[1 - 2 * i / (len(order) - 1) for i in place],
-        gradings=gradings,
+        judgements=judgements,
     )
 
 
@@ -144,12 +145,12 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
     bias, error = slope(moved)
     labelled = [(trial, trial.labels) for trial in trials if trial.labels is not None]
     both = [[(a + b) / 2 for a, b in zip(trial.first, trial.reversed, strict=True)] for trial, _ in labelled]
-    gradings = [grading for trial in trials for grading in trial.gradings]
-    seconds = [float(grading.metrics["seconds"]) for grading in gradings]
+    judgements = [judgement for trial in trials for judgement in trial.judgements]
+    seconds = [float(judgement.metrics["judge_seconds"]) for judgement in judgements]
     ranks = [rank for trial, labels in labelled if not math.isnan(rank := spearman(trial.first, labels))]
     return replace(
         report,
-        num_refused=sum(int(grading.metrics["answers_refused"]) for grading in gradings),
+        num_refused=sum(int(judgement.metrics["judge_answers_refused"]) for judgement in judgements),
         spread=statistics.fmean(statistics.pstdev(trial.first) for trial in trials),
         noise=math.sqrt(statistics.fmean(item.disagreement**2 for item in same) / 2),
         repeatability=statistics.fmean(item.single_reliability for item in same),
@@ -160,7 +161,7 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
         pairwise_accuracy=_accuracy([(trial.first, labels) for trial, labels in labelled]),
         two_pass_accuracy=_accuracy([(mean, labels) for mean, (_, labels) in zip(both, labelled, strict=True)]),
         spearman=statistics.fmean(ranks) if ranks else math.nan,
-        cost_usd=total_cost(grading.cost_usd for grading in gradings),
+        cost_usd=total_cost(next(iter(judgement.costs_usd.values()), None) for judgement in judgements),
         seconds_median=statistics.median(seconds),
         seconds_max=max(seconds),
     )
