@@ -82,11 +82,7 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, attend)
     # Without a mask function, transformers infers packed sequences from jumps in positions, and positions of a tree
     # jump everywhere. The layout carries the mask, so the function returns none.
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
+    AttentionMaskInterface.register(ATTENTION_NAME, lambda *_, **__: None)
 
 
 def attend(
@@ -127,7 +123,8 @@ def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, 
     if mask is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
-    key, value = (_repeat_heads(x, query.shape[1] // key.shape[1]) for x in (key, value))
+    if (times := query.shape[1] // key.shape[1]) > 1:
+        key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
     if formula.sinks is not None:
         query, key, value = _with_sink_key(query, key, value, formula.sinks / formula.scale)
         mask = pad(mask, (0, 1), value=True)
@@ -151,10 +148,6 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
     if window is not None:
         mask &= positions[:, None] - positions[None, :] < window
     return mask
-
-
-def _repeat_heads(x: Tensor, times: int) -> Tensor:
-    return x if times == 1 else x.repeat_interleave(times, dim=1)
 
 
 def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:

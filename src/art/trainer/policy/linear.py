@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -149,7 +150,10 @@ def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
     """Pack the layers whose shape measures faster that way, if the copies fit into memory."""
-    chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
+    large = [layer for layer in layers if layer.base_layer.weight.numel() >= MIN_ELEMENTS]
+    weights = [layer.base_layer.weight for layer in large]
+    pays = [packing_pays(*w.shape, num_rows=_ROWS, dtype=w.dtype, backward=True) for w in weights]
+    chosen = list(compress(large, pays))
     if not chosen:
         return
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
@@ -167,8 +171,3 @@ def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
     _log.info(
         "%d of %d layers run on packed copies of their weights, %.1f GB", len(chosen), len(layers), size_bytes / 1e9
     )
-
-
-def _pays_to_pack(weight: Tensor) -> bool:
-    large = weight.numel() >= MIN_ELEMENTS
-    return large and packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=True)

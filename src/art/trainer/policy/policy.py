@@ -97,8 +97,7 @@ class Policy(ABC):
     def accumulate_gradients(self) -> AbstractContextManager[None]:
         """Add up the gradients of all backward passes in the block. `grads` holds the sum after it."""
 
-    @abstractmethod
-    def remove(self) -> None:
+    def remove(self) -> None:  # noqa: B027  # nothing to do for a policy that leaves the base model as it is
         """Restore the base model to how it was loaded. The policy cannot be used afterwards."""
 
 
