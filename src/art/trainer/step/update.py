@@ -32,7 +32,7 @@ from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_pa
 from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
 from art.trainer.step.progress import Progress
 from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord
-from art.trainer.streams import ANCHOR
+from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 
@@ -156,9 +156,10 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     total = torch.dot(losses.values, scales)
     total.backward()
     target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
+    unknown = np.full(len(order), np.nan, dtype=np.float32)
     record.micro_batches.append(
         MicroBatchRecord(
-            update=number,
+            update=np.full(len(order), number),
             policy_logprobs=logprobs.detach().numpy(),
             sampling_logprobs=targets.sampling_logprobs,
             advantages=targets.advantages,
@@ -166,7 +167,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
             is_rl=~targets.is_sft,
-            streams=targets.streams,
+            base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
     num_tokens = len(layout.token_ids)
