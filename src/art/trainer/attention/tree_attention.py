@@ -119,8 +119,7 @@ def attend(
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
     """Attention with the rule as a [T, T] boolean mask. Memory and time are quadratic in the layout."""
-    mask = layout.derived.get(("dense", formula.window))
-    if mask is None:
+    if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
     if (times := query.shape[1] // key.shape[1]) > 1:
@@ -152,8 +151,7 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
 
 def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
     (num_heads, num_tokens), window = query.shape[1:3], formula.window
-    work = layout.derived.get(("chains", num_heads, window))
-    if work is None:
+    if (work := layout.derived.get(("chains", num_heads, window))) is None:
         work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
         layout.derived["chains", num_heads, window] = work
     return attend_chains(query, key, value, work, formula.scale, formula.sinks)
@@ -164,8 +162,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     window, sinks = formula.window, formula.sinks
-    mask = layout.derived.get(("flex", window))
-    if mask is None:
+    if (mask := layout.derived.get(("flex", window))) is None:
         size, device = len(layout.subtree_end), layout.subtree_end.device
         rule = flex_rule(layout.positions, layout.subtree_end, window)
         mask = create_block_mask(rule, B=None, H=None, Q_LEN=size, KV_LEN=size, device=device)

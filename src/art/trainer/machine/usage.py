@@ -81,10 +81,9 @@ def count_active_weights(base: BaseModel) -> int:
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Peak operations per second of the device in `dtype`, on a CPU with the threads of the first call."""
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        known = known_peak(torch.cuda.get_device_name(device))
-        if known is not None:
-            return known
+    on_gpu = device.type == "cuda" and dtype == torch.bfloat16
+    if on_gpu and (known := known_peak(torch.cuda.get_device_name(device))) is not None:
+        return known
     size = _PRODUCT_SIZE if device.type == "cpu" else 8 * _PRODUCT_SIZE
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []

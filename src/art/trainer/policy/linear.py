@@ -38,7 +38,8 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._packed: tuple[Tensor, Tensor] | None = None
+        self.packed: tuple[Tensor, Tensor] | None = None
+        """Copies of W and its transpose in oneDNN's order, once `pack` has been called."""
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -47,7 +48,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         base, (a, b, scale) = self.base_layer, self._factors()
         out: Tensor
         if self._merged is None:
-            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self._packed)
+            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
         else:
             out = _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
         return out
@@ -62,14 +63,10 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def pack(self) -> None:
         """Use packed copies of W in all products from now on."""
         weight = self.base_layer.weight.detach()
-        self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
+        self.packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -144,7 +141,7 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
     """The layers to merge: those that are not packed, or none if the copies would be too large."""
-    plain = [layer for layer in layers if not layer.is_packed]
+    plain = [layer for layer in layers if layer.packed is None]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 

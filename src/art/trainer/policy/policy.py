@@ -37,11 +37,7 @@ class Policy(ABC):
     """Whether a backward pass computes gradients of whole weight matrices."""
 
     def _allocate(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Create `values`, `grads` and `tensors` for trained tensors of these names and shapes.
-
-        Returns:
-            Views of `grads`, by the same names.
-        """
+        """Create `values`, `grads` and `tensors` like these trained tensors; return views of `grads` by name."""
         size = sum(tensor.numel() for tensor in like.values())
         self.values, self.grads = (torch.zeros(size, device=self.base.device) for _ in range(2))
         self.tensors = named_views(self.values, like)

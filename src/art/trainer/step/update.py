@@ -105,8 +105,9 @@ def compute_gradient(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for (_, part), _ in gathered:
-        _add(part, record)
+    for (_, part), _ in gathered:  # counts are added, lists are joined
+        for each in fields(StepRecord):
+            setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
@@ -133,12 +134,6 @@ def _accumulate(
         for _ in range(num_idle):
             (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     return loss, record
-
-
-def _add(part: StepRecord, record: StepRecord) -> None:
-    """Add `part` to `record`: counts are added, lists are joined."""
-    for field in fields(StepRecord):
-        setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
 
 
 def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
