@@ -170,7 +170,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
     options = {"block_mask": mask, "scale": formula.scale, "enable_gqa": query.shape[1] != key.shape[1]}
     function = _flex_function(query.device.type)
     if sinks is None:
-        out: Tensor = function(query, key, value, **options)
+        out = function(query, key, value, **options)
     else:  # attention without a sink, scaled down by the sink's share of the softmax
         out, aux = function(query, key, value, return_aux=AuxRequest(lse=True), **options)
         out = out * torch.sigmoid(aux.lse - sinks.float()[:, None])[..., None].to(out.dtype)

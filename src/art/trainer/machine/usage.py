@@ -53,8 +53,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
     not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
     Recomputation, e.g. by gradient checkpointing, is not counted.
     """
-    config = base.model.config
-    config = getattr(config, "get_text_config", lambda: config)()
+    config = getattr(base.model.config, "get_text_config", lambda: base.model.config)()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
     linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)

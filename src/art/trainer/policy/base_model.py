@@ -102,8 +102,7 @@ def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tens
         output = base.backbone(**inputs)
     else:
         output = torch.func.functional_call(base.backbone, dict(weights), kwargs=inputs)
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    return output.last_hidden_state[0]
 
 
 def check_architecture(base: BaseModel) -> None:

@@ -46,12 +46,9 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
-        out: Tensor
         if self._merged is None:
-            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
-        else:
-            out = _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
-        return out
+            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
+        return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
 
     def merge(self) -> None:
         """Compute W + scale * B A from the current factors, and use it until the next call."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -93,11 +94,8 @@ def compute_gradient(
         TrainingError: the loss is not finite, too many samples do not come from this policy, or a single sample does
             not fit into memory.
     """
-    num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
-
-    def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
-        return _accumulate(policy, update, micro_batches, progress, num_idle=num_idle, number=number)
-
+    num_idle = count_idle_passes(micro_batches, policy.base, team)
+    run = partial(_accumulate, policy, update, progress=progress, num_idle=num_idle, number=len(record.losses))
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
     loss = sum(loss for (loss, _), _ in gathered)
     if not math.isfinite(loss):
@@ -119,8 +117,8 @@ def _accumulate(
     policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
-    progress: Progress | None,
     *,
+    progress: Progress | None,
     num_idle: int,
     number: int,
 ) -> tuple[float, StepRecord]:
