@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from art.config import DpoConfig, TrainConfig
-from art.credit.advantages import RolloutAdvantages, compute_advantages, overlong_punishment, preference_pairs
-from art.credit.distributions import describe_advantages, describe_rollouts
+from art.credit.advantages import RolloutAdvantages, compute_advantages, preference_pairs
+from art.credit.distributions import describe_step
 from art.credit.ledger import open_ledger
 from art.credit.plan_findings import LeftOut, describe_left_out, describe_nothing, describe_untracked
 from art.credit.references import teacher_name
@@ -61,7 +61,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         metrics={
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
-            **_describe(trajectories, samples, selection.pairs, config, step),
+            **describe_step(trajectories, samples, config, step=step, num_pairs=len(selection.pairs)),
         },
         findings=findings,
         pairs=selection.pairs,
@@ -69,28 +69,6 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
             {answer.exchange.id for group in selection.trained for t, _ in group for answer in t.answers()}
         ),
     )
-
-
-def _describe(
-    trajectories: list[ResolvedTrajectory],
-    samples: list[PlannedSample],
-    pairs: list[tuple[str, str]],
-    config: TrainConfig,
-    step: int,
-) -> dict[str, float]:
-    """Metrics of the submitted trajectories and the planned samples."""
-    metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
-    if samples:
-        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
-    if config.overlong is not None:
-        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
-        metrics["data/step_num_trajectories_overlong"] = len(punished)
-    metrics |= describe_rollouts(trajectories)
-    if pairs:
-        metrics["data/step_num_pairs"] = len(pairs)
-    elif samples and config.learns_from_rewards:
-        metrics |= describe_advantages(samples)
-    return metrics
 
 
 # -- selection --

@@ -25,6 +25,11 @@ class Answer:
     """Index of the choice in the trajectory's first history; `None` in a further history."""
 
     @property
+    def start(self) -> int:
+        """Index of the first sampled token on the path: the prompt of an exchange holds everything before it."""
+        return len(self.exchange.prompt_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         return len(self.exchange.completion_token_ids)
 

@@ -35,14 +35,12 @@ _TOLERANCE_16_BIT = (1e-2, 1e-2)
 
 def pack(weight: Tensor, num_rows: int) -> Tensor:
     """A copy of `weight` [out, in] in the order that is fastest for products with about `num_rows` rows."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
-    return packed
+    return torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
 
 
 def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`rows` [N, in] times the transposed weight, plus `bias` [out]: [N, out]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 @lru_cache(maxsize=256)

@@ -40,8 +40,9 @@ class Limit:
         divisor = before.get(self.metric) if self.over == BEFORE else metrics.get(self.over)
         return value / divisor if divisor else None
 
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
+    def holds(self, value: float | None) -> bool:
+        """Whether the value was measured and is in the range."""
+        return value is not None and self.low <= value <= self.high
 
     def describe(self, value: float) -> str:
         """Describe a value outside of the range."""
@@ -293,7 +294,7 @@ def find_findings(
     comparable = before if (_IS_RL in before) == (_IS_RL in metrics) else {}
     findings = []
     for name, rule in RULES.items():
-        if not all(_holds(limit, metrics, comparable) for limit in rule.only_if):
+        if not all(limit.holds(limit.value(metrics, comparable)) for limit in rule.only_if):
             continue
         limits = [replace(limit, high=(highs or {}).get(limit.metric, limit.high)) for limit in rule.limits]
         values = [(limit, limit.value(metrics, comparable)) for limit in limits]
@@ -301,8 +302,3 @@ def find_findings(
         if seen:
             findings.append(Finding(name, rule, "; ".join(seen)))
     return findings
-
-
-def _holds(limit: Limit, metrics: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    value = limit.value(metrics, before)
-    return value is not None and limit.holds(value)

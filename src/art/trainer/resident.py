@@ -43,17 +43,6 @@ class Loaded:
     """Names the checkpoint on disk whose bytes these are; `None` while a step changes them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """How a checkpoint was made. It is stored in the checkpoint."""
-
-    probe_tokens: list[int]
-    """Token path whose log-probs are stored, for the engine to reproduce."""
-    job_id: str | None = None
-    config: Mapping[str, Any]
-    metrics: dict[str, float]
-
-
 class Resident:
     """Holds at most one checkpoint in memory."""
 
@@ -110,8 +99,21 @@ class Resident:
         _log.info("continuing from step %d at %s", state.step, path)
         return loaded
 
-    def write(self, path: Path, loaded: Loaded, origin: Origin) -> None:
+    def write(
+        self,
+        path: Path,
+        loaded: Loaded,
+        probe_tokens: list[int],
+        *,
+        job_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         """Write `loaded` to the folder `path`. The first process of the team writes, the others wait.
+
+        Args:
+            probe_tokens: token path whose log-probs are stored, for the engine to reproduce.
+            job_id, config, metrics: how the checkpoint was made; nothing for step 0.
 
         Raises:
             DiskFullError, StorageError
@@ -119,15 +121,15 @@ class Resident:
         lora = loaded.policy.config
         state = CheckpointState(
             step=loaded.step,
-            job_id=origin.job_id,
+            job_id=job_id,
             base_model=self._base.name,
             lora=None if lora is None else lora.model_dump(mode="json"),
-            config=dict(origin.config),
+            config=dict(config or {}),
             num_updates=loaded.optimizer.num_updates,
             rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-            metrics=origin.metrics,
+            metrics=dict(metrics or {}),
         )
-        probe = measure_probe(loaded.policy, origin.probe_tokens)
+        probe = measure_probe(loaded.policy, probe_tokens)
 
         def write() -> str:
             files = {

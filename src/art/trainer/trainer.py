@@ -24,7 +24,7 @@ from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.compilation import compile_layers
-from art.trainer.resident import Loaded, Origin, Resident, recorded_result, recorded_state
+from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
 from art.trainer.step.micro_batch import MicroBatcher
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
@@ -82,8 +82,7 @@ class Trainer:
             if (state := self._team.from_first(lambda: recorded_state(path))) is not None:
                 return StepResult(step=state.step)
             loaded = self._resident.start_fresh(lora)
-            origin = Origin(probe_tokens=fresh_probe_tokens(self._base.vocab_size), config={}, metrics={})
-            self._resident.write(path, loaded, origin)
+            self._resident.write(path, loaded, fresh_probe_tokens(self._base.vocab_size))
             return StepResult(step=0)
 
     def train(self, call: Train | TrainSft, on_progress: OnProgress | None = None) -> StepResult:
@@ -167,13 +166,11 @@ class Trainer:
         trained = time.perf_counter()
         metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
-        origin = Origin(
-            probe_tokens=paths[0].sample.token_ids[:PROBE_TOKENS],
-            job_id=call.job_id,
-            config=call.config.model_dump(mode="json"),
-            metrics=metrics,
+        probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
+        config = call.config.model_dump(mode="json")
+        self._resident.write(
+            call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics
         )
-        self._resident.write(call.to_checkpoint, loaded, origin)
         metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
         metrics["time/step_trainer_s"] = time.perf_counter() - started
         return StepResult(step=loaded.step, metrics=metrics)

@@ -27,7 +27,7 @@ def test_turns_that_extend_one_another_become_one_path() -> None:
     (found,) = resolved([trajectory(1.0)])[0].trajectories
     (path,) = found.paths
     assert path.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [(len(a.exchange.prompt_token_ids), a.num_tokens, a.choice, a.exchange) for a in path.answers] == [
+    assert [(a.start, a.num_tokens, a.choice, a.exchange) for a in path.answers] == [
         (3, 2, 0, FIRST),
         (6, 2, 1, SECOND),
     ]

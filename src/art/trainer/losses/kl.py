@@ -39,10 +39,8 @@ def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
 def kl_estimate(difference: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) at tokens of the policy. `difference` [N] is log policy - log reference."""
     difference = difference.clamp(-_LIMIT, _LIMIT)
-    match estimator:
-        case "k1":
-            return difference
-        case "k2":
-            return 0.5 * difference.square()
-        case _:
-            return torch.expm1(-difference) + difference
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    return torch.expm1(-difference) + difference

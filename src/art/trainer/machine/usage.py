@@ -53,8 +53,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
     not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
     Recomputation, e.g. by gradient checkpointing, is not counted.
     """
-    config = base.model.config
-    config = getattr(config, "get_text_config", lambda: config)()
+    config = getattr(base.model.config, "get_text_config", lambda: base.model.config)()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
     linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
@@ -81,10 +80,9 @@ def count_active_weights(base: BaseModel) -> int:
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Peak operations per second of the device in `dtype`, on a CPU with the threads of the first call."""
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        known = known_peak(torch.cuda.get_device_name(device))
-        if known is not None:
-            return known
+    on_gpu = device.type == "cuda" and dtype == torch.bfloat16
+    if on_gpu and (known := known_peak(torch.cuda.get_device_name(device))) is not None:
+        return known
     size = _PRODUCT_SIZE if device.type == "cpu" else 8 * _PRODUCT_SIZE
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -37,19 +38,17 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._packed: tuple[Tensor, Tensor] | None = None
+        self.packed: tuple[Tensor, Tensor] | None = None
+        """Copies of W and its transpose in oneDNN's order, once `pack` has been called."""
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
-        out: Tensor
         if self._merged is None:
-            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self._packed)
-        else:
-            out = _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
-        return out
+            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
+        return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
 
     def merge(self) -> None:
         """Compute W + scale * B A from the current factors, and use it until the next call."""
@@ -61,14 +60,10 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def pack(self) -> None:
         """Use packed copies of W in all products from now on."""
         weight = self.base_layer.weight.detach()
-        self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
+        self.packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -143,13 +138,16 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
     """The layers to merge: those that are not packed, or none if the copies would be too large."""
-    plain = [layer for layer in layers if not layer.is_packed]
+    plain = [layer for layer in layers if layer.packed is None]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
     """Pack the layers whose shape measures faster that way, if the copies fit into memory."""
-    chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
+    large = [layer for layer in layers if layer.base_layer.weight.numel() >= MIN_ELEMENTS]
+    weights = [layer.base_layer.weight for layer in large]
+    pays = [packing_pays(*w.shape, num_rows=_ROWS, dtype=w.dtype, backward=True) for w in weights]
+    chosen = list(compress(large, pays))
     if not chosen:
         return
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
@@ -167,8 +165,3 @@ def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
     _log.info(
         "%d of %d layers run on packed copies of their weights, %.1f GB", len(chosen), len(layers), size_bytes / 1e9
     )
-
-
-def _pays_to_pack(weight: Tensor) -> bool:
-    large = weight.numel() >= MIN_ELEMENTS
-    return large and packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=True)

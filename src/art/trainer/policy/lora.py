@@ -271,7 +271,7 @@ def _pays_to_fold(layers: list[Any], rank: int) -> bool:
     """
     if not _are_plain(layers):
         return False
-    full = sum(layer.weight.numel() for layer in layers)
+    full: int = sum(layer.weight.numel() for layer in layers)
     return full <= 3 * rank * sum(sum(layer.weight.shape) for layer in layers)
 
 

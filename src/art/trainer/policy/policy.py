@@ -37,11 +37,7 @@ class Policy(ABC):
     """Whether a backward pass computes gradients of whole weight matrices."""
 
     def _allocate(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Create `values`, `grads` and `tensors` for trained tensors of these names and shapes.
-
-        Returns:
-            Views of `grads`, by the same names.
-        """
+        """Create `values`, `grads` and `tensors` like these trained tensors; return views of `grads` by name."""
         size = sum(tensor.numel() for tensor in like.values())
         self.values, self.grads = (torch.zeros(size, device=self.base.device) for _ in range(2))
         self.tensors = named_views(self.values, like)
@@ -97,8 +93,7 @@ class Policy(ABC):
     def accumulate_gradients(self) -> AbstractContextManager[None]:
         """Add up the gradients of all backward passes in the block. `grads` holds the sum after it."""
 
-    @abstractmethod
-    def remove(self) -> None:
+    def remove(self) -> None:  # noqa: B027  # nothing to do for a policy that leaves the base model as it is
         """Restore the base model to how it was loaded. The policy cannot be used afterwards."""
 
 

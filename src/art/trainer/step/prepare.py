@@ -35,9 +35,14 @@ def prepare_paths(
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
     if any(isinstance(term, DistillConfig) for term in config.terms):
-        _check_taught(paths)
-    for reference in _references(config):
-        paths = measurer.add_stream(paths, reference, str(reference))
+        for path in paths:  # a missing log-prob would be read as 0, i.e. as probability 1
+            if path.sample.component == "rl" and TEACHER not in path.streams:
+                raise TrajectoryError(
+                    f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
+                )
+    for term in config.terms:
+        if isinstance(term, (KlConfig, DpoConfig)) and term.reference != "sampler":
+            paths = measurer.add_stream(paths, term.reference, str(term.reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
@@ -48,20 +53,6 @@ def prepare_paths(
             paths = measurer.add_stream(paths, POLICY, ANCHOR)
             return _with_preferences(paths, term, pairs, config.mismatch)
     return paths, {}
-
-
-def _check_taught(paths: list[SamplePath]) -> None:
-    """Raise if a sample lacks its teacher's log-probs. They would be read as 0, i.e. as probability 1."""
-    for path in paths:
-        if path.sample.component == "rl" and TEACHER not in path.streams:
-            raise TrajectoryError(
-                f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
-            )
-
-
-def _references(config: TrainConfig) -> list[int | str]:
-    named = [term.reference for term in config.terms if isinstance(term, (KlConfig, DpoConfig))]
-    return [reference for reference in named if reference != "sampler"]
 
 
 def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -32,7 +33,7 @@ from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_pa
 from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
 from art.trainer.step.progress import Progress
 from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord
-from art.trainer.streams import ANCHOR
+from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 
@@ -93,11 +94,8 @@ def compute_gradient(
         TrainingError: the loss is not finite, too many samples do not come from this policy, or a single sample does
             not fit into memory.
     """
-    num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
-
-    def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
-        return _accumulate(policy, update, micro_batches, progress, num_idle=num_idle, number=number)
-
+    num_idle = count_idle_passes(micro_batches, policy.base, team)
+    run = partial(_accumulate, policy, update, progress=progress, num_idle=num_idle, number=len(record.losses))
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
     loss = sum(loss for (loss, _), _ in gathered)
     if not math.isfinite(loss):
@@ -105,8 +103,9 @@ def compute_gradient(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for (_, part), _ in gathered:
-        _add(part, record)
+    for (_, part), _ in gathered:  # counts are added, lists are joined
+        for each in fields(StepRecord):
+            setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
@@ -118,8 +117,8 @@ def _accumulate(
     policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
-    progress: Progress | None,
     *,
+    progress: Progress | None,
     num_idle: int,
     number: int,
 ) -> tuple[float, StepRecord]:
@@ -133,12 +132,6 @@ def _accumulate(
         for _ in range(num_idle):
             (policy.hidden_states(idle_layout(policy.base.device)) * 0.0).sum().backward()
     return loss, record
-
-
-def _add(part: StepRecord, record: StepRecord) -> None:
-    """Add `part` to `record`: counts are added, lists are joined."""
-    for field in fields(StepRecord):
-        setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
 
 
 def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
@@ -156,9 +149,10 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     total = torch.dot(losses.values, scales)
     total.backward()
     target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
+    unknown = np.full(len(order), np.nan, dtype=np.float32)
     record.micro_batches.append(
         MicroBatchRecord(
-            update=number,
+            update=np.full(len(order), number),
             policy_logprobs=logprobs.detach().numpy(),
             sampling_logprobs=targets.sampling_logprobs,
             advantages=targets.advantages,
@@ -166,7 +160,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
             is_rl=~targets.is_sft,
-            streams=targets.streams,
+            base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
     num_tokens = len(layout.token_ids)

@@ -167,7 +167,7 @@ def test_packing_follows_the_measurement(
     packing_pays.cache_clear()
     layers = adapted_layers(make_policy(model_path))  # an injected policy has decided already
     packing_pays.cache_clear()
-    assert {layer.is_packed for layer in layers} == {pays}
+    assert {layer.packed is not None for layer in layers} == {pays}
 
 
 def test_small_layers_are_neither_measured_nor_packed(
@@ -177,7 +177,7 @@ def test_small_layers_are_neither_measured_nor_packed(
         raise AssertionError(shape)
 
     monkeypatch.setattr(linear, "packing_pays", never)
-    assert not any(layer.is_packed for layer in adapted_layers(make_policy(model_path)))
+    assert not any(layer.packed for layer in adapted_layers(make_policy(model_path)))
 
 
 def test_copies_that_do_not_fit_into_memory_are_not_made(
@@ -189,7 +189,7 @@ def test_copies_that_do_not_fit_into_memory_are_not_made(
     monkeypatch.setattr(linear, "available_bytes", lambda: 1000)
     pack_where_faster(layers)
     assert "more than half of the memory" in caplog.text
-    assert not any(layer.is_packed for layer in layers)
+    assert not any(layer.packed for layer in layers)
 
 
 @pytest.mark.parametrize("error", [AttributeError("no such operator"), RuntimeError("not built")])
