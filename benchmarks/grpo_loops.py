@@ -25,6 +25,7 @@ from transformers.utils import logging as hf_logging
 from art.config import EngineConfig, PpoConfig, TrainConfig, TrainerConfig
 from art.engine import GenerateRequest
 from art.engines.torch.embedded import TorchEngine
+from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
@@ -123,7 +124,9 @@ def run_ours(work: Work, connection: Connection) -> None:
             samples = _sample_groups(engine, last.name, work, number)
             times[GENERATE] = watch.lap()
             new = Path(directory, str(number + 1))
-            trainer.train(samples, config, from_checkpoint=last, to_checkpoint=new, job_id=str(number))
+            trainer.train(
+                Train(samples=samples, config=config, from_checkpoint=last, to_checkpoint=new, job_id=str(number))
+            )
             times[TRAIN] = watch.lap()
             _publish(engine, new)
             engine.unload_adapter(last.name)

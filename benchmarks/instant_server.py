@@ -63,7 +63,7 @@ def serve(
     from art.gateway.format.load import load_renderer
     from art.gateway.policies import PolicyRef
     from art.gateway.record.recorder import Recorder
-    from art.server.app import create_app
+    from art.server.app import App
     from art.server.connections import connections
     from art.storage.database import Database
 
@@ -100,7 +100,7 @@ def serve(
         with tempfile.TemporaryDirectory() as directory:
             runtime = Runtime(directory)
             await runtime.recorder.start()
-            app = create_app(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
+            app = App(cast(Any, runtime), api_key=API_KEY, config=ServerConfig(max_body_bytes=1 << 24))
             settings = uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", http=connections(LimitsConfig()), ws="none"
             )

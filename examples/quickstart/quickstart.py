@@ -32,7 +32,7 @@ async def main() -> None:
             )
             rewards = [trajectory.reward for group in groups for trajectory in group]
             print(f"step {step}: mean reward {sum(rewards) / len(rewards):.3f}")
-            result = await backend.train(model, groups, learning_rate=5e-3)
+            result = await backend.train(model, groups, learning_rate=2e-3)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             if not result.trained:
                 print(f"ended at step {step}: {result.findings[0]}")

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack, cast, get_args
 
 from art.client import ArtClient
 from art.client.arguments import check_trajectories
@@ -24,15 +24,10 @@ from art.config import ModelSettings, OptimizerConfig, TrainConfig, TrainSFTConf
 from art.config.algorithms import SETTINGS, OnNothing, TrainSettings, sft_config, train_config
 from art.errors import ArtError, ConfigError, NothingTrainableError, TrainingError
 from art.protocol.checkpoint_calls import MetricsRow
+from art.protocol.job_states import JobKind
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.rollouts import RolloutStatus, RolloutUpdate
-from art.protocol.training import (
-    JobStatus,
-    ModelStatus,
-    RegisterRequest,
-    TrainRequest,
-    TrainSFTRequest,
-)
+from art.protocol.training import ModelStatus, RegisterRequest, TokenCounts, TrainRequest, TrainSFTRequest
 from art.trajectory import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -55,15 +50,6 @@ class TrainResult:
     """Remarks about the step in plain words: groups that were left out and why, numbers out of range."""
     checkpoint_path: str | None = None
     """Folder of the checkpoint on the server's disk."""
-
-
-class TokenCounts(NamedTuple):
-    """Tokens that a model has used since it was first registered."""
-
-    prompt: int
-    cached: int
-    """Part of `prompt` whose computation was reused."""
-    completion: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +160,11 @@ class Backend:
         self._steps.expect(_name_of(model))
         client = await self._connection()
         same_files = client.is_local if self.shares_files is None else self.shares_files
-        status = await client.register(_registration_request(trainable, same_files=same_files))
+        base_model = _absolute(trainable.base_model) if same_files else trainable.base_model
+        request = RegisterRequest(
+            project=model.project, name=model.name, base_model=base_model, settings=trainable.model_settings()
+        )
+        status = await client.register(request)
         self._steps.note(_name_of(model), status.step)
         return Registration(server_url=client.base_url, api_key=client.api_key, status=status)
 
@@ -226,8 +216,7 @@ class Backend:
         )
         if only_recorded:
             check_recorded(request.groups)
-        client = await self._connection()
-        result = self._result(model, await client.train(model.project, model.name, request, show=verbose))
+        result = await self._make_step("train", model, request, verbose)
         if not result.trained and on_nothing == "raise":
             raise NothingTrainableError(result.findings[0])
         return result
@@ -264,10 +253,13 @@ class Backend:
             raise ConfigError("train_sft has no options in `_config`; use art.TrainSFTConfig(...)", param="_config")
         config = _with_optimizer(sft_config(config, settings), model)
         request = TrainSFTRequest(job_id=uuid.uuid4().hex, trajectories=wired, config=config)
-        client = await self._connection()
-        return self._result(model, await client.train_sft(model.project, model.name, request, show=verbose))
+        return await self._make_step("train_sft", model, request, verbose)
 
-    def _result(self, model: BackendModel, status: JobStatus) -> TrainResult:
+    async def _make_step(
+        self, kind: JobKind, model: BackendModel, request: TrainRequest | TrainSFTRequest, show: bool
+    ) -> TrainResult:
+        client = await self._connection()
+        status = await client.run_job(kind, model.project, model.name, request, show=show)
         if status.step is None:
             raise TrainingError(f"job {status.job_id} ended without a checkpoint; see the server's log")
         trained = status.trained is not False  # `None`: a server of an older version, which always trained
@@ -309,13 +301,10 @@ class Backend:
         if self._client is None:
             return None
         try:
-            tokens = (await self._client.model_status(model.project, model.name)).tokens
+            return (await self._client.model_status(model.project, model.name)).tokens
         except ArtError as error:
             logger.warning("the server did not report its token counts; they are booked later: %s", error)
             return None
-        if tokens is None:
-            return None
-        return TokenCounts(tokens.prompt, tokens.cached, tokens.completion)
 
     async def log_metrics(self, model: NamedModel, step: int, row: dict[str, float]) -> None:
         """Tell the server the metrics of a step, by which it knows the best checkpoint.
@@ -344,13 +333,6 @@ def _read_settings(config: TrainConfig | None, settings: TrainSettings) -> tuple
 
 def _name_of(model: NamedModel) -> str:
     return f"{model.project}/{model.name}"
-
-
-def _registration_request(model: TrainableBackendModel, *, same_files: bool) -> RegisterRequest:
-    base_model = _absolute(model.base_model) if same_files else model.base_model
-    return RegisterRequest(
-        project=model.project, name=model.name, base_model=base_model, settings=model.model_settings()
-    )
 
 
 def _absolute(base_model: str) -> str:

@@ -4,12 +4,4 @@ from art.compat.settings import EngineArgs, InitArgs, InternalModelConfig, PeftA
 from art.compat.settings import TrainOptions as TrainConfig
 from art.compat.settings import TrainSFTOptions as TrainSFTConfig
 
-__all__ = [
-    "EngineArgs",
-    "InitArgs",
-    "InternalModelConfig",
-    "PeftArgs",
-    "TrainConfig",
-    "TrainSFTConfig",
-    "TrainerArgs",
-]
+__all__ = ["EngineArgs", "InitArgs", "InternalModelConfig", "PeftArgs", "TrainConfig", "TrainSFTConfig", "TrainerArgs"]

@@ -73,6 +73,8 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
+    """What an engine serves, and which promises it keeps."""
+
     vocab_size: int
     max_context: int
     """Prompt plus completion, in tokens."""
@@ -117,7 +119,6 @@ class Engine(Protocol):
             ContextLengthError: the prompt leaves no room for a token.
             OverloadedError: the waiting queue is full.
         """
-        ...
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         """Load PEFT LoRA files, or a full checkpoint, under `name` while requests run.
@@ -126,22 +127,15 @@ class Engine(Protocol):
             AdapterError: the files are unreadable, have unknown keys or wrong shapes, or match no layer; or this
                 engine serves no full checkpoints.
         """
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """Forget the adapter once its running requests have ended. Unknown names are not an error."""
-        ...
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        """Return the log-probs of `token_ids[1:]` given their prefixes, at temperature 1.
-
-        The list has `len(token_ids) - 1` entries.
-        """
-        ...
+        """Return the `len(token_ids) - 1` log-probs of `token_ids[1:]` given their prefixes, at temperature 1."""
 
     async def stats(self) -> dict[str, float]:
         """Counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, `cached_tokens`, ..."""
-        ...
 
 
 class SleepingEngine(Engine, Protocol):
@@ -153,11 +147,6 @@ class SleepingEngine(Engine, Protocol):
         No request is refused: running requests pause, new ones wait, and all continue when the engine is awake. Loads
         and unloads wait too. A second call does nothing.
         """
-        ...
 
     async def wake(self) -> None:
-        """Take the memory back and continue. Does nothing if the engine is awake, as after a new start.
-
-        An engine that fails to wake up must be restarted.
-        """
-        ...
+        """Take the memory back and continue, unless already awake. An engine that fails here must be restarted."""

@@ -1,36 +1,4 @@
-"""Every error that ART raises on purpose.
-
-    ArtError
-    |-- ConfigError                 a setting is wrong, or this backend cannot honour it
-    |-- RequestError                a call that the caller must change
-    |   |-- AuthenticationError     missing or wrong key
-    |   |-- PermissionDeniedError   a right key that may not do this
-    |   |-- InvalidRequestError     a parameter is malformed or out of range
-    |   |   +-- ContextLengthError  prompt and completion do not fit the model's context
-    |   |-- NotFoundError           unknown model, step, job, rollout or exchange
-    |   |-- ConflictError           the call contradicts what is already recorded
-    |   |-- RequestTimeoutError     the body came too slowly
-    |   |-- PayloadTooLargeError    request body above the limit
-    |   +-- OverloadedError         queue full; try again after `retry_after_s`
-    |-- TrajectoryError             trajectories that cannot be trained as they are
-    |   |-- TrajectoryMismatchError text changed after sampling, or an unknown exchange
-    |   +-- NothingTrainableError   no token of the submitted groups can be learnt from
-    |-- TrainingError               the step itself failed (non-finite loss, ...)
-    |-- JobCancelledError           somebody cancelled the job
-    |-- PublishError                a checkpoint could not become the served policy
-    |   |-- AdapterError            adapter file corrupted, or it matches no layer
-    |   +-- HandshakeError          the engine does not reproduce the trainer's probe
-    |-- JudgeError                  a judge gave no usable scores; the group then has no reward, and never 0
-    |   |-- JudgeAnswerError        it answered, but without usable scores
-    |   +-- BudgetError             the cost limit of its budget is reached
-    |-- FaultRateError              too many of the recent rollouts failed
-    |-- GenerationError             a language model wrote no usable scenarios
-    |-- RolloutError                a rollout failed outside the policy: it says so itself, or it took too long
-    |-- ToolServerError             an MCP server has ended or is late; the rollout fails, and its reward is never 0
-    |-- StorageError                reading or writing the data directory failed
-    |   |-- DiskFullError
-    |   +-- CorruptCheckpointError
-    +-- ProcessError                an engine, trainer or server process has ended or does not answer in time
+"""Every error that ART raises on purpose. docs/errors.md draws them as a tree, with what to do about each.
 
 `code` names an error on the wire. `server/errors.py` maps each error to an HTTP status, and `client/http.py` maps the
 code back to the class, so a remote failure is caught like a local one. A message says what was given, what was expected
@@ -38,6 +6,8 @@ and what to do.
 """
 
 from __future__ import annotations
+
+_BY_CODE: dict[str, type[ArtError]] = {}
 
 
 class ArtError(Exception):
@@ -47,6 +17,12 @@ class ArtError(Exception):
     transient = False
     """Whether the same call may succeed a little later."""
 
+    def __init_subclass__(cls, *, code: str | None = None) -> None:
+        """Name the class on the wire; without `code` it has the name of its parent."""
+        if code is not None:
+            cls.code = code
+            _BY_CODE[code] = cls
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -54,137 +30,136 @@ class ArtError(Exception):
         """Name of the request parameter at fault, as in OpenAI's errors."""
 
 
-class ConfigError(ArtError):
-    code = "invalid_config"
+class ConfigError(ArtError, code="invalid_config"):
+    """A setting is wrong, or this backend cannot honour it."""
 
 
-class RequestError(ArtError):
-    code = "invalid_request"
+class RequestError(ArtError, code="invalid_request"):
+    """The caller must change the call."""
 
 
-class AuthenticationError(RequestError):
-    code = "invalid_api_key"
+class AuthenticationError(RequestError, code="invalid_api_key"):
+    """The API key is missing or wrong."""
 
 
-class PermissionDeniedError(RequestError):
-    code = "permission_denied"
+class PermissionDeniedError(RequestError, code="permission_denied"):
+    """The API key is right, but may not do this."""
 
 
-class InvalidRequestError(RequestError):
-    code = "invalid_request_error"
+class InvalidRequestError(RequestError, code="invalid_request_error"):
+    """A parameter is malformed or out of range."""
 
 
-class ContextLengthError(InvalidRequestError):
-    code = "context_length_exceeded"
+class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
+    """Prompt and completion do not fit the model's context."""
 
 
-class NotFoundError(RequestError):
-    code = "not_found"
+class NotFoundError(RequestError, code="not_found"):
+    """There is no such model, step, job, rollout or exchange."""
 
 
-class ConflictError(RequestError):
-    code = "conflict"
+class ConflictError(RequestError, code="conflict"):
+    """The call contradicts what is already recorded."""
 
 
-class RequestTimeoutError(RequestError):
-    code = "request_timeout"
+class RequestTimeoutError(RequestError, code="request_timeout"):
+    """The body of a request came too slowly."""
+
     transient = True
 
 
-class PayloadTooLargeError(RequestError):
-    code = "payload_too_large"
+class PayloadTooLargeError(RequestError, code="payload_too_large"):
+    """The body of a request is above the limit."""
 
 
-class OverloadedError(RequestError):
-    code = "overloaded"
+class OverloadedError(RequestError, code="overloaded"):
+    """The queue is full. Try again after `retry_after_s`."""
+
     transient = True
     retry_after_s = 7.0
     """Seconds until the next try. The OpenAI client waits this long each time, so its 30 tries last minutes."""
 
 
-class TrajectoryError(ArtError):
-    code = "invalid_trajectory"
+class TrajectoryError(ArtError, code="invalid_trajectory"):
+    """Trajectories cannot be trained as they are."""
 
 
-class TrajectoryMismatchError(TrajectoryError):
-    code = "trajectory_mismatch"
+class TrajectoryMismatchError(TrajectoryError, code="trajectory_mismatch"):
+    """A text was changed after sampling, or its exchange is unknown."""
 
 
-class NothingTrainableError(TrajectoryError):
-    code = "nothing_trainable"
+class NothingTrainableError(TrajectoryError, code="nothing_trainable"):
+    """No token of the submitted groups can be learnt from."""
 
 
-class TrainingError(ArtError):
-    code = "training_failed"
+class TrainingError(ArtError, code="training_failed"):
+    """A training step failed, for example by a loss that is not finite."""
 
 
-class JobCancelledError(ArtError):
-    code = "job_cancelled"
+class JobCancelledError(ArtError, code="job_cancelled"):
+    """Somebody cancelled the job."""
 
 
-class PublishError(ArtError):
-    code = "publish_failed"
+class PublishError(ArtError, code="publish_failed"):
+    """A checkpoint could not become the served policy."""
 
 
-class AdapterError(PublishError):
-    code = "invalid_adapter"
+class AdapterError(PublishError, code="invalid_adapter"):
+    """The file of an adapter is damaged, or the adapter matches no layer."""
 
 
-class HandshakeError(PublishError):
-    code = "handshake_failed"
+class HandshakeError(PublishError, code="handshake_failed"):
+    """The engine does not reproduce the log-probs of the trainer's probe."""
 
 
-class JudgeError(ArtError):
-    code = "judge_failed"
+class JudgeError(ArtError, code="judge_failed"):
+    """A judge gave no usable scores. The group then has no reward, and never 0."""
 
 
-class JudgeAnswerError(JudgeError):
-    code = "judge_answer_unusable"
+class JudgeAnswerError(JudgeError, code="judge_answer_unusable"):
+    """A judge answered, but without usable scores."""
 
 
-class BudgetError(ArtError):
-    code = "budget_exhausted"
+class BudgetError(ArtError, code="budget_exhausted"):
+    """The costs have reached the limit of their budget."""
 
 
-class FaultRateError(ArtError):
-    code = "too_many_faults"
+class FaultRateError(ArtError, code="too_many_faults"):
+    """Too many of the recent rollouts failed."""
 
 
-class GenerationError(ArtError):
-    code = "generation_failed"
+class GenerationError(ArtError, code="generation_failed"):
+    """A language model wrote no usable scenarios."""
 
 
-class RolloutError(ArtError):
-    code = "rollout_failed"
+class RolloutError(ArtError, code="rollout_failed"):
+    """A rollout failed outside the policy: it says so itself, or it took too long."""
 
 
-class ToolServerError(ArtError):
-    code = "tool_server_failed"
+class ToolServerError(ArtError, code="tool_server_failed"):
+    """An MCP server has ended or is late. The rollout fails, and its reward is never 0."""
+
     transient = True
 
 
-class StorageError(ArtError):
-    code = "storage_error"
+class StorageError(ArtError, code="storage_error"):
+    """Reading or writing the data directory failed."""
 
 
-class DiskFullError(StorageError):
-    code = "disk_full"
+class DiskFullError(StorageError, code="disk_full"):
+    """There is no space left on the disk."""
 
 
-class CorruptCheckpointError(StorageError):
-    code = "corrupt_checkpoint"
+class CorruptCheckpointError(StorageError, code="corrupt_checkpoint"):
+    """A file of a checkpoint is missing or damaged."""
 
 
-class ProcessError(ArtError):
-    code = "process_unavailable"
+class ProcessError(ArtError, code="process_unavailable"):
+    """An engine, trainer or server process has ended or does not answer in time."""
+
     transient = True
-
-
-def _subclasses(cls: type[ArtError]) -> list[type[ArtError]]:
-    return [cls, *(leaf for child in cls.__subclasses__() for leaf in _subclasses(child))]
 
 
 def error_from_code(code: str, message: str, *, param: str | None = None) -> ArtError:
     """Make the error that a wire code names; an unknown code gives a plain `ArtError` with the same message."""
-    by_code = {cls.code: cls for cls in _subclasses(ArtError)}
-    return by_code.get(code, ArtError)(message, param=param)
+    return _BY_CODE.get(code, ArtError)(message, param=param)

@@ -84,14 +84,10 @@ def parse_items(items: Any) -> list[Any]:
     return [parse_item(item) for item in items]
 
 
-def dump_item(item: Any) -> Any:
-    """Dump a message or choice. Only fields that were set are written, so that a loaded choice equals the original."""
-    item = parse_item(item)
-    return item.model_dump(exclude_unset=True, warnings=False) if is_choice(item) else item
-
-
 def dump_items(items: list[Any]) -> list[Any]:
-    return [dump_item(item) for item in items]
+    """Dump messages and choices. Only fields that were set are written, so that a loaded choice equals the original."""
+    parsed = [parse_item(item) for item in items]
+    return [item.model_dump(exclude_unset=True, warnings=False) if is_choice(item) else item for item in parsed]
 
 
 def to_message(item: Any) -> dict[str, Any]:

@@ -35,6 +35,8 @@ from art.trajectory import Trajectory
 from art.utils.attributes import describe_failure, load_attribute
 
 if TYPE_CHECKING:
+    from openai.types.chat.chat_completion import Choice
+
     from art.messages import Messages, Tools
     from art.model import Model
 
@@ -63,7 +65,9 @@ class Scenario(BaseModel):
     id: str
     """Unique among the scenarios of a task. The same scenario has the same id in every run."""
     seed: int
+    """Seed of the scenario's randomness, e.g. of an opponent's moves and of sampling."""
     inputs: dict[str, Any] = Field(default_factory=dict)
+    """What the rollout needs to know, in values that JSON can hold."""
 
 
 Cut = Literal["cut_short", "context_full"]
@@ -122,10 +126,15 @@ class Task(ABC):
     """What a policy learns to do. One instance runs many rollouts at once, so it has no state of a single rollout."""
 
     name: ClassVar[str]
+    """Name in commands, and of the default project: letters, digits, `.`, `_` and `-`."""
     description: ClassVar[str]
+    """What the policy learns to do, in a few words."""
     headline_metric: ClassVar[str] = "reward"
     """The trajectory metric that tells people how good a policy is, 0 or 1 if possible; or `reward`."""
     defaults: ClassVar[TaskDefaults] = TaskDefaults()
+    needs_reading: ClassVar[bool] = True
+    """Whether the best answer depends on what the policy is shown. If not, a tiny model whose answers do not depend on
+    it causes no warning."""
 
     @abstractmethod
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
@@ -174,7 +183,7 @@ class Task(ABC):
 
         A task may override this in place of `play`, e.g. to add exercises that are not whole rollouts.
         """
-        return _play(self, rng, count, mean_skill=self.defaults.play_skill)
+        return _play(self, rng, count, self.defaults.play_skill)
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float | tuple[float, str]:
         """Score a rollout from 0 to 1 by its messages alone, optionally with an explanation.
@@ -298,7 +307,7 @@ def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[S
     return scenarios
 
 
-def _play(task: Task, rng: random.Random, count: int, *, mean_skill: float) -> list[Conversation]:
+def _play(task: Task, rng: random.Random, count: int, mean_skill: float) -> list[Conversation]:
     """Make conversations of `task.play`, with skills drawn uniformly from the widest interval around the mean.
 
     A model that has seen weak and strong players can be moved towards the strong ones by reinforcement learning.
@@ -325,10 +334,7 @@ def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None
             "`play(rng, skill)` instead"
         )
     rng = random.Random(seed)
-    if skill is None:
-        result = task.warm_start_conversations(rng, count)
-    else:
-        result = _play(task, rng, count, mean_skill=skill)
+    result = task.warm_start_conversations(rng, count) if skill is None else _play(task, rng, count, skill)
     conversations = list(result) if isinstance(result, Iterable) else []
     call = f"task {task.name!r}: warm_start_conversations(rng, {count})"
     if len(conversations) != count:
@@ -341,13 +347,26 @@ def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None
     return conversations
 
 
-async def take_turn(
+async def sample_answer(
     model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
-) -> list[Any] | Cut:
-    """Ask the policy for one answer with the trajectory's tools, append it, and count it in `num_turns`.
+) -> Choice:
+    """Ask the policy for one answer to the trajectory's messages, append it and return it.
 
     Args:
         request: further arguments of the request: `temperature`, `seed`, `max_completion_tokens`, ...
+    """
+    completion = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(step), messages=trajectory.messages(), **request
+    )
+    choice: Choice = completion.choices[0]
+    trajectory.messages_and_choices.append(choice)
+    return choice
+
+
+async def take_turn(
+    model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
+) -> list[Any] | Cut:
+    """Call `sample_answer` with the trajectory's tools, and count the answer in `num_turns`.
 
     Returns:
         The answer's tool calls, or the reason why the rollout ended inside this turn. If the first prompt is too long
@@ -355,17 +374,10 @@ async def take_turn(
     """
     num_turns = trajectory.metrics.get("num_turns", 0)
     try:
-        completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(step),
-            messages=trajectory.messages(),
-            tools=trajectory.tools or [],
-            **request,
-        )
+        choice = await sample_answer(model, trajectory, step=step, tools=trajectory.tools or [], **request)
     except Exception as error:
         if getattr(error, "code", None) == ContextLengthError.code and num_turns:
             return "context_full"
         raise
-    choice = completion.choices[0]
-    trajectory.messages_and_choices.append(choice)
     trajectory.metrics["num_turns"] = num_turns + 1
     return "cut_short" if choice.finish_reason == "length" else list(choice.message.tool_calls or ())

@@ -98,17 +98,17 @@ class AsyncArtClient:
             step: checkpoint to act with; by default the newest.
 
         Raises:
-            ConfigError: the task is unknown or takes no prompt, or the server has several models and none is given.
+            ConfigError: the task is unknown, it has no scenario for a text of the user, or the server has several
+                models and none is given.
         """
-        self._task = get_task(task) if isinstance(task, str) else task
-        scenario = (
-            self._task.scenarios("val", seed=0, count=index + 1)[index]
-            if prompt is None
-            else self._task.prompt_scenario(prompt)
-        )
+        chosen = self._choose(task, "run_agent")
+        if prompt is None:
+            scenario = chosen.scenarios("val", seed=0, count=index + 1)[index]
+        else:
+            scenario = chosen.prompt_scenario(prompt)
         known = sum(run.scenario_id == scenario.id for run in self._runs)
-        trajectory = await self._task.rollout(await self._ready(), scenario, rollout_index=known, step=step)
-        self._runs.append(_Run(self._task.name, scenario.id, trajectory, trajectory.reward))
+        trajectory = await chosen.rollout(await self._ready(), scenario, rollout_index=known, step=step)
+        self._runs.append(_Run(chosen.name, scenario.id, trajectory, trajectory.reward))
         return trajectory
 
     async def train(
@@ -144,12 +144,8 @@ class AsyncArtClient:
             TrainingError: for several steps in a row there was nothing to learn.
         """
         chosen = self._choose(task, "train")
-        changes: dict[str, Any] = {
-            "learning_rate": learning_rate,
-            "groups_per_step": groups,
-            "rollouts_per_group": rollouts,
-        }
-        changes = {key: value for key, value in changes.items() if value is not None}
+        sizes = {"learning_rate": learning_rate, "groups_per_step": groups, "rollouts_per_group": rollouts}
+        changes: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
         # The number of further calls is unknown, so the rate does not fall towards the end of this call.
         defaults = replace(chosen.defaults, schedule="constant", **changes)
         model = await self._ready()

@@ -26,7 +26,7 @@ from art.protocol.training import (
     TrainRequest,
     TrainSFTRequest,
 )
-from art.server.app import create_app
+from art.server.app import App
 from art.server.errors import STATUS, failure
 from tests.support.gateway import LOOK_UP, Bench, open_bench, user
 
@@ -116,7 +116,7 @@ async def server(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         runtime = Runtime(bench)
         sock = socket.create_server(("127.0.0.1", 0))
-        app = create_app(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=LIMIT))
+        app = App(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=LIMIT))
         uvicorn_server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         task = asyncio.create_task(uvicorn_server.serve(sockets=[sock]))
         while not uvicorn_server.started:
@@ -135,7 +135,7 @@ async def local(tmp_path: Path, tokenizer_dir: Path) -> AsyncIterator[Server]:
     """The same without a network, for what does not depend on one."""
     async with open_bench(tmp_path, tokenizer_dir) as bench:
         runtime = Runtime(bench)
-        app = create_app(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=64 * LIMIT))
+        app = App(runtime, api_key=KEY, config=ServerConfig(max_body_bytes=64 * LIMIT))
         async with _http(httpx2.ASGITransport(app=app)) as http:
             yield Server("http://test", bench, runtime, http)
 

@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from art.config import LimitsConfig, ServerConfig
-from art.server.app import create_app
+from art.gateway.stream import ChatStream
+from art.server.app import App
 from art.server.connections import MAX_HEADER_BYTES, connections
 
 READ_S = 0.4
@@ -32,7 +33,7 @@ class Gateway:
             finally:
                 self.num_left += 1
 
-        return events()
+        return ChatStream(num_prompt_tokens=1, chunks=events())
 
 
 class Runtime:
@@ -46,7 +47,7 @@ class Runtime:
 @pytest.fixture
 async def server() -> AsyncIterator[tuple[int, Runtime]]:
     runtime = Runtime()
-    app = create_app(runtime, api_key="k", config=CONFIG)  # type: ignore[arg-type]
+    app = App(runtime, api_key="k", config=CONFIG)  # type: ignore[arg-type]
     settings = uvicorn.Config(app, log_level="error", lifespan="off", http=connections(CONFIG.limits), ws="none")
     server = uvicorn.Server(settings)
     sock = socket.create_server(("127.0.0.1", 0))

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from old_programs_play import ASKED, play
 
 import art
 from art.client import ArtClient
@@ -24,6 +23,7 @@ from art.testing.generator import ScriptedGenerator
 from art.testing.judge import ScriptedJudge
 from art.testing.scripted_server import Reply, ScriptedServer, completion
 from art.testing.tiny.build import build_tiny_model
+from tests.support.old_programs_play import ASKED, play
 
 FOLDER = Path(__file__).with_name("old_programs")
 

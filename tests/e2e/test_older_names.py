@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_remote import CORE_ONLY
 
 from art.testing.judge import ScriptedJudge
+from tests.e2e.test_remote import CORE_ONLY
 
 TRAIN = """
 from openpipe_art import ArtClient

@@ -21,7 +21,7 @@ from art.client import ArtClient
 from art.config import ServerConfig
 from art.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from art.runtime.runtime import Runtime
-from art.server.app import create_app
+from art.server.app import App
 from art.storage import checkpoints
 from tests.support.object_store import open_store
 
@@ -60,7 +60,7 @@ class InProcess(Backend):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self.runtime = runtime
-        self.transport = Cuts(create_app(runtime, api_key="key"))
+        self.transport = Cuts(App(runtime, api_key="key"))
         self._client = ArtClient("http://art.test", "key", transport=self.transport)
 
 
@@ -159,7 +159,7 @@ async def test_an_interrupted_download_leaves_nothing_that_looks_whole(
 
 @in_module_loop
 async def test_ranges_of_files(backend: InProcess, model: art.TrainableModel) -> None:
-    app = create_app(backend.runtime, api_key="key")
+    app = App(backend.runtime, api_key="key")
     url = "/api/models/p/agent/checkpoints/3/files/state.json"
     whole = (backend.runtime.data_dir.model("p", "agent").checkpoint(3) / "state.json").read_bytes()
     headers = {"Authorization": "Bearer key"}

@@ -28,6 +28,7 @@ from art.config import (
     TrainConfig,
     TrainerConfig,
 )
+from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.trainer.trainer import Trainer
 
@@ -111,13 +112,15 @@ def run(tmp_path: Path) -> dict[str, float]:
         trainer.init_checkpoint(root / "0000", LoraConfig(rank=8, alpha=16))
         for step in (1, 2, 3):
             result = trainer.train(
-                make_samples(step),
-                TrainConfig(**{"learning_rate": 5e-3, "mismatch": None, "num_minibatches": 2} | settings),
-                from_checkpoint=root / f"{step - 1:04d}",
-                to_checkpoint=root / f"{step:04d}",
-                job_id=f"{name}-{step}",
-                pairs=PAIRS if name == "dpo" else (),
-                references={0: root / "0000"},
+                Train(
+                    samples=make_samples(step),
+                    config=TrainConfig(**{"learning_rate": 5e-3, "mismatch": None, "num_minibatches": 2} | settings),
+                    from_checkpoint=root / f"{step - 1:04d}",
+                    to_checkpoint=root / f"{step:04d}",
+                    job_id=f"{name}-{step}",
+                    pairs=PAIRS if name == "dpo" else [],
+                    references={0: root / "0000"},
+                )
             )
             values |= {f"{name} step {step} {metric}": result.metrics[metric] for metric in METRICS}
     return values

@@ -14,7 +14,20 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from cuda_helpers import (
+
+from art.config import TrainConfig, TrainerConfig
+from art.engine import GenerateRequest
+from art.errors import HandshakeError
+from art.protocol.calls import Train
+from art.protocol.samples import TrainingSample
+from art.runtime.publish.handshake import TOLERANCE_NATS
+from art.runtime.publish.publish import publish
+from art.trainer.attention.kernel_choice import HeadShape, time_kernel
+from art.trainer.attention.tree_attention import KernelName
+from art.trainer.step import micro_batch
+from art.trainer.trainer import Trainer
+from benchmarks.gradients import plain_gradient
+from tests.support.cuda import (
     ADAPTER,
     LORA,
     VOCAB,
@@ -29,18 +42,6 @@ from cuda_helpers import (
     plain_logprobs,
     tree_gradient,
 )
-
-from art.config import TrainConfig, TrainerConfig
-from art.engine import GenerateRequest
-from art.errors import HandshakeError
-from art.protocol.samples import TrainingSample
-from art.runtime.publish.handshake import TOLERANCE_NATS
-from art.runtime.publish.publish import publish
-from art.trainer.attention.kernel_choice import HeadShape, time_kernel
-from art.trainer.attention.tree_attention import KernelName
-from art.trainer.step import micro_batch
-from art.trainer.trainer import Trainer
-from benchmarks.gradients import plain_gradient
 
 NEEDS_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
@@ -204,7 +205,9 @@ async def test_a_trained_step_is_published_and_a_stale_one_is_refused(
     trainer = Trainer(str(files("Qwen3").base), TrainerConfig.model_validate({"device": device, "dtype": dtype}))
     trainer.init_checkpoint(first, LORA)
     config = TrainConfig(learning_rate=2e-2, mismatch=None)
-    result = trainer.train(make_samples(3), config, from_checkpoint=first, to_checkpoint=second, job_id="job-1")
+    result = trainer.train(
+        Train(samples=make_samples(3), config=config, from_checkpoint=first, to_checkpoint=second, job_id="job-1")
+    )
     assert result.step == 1
     engine = load_engine(files("Qwen3"), device, dtype)
     metrics = await publish(as_engine(engine), "m@1", second)

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 
 from art.client import ArtClient
-from art.server.app import create_app
+from art.server.app import App
 from tests.support.gateway import Bench, open_bench
 
 KEY = "secret-key"
@@ -29,7 +29,7 @@ class GatewayOnly:
 class AppBench:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.app = create_app(GatewayOnly(bench), api_key=KEY)  # type: ignore[arg-type]
+        self.app = App(GatewayOnly(bench), api_key=KEY)  # type: ignore[arg-type]
 
     def http(self, key: str = KEY) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(

@@ -16,7 +16,8 @@ from art.config import RenderConfig
 from art.engine import EngineInfo, GenerateRequest, TokenChunk
 from art.errors import NotFoundError
 from art.gateway.chat import Gateway
-from art.gateway.format.load import Renderer, load_renderer
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import Renderer
 from art.gateway.policies import PolicyRef
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Recorder
@@ -179,7 +180,7 @@ class Bench:
 
     async def stream(self, *messages: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
         request = parse_chat_request({"model": "games/agent", "messages": list(messages), "stream": True, **fields})
-        return [chunk async for chunk in await self.gateway.stream(request)]
+        return [chunk async for chunk in (await self.gateway.stream(request)).chunks]
 
     def answers(self, *texts: str) -> None:
         """Make the engine give these texts in turn, each with the end of a turn."""

@@ -22,6 +22,7 @@ from art.config import (
     TrainerConfig,
     TrainSFTConfig,
 )
+from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.policy.lora import LoraPolicy
@@ -61,12 +62,14 @@ class Bench:
         self.trainer.init_checkpoint(root / "0", LORA)
         self.adapters.append(self._adapter())
         for step in (1, 2):  # a large rate moves every matrix
-            self.trainer.train_sft(
-                [_text(step)],
-                TrainSFTConfig(learning_rate=0.1),
-                from_checkpoint=root / str(step - 1),
-                to_checkpoint=root / str(step),
-                job_id=f"sft-{step}",
+            self.trainer.train(
+                TrainSft(
+                    samples=[_text(step)],
+                    config=TrainSFTConfig(learning_rate=0.1),
+                    from_checkpoint=root / str(step - 1),
+                    to_checkpoint=root / str(step),
+                    job_id=f"sft-{step}",
+                )
             )
             self.adapters.append(self._adapter())
 
@@ -82,13 +85,15 @@ class Bench:
         with self._watch(monkeypatch) as seen:
             number = next(self._numbers)
             result = self.trainer.train(
-                samples,
-                config,
-                from_checkpoint=self.root / "2",
-                to_checkpoint=self.root / str(number),
-                job_id=f"rl-{number}",
-                pairs=pairs,
-                references={step: self.root / str(step) for step in (0, 1)},
+                Train(
+                    samples=samples,
+                    config=config,
+                    from_checkpoint=self.root / "2",
+                    to_checkpoint=self.root / str(number),
+                    job_id=f"rl-{number}",
+                    pairs=pairs,
+                    references={step: self.root / str(step) for step in (0, 1)},
+                )
             )
         return result, seen
 
@@ -98,12 +103,14 @@ class Bench:
         """The same on texts, all in one update."""
         with self._watch(monkeypatch) as seen:
             number = next(self._numbers)
-            result = self.trainer.train_sft(
-                samples,
-                TrainSFTConfig(batch_size=len(samples)),
-                from_checkpoint=self.root / "2",
-                to_checkpoint=self.root / str(number),
-                job_id=f"sft-{number}",
+            result = self.trainer.train(
+                TrainSft(
+                    samples=samples,
+                    config=TrainSFTConfig(batch_size=len(samples)),
+                    from_checkpoint=self.root / "2",
+                    to_checkpoint=self.root / str(number),
+                    job_id=f"sft-{number}",
+                )
             )
         return result, seen
 

@@ -29,6 +29,7 @@ from art.errors import ArtError
 from art.gateway.format.fidelity import examine, plain_conversations
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.protocol.calls import Train
 from art.protocol.samples import Component, TrainingSample
 from art.runtime.checks.format_checks import check_tools
 from art.runtime.publish.publish import publish
@@ -285,7 +286,9 @@ async def _check_publish(path: Path, work: Path, engine: Engine, samples: list[T
     trainer = Trainer(str(path), TrainerConfig(device="cpu", num_threads=torch.get_num_threads()))
     trainer.init_checkpoint(first, LORA)
     config = TrainConfig(learning_rate=1e-2)
-    trainer.train(samples, config, from_checkpoint=first, to_checkpoint=second, job_id="support-check")
+    trainer.train(
+        Train(samples=samples, config=config, from_checkpoint=first, to_checkpoint=second, job_id="support-check")
+    )
     await publish(engine, "trial@1", second)
     effect = checkpoints.read_probe(second)
     if effect.logprobs == effect.base_logprobs:

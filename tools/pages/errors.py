@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-
 from art import errors
 from art.errors import ArtError
 from art.server.errors import STATUS
@@ -71,11 +68,6 @@ def error_classes(root: type[ArtError] = ArtError, depth: int = 0) -> list[tuple
     return [(root, depth), *(pair for child in children for pair in error_classes(child, depth + 1))]
 
 
-def meanings() -> dict[str, str]:
-    """Read the meaning of each error from the tree that the docstring of `art.errors` draws."""
-    return dict(re.findall(r"(\w+Error) +(\S.*)", inspect.getdoc(errors) or ""))
-
-
 def status_of(cls: type[ArtError]) -> int:
     """Return the HTTP status of `cls`: that of the nearest ancestor in the server's table."""
     return next(STATUS[base] for base in cls.__mro__ if base in STATUS)
@@ -83,13 +75,11 @@ def status_of(cls: type[ArtError]) -> int:
 
 def render_page() -> str:
     """Render the page as Markdown."""
-    by_name = meanings()
     tree = "".join(f"{'    ' * depth}{cls.__name__}\n" for cls, depth in error_classes())
     rows = []
     for cls, _ in error_classes():
-        meaning = by_name.get(cls.__name__) or own_docstring(cls)
         names = (f"`{cls.__name__}`", f"`{cls.code}`", str(status_of(cls)), "again" if cls.transient else "")
-        rows.append((*names, escaped(meaning), escaped(ADVICE[cls])))
+        rows.append((*names, escaped(own_docstring(cls)), escaped(ADVICE[cls])))
     headings = ("error", "code", "status", "again", "means", "what to do")
     drawing = f"## The tree\n\n```text\n{tree}```\n\n"
     return f"{header('Errors', _INTRODUCTION)}{drawing}## Each error\n\n{table(headings, rows)}"

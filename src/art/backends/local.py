@@ -76,8 +76,7 @@ class LocalBackend(Backend):
         config = server_config or ServerConfig()
         if config.host != "127.0.0.1" or config.port not in (0, ServerConfig().port):
             raise ConfigError(
-                f"LocalBackend chooses a free loopback port itself; got host={config.host!r}, "
-                f"port={config.port}. "
+                f"LocalBackend chooses a free loopback port itself; got host={config.host!r}, port={config.port}. "
                 "Start `art-server` yourself to choose them"
             )
         self.path = Path(path or ".art").resolve()
@@ -116,7 +115,7 @@ class LocalBackend(Backend):
             if self._failure is not None:
                 raise self._failure
             if self._client is None:
-                self._socket = _listen()
+                self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
                 port = self._socket.getsockname()[1]
                 self._client = ArtClient(f"http://127.0.0.1:{port}", self._api_key)
                 try:
@@ -317,12 +316,6 @@ def _check_directory(path: Path, *, argument: str | Path | None) -> None:
             "folder, which is made if it does not exist",
             param="path",
         )
-
-
-def _listen() -> socket.socket:
-    sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    sock.set_inheritable(True)
-    return sock
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

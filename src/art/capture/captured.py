@@ -157,10 +157,7 @@ class Captured:
         return False
 
     def _follows(self, model: AskedModel) -> bool:
-        mine = self.model
-        return (mine.project, mine.name, mine.inference_base_url) == (
-            model.project, model.name, model.inference_base_url,
-        )  # fmt: skip
+        return all(getattr(self.model, key) == getattr(model, key) for key in ("project", "name", "inference_base_url"))
 
     def _miss(self, why: str) -> None:
         self._missed[why] = None

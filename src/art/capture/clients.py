@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from weakref import WeakSet, WeakValueDictionary
 
 import httpx2
 
 from art.capture.captured import AskedModel, Captured, CapturedModel, Endpoint, current
-from art.capture.http import keep, keep_async
+from art.capture.http import keep
 
 _CHAT = "/chat/completions"
 _DIALECTS = (_CHAT, "/responses", "/messages")
@@ -36,23 +37,17 @@ def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
         redirect(model, request)
 
     async def on_response(response: httpx2.Response) -> None:
-        if (read := reader(model, response)) is not None:
-            keep_async(response, read)
+        copy_answer(model, response)
 
-    _own_hooks.add(on_request)
-    return {"request": [on_request], "response": [on_response]}
+    return _hooks(on_request, on_response)
 
 
 def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
     """Make the event hooks of an HTTP client that blocks."""
+    return _hooks(partial(redirect, model), partial(copy_answer, model))
 
-    def on_request(request: httpx2.Request) -> None:
-        redirect(model, request)
 
-    def on_response(response: httpx2.Response) -> None:
-        if (read := reader(model, response)) is not None:
-            keep(response, read)
-
+def _hooks(on_request: Callable[..., Any], on_response: Callable[..., Any]) -> dict[str, list[Callable[..., Any]]]:
     _own_hooks.add(on_request)
     return {"request": [on_request], "response": [on_response]}
 
@@ -83,18 +78,14 @@ def _asked_model(captured: Captured, request: Any) -> AskedModel | None:
     if not isinstance(asked, str):
         return None
     url, mine = str(request.url), captured.model
-    if mine is not None and _is_at(mine, url) and _is_named(mine, asked):
+    if mine is not None and url.startswith(_bases(mine)) and _is_named(mine, asked):
         return cast("AskedModel", mine)
     known = [model for ref in _registered.valuerefs() if (model := ref()) is not None]
-    meant = [model for model in known if _is_at(model, url) and _is_named(model, asked)]
+    meant = [model for model in known if url.startswith(_bases(model)) and _is_named(model, asked)]
     if len(meant) == 1:  # if several have the same short name, the server chooses by the key
         return meant[0]
     path_end = next(end for end in _DIALECTS if request.url.path.endswith(end))
     return Endpoint(url.rpartition(path_end)[0], asked)
-
-
-def _is_at(model: AskedModel, url: str) -> bool:
-    return url.startswith(_bases(model))
 
 
 def _bases(model: AskedModel) -> tuple[str, ...]:
@@ -119,22 +110,22 @@ def redirect(model: AskedModel, request: Any) -> None:
         request.url = type(request.url)(f"{captured.base_url}/{asked.removeprefix(base)}")
 
 
-def reader(model: AskedModel, response: Any) -> Callable[[bytes], None] | None:
-    """A function that takes the body of an answer, if the answer belongs to a capture that records it itself."""
+def copy_answer(model: AskedModel, response: Any) -> None:
+    """Copy an answer on its way to the client, if it belongs to a capture that keeps the record itself."""
     captured = current.get()
     if captured is None:
-        return None
+        return
     request = response.request
+    url = request.url.copy_with(query=None)
     if not response.is_success:
-        captured._miss(f"{request.method} {request.url.copy_with(query=None)} was answered with {response.status_code}")
-        return None
-    if model.trainable or not captured._takes(model):
-        return None
-    if not request.url.path.endswith(_CHAT):
+        captured._miss(f"{request.method} {url} was answered with {response.status_code}")
+    elif model.trainable or not captured._takes(model):
+        return
+    elif not request.url.path.endswith(_CHAT):
         captured._miss(
-            f"{request.url.copy_with(query=None)} was asked. Without a registered model, only chat completions "
-            "are captured; let the agent ask those, or a registered model"
+            f"{url} was asked. Without a registered model, only chat completions are captured; let the agent ask "
+            "those, or a registered model"
         )
-        return None
-    asked = request.content
-    return lambda raw: captured._read(model, asked, response.headers, raw)
+    else:
+        asked = request.content
+        keep(response, lambda raw: captured._read(model, asked, response.headers, raw))

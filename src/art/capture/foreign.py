@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from art.capture.clients import reader, see
-from art.capture.http import keep, keep_async
+from art.capture.clients import copy_answer, see
 
 _LIBRARIES = ("httpx", "httpx2")
 _lock = threading.Lock()
@@ -74,8 +73,7 @@ def _watch_async(send: Callable[..., Any]) -> Callable[..., Any]:
             response = await send(client, request, stream=True, **further)
         finally:
             _is_seen.reset(token)
-        if (read := reader(model, response)) is not None:
-            keep_async(response, read)
+        copy_answer(model, response)
         if not stream:
             try:
                 await response.aread()
@@ -98,8 +96,7 @@ def _watch(send: Callable[..., Any]) -> Callable[..., Any]:
             response = send(client, request, stream=True, **further)
         finally:
             _is_seen.reset(token)
-        if (read := reader(model, response)) is not None:
-            keep(response, read)
+        copy_answer(model, response)
         if not stream:
             try:
                 response.read()

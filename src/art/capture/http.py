@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,28 +26,23 @@ class Exchange:
     choices: list[Choice]
 
 
-def keep_async(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
+def keep(response: Any, read: Callable[[bytes], None]) -> None:
     """Call `read` with the body of an answer when the answer ends or the client closes it."""
-    response.stream = _stream_type(_AsyncCopy, type(response), "AsyncByteStream")(response.stream, read)  # type: ignore[arg-type]
-
-
-def keep(response: httpx2.Response, read: Callable[[bytes], None]) -> None:
-    """Call `read` with the body of an answer of a client that blocks, when the answer ends or is closed."""
-    response.stream = _stream_type(_Copy, type(response), "SyncByteStream")(response.stream, read)  # type: ignore[arg-type]
+    stream_type: Any = type(response.stream)
+    response.stream = _copy_type(stream_type)(response.stream, read)
 
 
 @functools.cache
-def _stream_type(kind: type, response_type: type, name: str) -> Callable[..., Any]:
-    """Make `kind` a stream class of the response's library, httpx2 or httpx; each accepts only its own."""
-    names = (cls.__module__.partition(".")[0] for cls in response_type.__mro__)
-    library = sys.modules[next(word for word in names if word.startswith("httpx"))]
-    return type(kind.__name__, (kind, getattr(library, name)), {})
+def _copy_type(stream_type: type) -> Callable[..., Any]:
+    """Make `_Copy` a stream class of the response's library, httpx2 or httpx; each accepts only its own."""
+    kinds = (kind for kind in stream_type.__mro__ if kind.__name__ in ("AsyncByteStream", "SyncByteStream"))
+    return type("Copy", (_Copy, *kinds), {})
 
 
-class _AsyncCopy:
-    """A stream that keeps a copy of the body."""
+class _Copy:
+    """A stream, of a client that blocks or one that does not, which keeps a copy of the body."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, read: Callable[[bytes], None]) -> None:
+    def __init__(self, stream: Any, read: Callable[[bytes], None]) -> None:
         self._stream = stream
         self._read: Callable[[bytes], None] | None = read
         self._kept: list[bytes] = []
@@ -58,28 +52,20 @@ class _AsyncCopy:
             self._kept.append(piece)
             yield piece
 
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-        if self._read is not None:
-            self._read(b"".join(self._kept))
-            self._read = None
-
-
-class _Copy:
-    """A stream of a client that blocks, which keeps a copy of the body."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, read: Callable[[bytes], None]) -> None:
-        self._stream = stream
-        self._read: Callable[[bytes], None] | None = read
-        self._kept: list[bytes] = []
-
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
             self._kept.append(piece)
             yield piece
 
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+        self._end()
+
     def close(self) -> None:
         self._stream.close()
+        self._end()
+
+    def _end(self) -> None:
         if self._read is not None:
             self._read(b"".join(self._kept))
             self._read = None

@@ -20,11 +20,7 @@ from art.recipes.autorl.auto_files import folder_of, inside
 from art.tasks.dataset import DatasetTask
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "auto", help="train an agent from one sentence", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", help="what the agent should do, in a sentence; or the folder of an earlier call")
     parser.add_argument(
         "--model", "--base-model", dest="base_model", metavar="M", help="what to train: hub id or local path of a model"
@@ -36,7 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group = parser.add_argument_group("scenarios", "written once, into files that may be edited")
     add_settings(group, AutoConfig, "num_scenarios", "generator", "generator_url", "instructions")
     group.add_argument("--write-only", action="store_true", help="write the files and stop, to look at them first")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

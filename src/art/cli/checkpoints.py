@@ -45,52 +45,44 @@ class ModelName:
 Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "checkpoints",
-        help="list, fetch, delete, fork, merge, export and push checkpoints of a server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def add(name: str, action: Action, summary: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, action: Action, summary: str, step: str | None = "default: the newest"
+    ) -> argparse.ArgumentParser:
         added = actions.add_parser(name, help=summary)
         added.add_argument("model", type=ModelName.parse, help="PROJECT/NAME")
         added.set_defaults(act=action)
+        if step:
+            added.add_argument("--step", type=int, help=step)
         return added
 
-    listing = add("list", list_checkpoints, "steps with their metrics, size and place")
+    listing = add("list", list_checkpoints, "steps with their metrics, size and place", None)
     listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
     fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
     fetching.add_argument("path", type=Path, help="folder to make")
-    fetching.add_argument("--step", type=int, help="default: the newest")
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
-    deleting = add("delete", delete, "delete all but the newest, the best, those in use and those named")
+    deleting = add("delete", delete, "delete all but the newest, the best, those in use and those named", None)
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
     deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
     deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
     forking.add_argument("to", type=ModelName.parse, help="PROJECT/NAME of the other one")
-    forking.add_argument("--step", type=int, help="default: the newest")
     forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
     merging = add("merge", export, "adapter and base model as one model; the same as `export MODEL merged`")
     merging.set_defaults(format="merged")
     exporting = add("export", export, "for peft, vLLM, transformers or llama.cpp")
     exporting.add_argument("format", choices=FORMATS)
     for made in (merging, exporting):
-        made.add_argument("--step", type=int, help="default: the newest")
         made.add_argument("--path", type=Path, help="fetch it as this folder")
     pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")
     pushing.add_argument("target", help="s3://bucket/prefix or hf://owner/name")
-    pushing.add_argument("--step", type=int, help="default: the newest")
     pushing.add_argument("--format", choices=("checkpoint", *FORMATS), default="checkpoint")
-    pulling = add("pull", pull, "begin a model with a checkpoint from a store")
+    pulling = add("pull", pull, "begin a model with a checkpoint from a store", "default: the newest there")
     pulling.add_argument("source", help="s3://bucket/prefix")
     pulling.add_argument("--from-model", type=ModelName.parse, help="that it was pushed from (default: the same name)")
-    pulling.add_argument("--step", type=int, help="default: the newest there")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

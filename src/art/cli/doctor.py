@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from art.backends.local import LocalBackend
@@ -40,13 +40,7 @@ MUCH_WITHOUT_SPREAD = 0.5
 """Share of groups with equal rewards above which a check warns: most of the sampling is wasted."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check a model, this machine and a task before training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="base model: hub id or local path")
     parser.add_argument(
         "--task", help="task name, or module:attribute of your own Task: looks at its rewards, forecasts a step of it"
@@ -62,7 +56,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--price-per-hour", type=float, metavar="PRICE", help="of this machine, for the forecast")
     parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +117,7 @@ async def _examine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut:
-    """A few groups, and what they took."""
+    """A few groups, and how many rollouts and seconds they took."""
 
     groups: list[TrajectoryGroup]
     num_rollouts: int
@@ -140,10 +133,7 @@ async def roll_out(
     size = num_rollouts or task.defaults.rollouts_per_group
     started = time.perf_counter()
     groups = await gather_trajectory_groups(
-        (
-            TrajectoryGroup(task.rollout(model, scenario, rollout_index=i) for i in range(size))
-            for scenario in scenarios
-        ),
+        (TrajectoryGroup(task.rollout(model, s, rollout_index=i) for i in range(size)) for s in scenarios),
         pbar_desc=None,
         max_exceptions=num_scenarios * size,
     )
@@ -159,12 +149,9 @@ def check_rollouts(rolled: RolledOut) -> CheckResult:
     error = next((error for group in rolled.groups for error in group.exceptions), None)
     if error is not None:
         finding += f"; one of them: {error.type}: {error.message}"
-    return CheckResult(
-        name="rollouts",
-        status="failure" if num_failed == rolled.num_rollouts else "warning",
-        found=finding,
-        remedy="correct the rollout; `max_exceptions` of the gather functions says how many failures are tolerated",
-    )
+    status: CheckStatus = "failure" if num_failed == rolled.num_rollouts else "warning"
+    remedy = "correct the rollout; `max_exceptions` of the gather functions says how many failures are tolerated"
+    return CheckResult(name="rollouts", status=status, found=finding, remedy=remedy)
 
 
 def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConfig().spread_tolerance) -> CheckResult:
@@ -176,16 +163,14 @@ def check_spread(groups: Sequence[TrajectoryGroup], tolerance: float = TrainConf
     mean = statistics.fmean(everything) if everything else math.nan
     finding = f"{flat} of {len(rewards)} groups have equal rewards (mean reward {mean:.3g})"
     status: CheckStatus = "failure" if share == 1 else "warning" if share > MUCH_WITHOUT_SPREAD else "ok"
-    return CheckResult(
-        name="reward spread",
-        status=status,
-        found=finding,
-        remedy=None
-        if status == "ok"
-        else "use more rollouts per group, scenarios that the model solves now and then, a reward with more values, or "
-        "sampling at temperature 1 with different seeds",
-        measured={"share_without_spread": share, "mean_reward": mean} if everything else {},
+    remedy = (
+        "use more rollouts per group, scenarios that the model solves now and then, a reward with more values, or "
+        "sampling at temperature 1 with different seeds"
     )
+    return CheckResult(
+        name="reward spread", status=status, found=finding, remedy=None if status == "ok" else remedy,
+        measured={"share_without_spread": share, "mean_reward": mean} if everything else {},
+    )  # fmt: skip
 
 
 def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int, price: float | None) -> CheckResult:
@@ -237,9 +222,7 @@ async def examine_task(
 
 
 def _show(console: Console, checks: Sequence[CheckResult]) -> None:
-    table = Table(show_lines=True)
-    for heading in ("check", "", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
+    table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
         table.add_row(check.name, status, check.found, check.remedy or "")

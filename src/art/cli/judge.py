@@ -29,11 +29,7 @@ from art.storage.trajectories import read_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "judge", help="measure a judge: noise, order bias, agreement, cost; serve one without network",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="ask a judge about groups of a file, several times each")
     check.add_argument("file", type=Path, metavar="FILE", help="groups, one JSON object per line")
@@ -50,12 +46,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     check.add_argument("--seed", type=int, default=0, help="of the orders (default: 0)")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the numbers for scripts")
     judge_serve.add_parser(actions)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "serve":
-        return judge_serve.run(args)
     if not args.file.exists():
         raise ConfigError(f"there is no file {args.file}; `model.log` writes trajectories/<split>/<step>.jsonl")
     groups = list(read_groups(args.file))[: args.max_groups]
@@ -101,9 +94,8 @@ def _label(trajectory: Trajectory, name: str | None) -> object:
 
 
 def _show(console: Console, judge: str, report: JudgeReport) -> None:
-    table = Table(title=f"{judge} on {report.num_groups} groups ({report.num_trajectories} trajectories)")
-    for heading in ("", "measured", "means"):
-        table.add_column(heading)
+    title = f"{judge} on {report.num_groups} groups ({report.num_trajectories} trajectories)"
+    table = Table("", "measured", "means", title=title)
     low, high = report.order_bias_interval
     cost = "unknown price" if report.cost_usd is None else f"{report.cost_usd:.4f} USD"
     rows = [

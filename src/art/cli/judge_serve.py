@@ -50,6 +50,7 @@ def add_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("--seed", type=int, default=0, help="of noise and failures (default: 0)")
     parser.add_argument("--inputs", type=Path, metavar="FILE", help="the scenarios that it writes, one per line")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default: 0)")
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,13 +30,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _COLUMNS = ("id", "name", "project", "scopes", "created", "last used", "state")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "keys",
-        help="make, list, rotate and revoke the keys of a server",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key and print it; it is shown this once")
     create.add_argument("--name", required=True, help="what it is for, e.g. `ci` or a person")
@@ -49,14 +43,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions.add_parser("list", help="show all keys, without their secrets")
     rotate = actions.add_parser("rotate", help="make a new key in the place of another")
     rotate.add_argument("id", help="of the key to be replaced")
-    rotate.add_argument(
-        "--grace", type=_duration, default=0.0, metavar="TIME", help="how long that still works, e.g. 24h"
-    )
+    grace = "how long that still works, e.g. 24h"
+    rotate.add_argument("--grace", type=_duration, default=0.0, metavar="TIME", help=grace)
     revoke = actions.add_parser("revoke", help="end a key at once")
     revoke.add_argument("id")
     for action in actions.choices.values():
         action.add_argument("--data-dir", type=Path, help=f"of the server (default: {DEFAULT_DATA_DIR})")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,11 +90,9 @@ def _act(store: KeyStore, args: argparse.Namespace) -> None:
         print(text)
         _note(f"key {new.id} takes the place of {args.id}, which works {until}")
         return
+    expires_at = None if args.expires is None else time.time() + args.expires
     key, text = store.create(
-        args.name,
-        project=args.project,
-        scopes=args.scopes or ("infer", "train"),
-        expires_at=None if args.expires is None else time.time() + args.expires,
+        args.name, project=args.project, scopes=args.scopes or ("infer", "train"), expires_at=expires_at
     )
     what = f"{' and '.join(sorted(key.scopes))}, {key.project or 'all projects'}"
     print(text)

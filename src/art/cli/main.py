@@ -1,6 +1,7 @@
 """`art`: the command line.
 
-Each command is a module of this package with an `add_parser`, and is imported only when it is called.
+Each command is a module of this package with `add_options` and `run`, and is imported only when it is called. Its
+docstring is the description in `--help`.
 """
 
 from __future__ import annotations
@@ -70,10 +71,12 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, summary in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name == chosen:
-            importlib.import_module(f"art.cli.{name.replace('-', '_')}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=summary)
+            module = importlib.import_module(f"art.cli.{name.replace('-', '_')}")
+            module.add_options(command)
+            command.description = module.__doc__
+            command.set_defaults(run=module.run)
     return parser
 
 

@@ -24,11 +24,7 @@ from art.recipes.mcprl.mcp_rl import mcp_rl
 from art.recipes.mcprl.mcp_rl_config import McpRlConfig
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "mcp-rl", help="train an agent for the tools of an MCP server, without labels", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", help="address (streamable HTTP), or in quotes the command that starts it (stdio)")
     parser.add_argument(
         "--model", "--base-model", dest="base_model", required=True, metavar="M",
@@ -51,7 +47,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_settings(server, McpRlConfig, "max_turns", "max_completion_tokens", "max_concurrent")
     group = parser.add_argument_group("scenarios", "written once, into scenarios.json, which may be edited")
     add_settings(group, McpRlConfig, "num_scenarios", "held_out", "generator", "generator_url", "instructions")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,17 +103,17 @@ def _filled(text: str) -> str:
 
 def command_of(argv: Sequence[str]) -> str:
     """The command as it was typed, for the report, with keys left out."""
-    shown, hide = [], ""
+    separators = {"--header": ":", "--server-env": "="}
+    shown = ["art"]
     for word in argv:
         option, equals, value = word.partition("=")
-        if hide or (equals and option in ("--header", "--server-env")):
-            kept = _without_value(value if not hide else word, ":" if (hide or option) == "--header" else "=")
-            shown.append(kept if hide else f"{option}={kept}")
-            hide = ""
-            continue
-        hide = word if word in ("--header", "--server-env") else ""
-        shown.append(word)
-    return shlex.join(["art", *shown])
+        if shown[-1] in separators:
+            shown.append(_without_value(word, separators[shown[-1]]))
+        elif equals and option in separators:
+            shown.append(f"{option}={_without_value(value, separators[option])}")
+        else:
+            shown.append(word)
+    return shlex.join(shown)
 
 
 def _without_value(text: str, separator: str) -> str:

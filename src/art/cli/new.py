@@ -21,16 +21,11 @@ _MODULE, _CLASS = "my_agent", "MyAgent"
 """Names in the templates that are replaced by those of the new agent."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "new", help="write an agent of your own to start from", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER", help="a new or empty folder; its name is that of the agent"
     )
     parser.add_argument("--tool", action="store_true", help="the agent acts by tool calls instead of plain text")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import secrets
@@ -34,6 +35,8 @@ _PR_SET_PDEATHSIG = 1
 MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
+COLLECT_AFTER = 20_000
+"""New objects after which the garbage collector looks for cycles. Python's 700 makes a start a fifth longer."""
 GRACEFUL_SHUTDOWN_S = 4
 """Time for running requests when the server is asked to stop. Its children get `EXIT_TIMEOUT_S` after that."""
 SHUTDOWN_DEADLINE_S = 9.0
@@ -46,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     args = build_parser().parse_args(argv)
+    gc.set_threshold(COLLECT_AFTER)
     try:
         config, data_dir = read_options(args)
         if args.die_with_parent:
@@ -127,7 +131,7 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     import uvicorn
 
     from art.runtime.runtime import Runtime
-    from art.server.app import create_app
+    from art.server.app import App
     from art.server.connections import KEEP_ALIVE_S, connections
 
     class Server(uvicorn.Server):
@@ -144,19 +148,12 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     await runtime.start()
     keys = KeyStore(DataDir(data_dir).keys)
     try:
-        app = create_app(runtime, api_key=api_key, config=config, keys=keys)
+        app = App(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S,
-            backlog=LISTEN_BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False,
+            timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_S, timeout_keep_alive=KEEP_ALIVE_S, backlog=LISTEN_BACKLOG,
             http=connections(config.limits),
-            ws="none",
-            server_header=False,
-        )
+        )  # fmt: skip
         server = Server(settings)
 
         def stop() -> None:

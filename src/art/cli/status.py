@@ -3,6 +3,8 @@
 It asks the server of a data directory by a signal. It therefore needs neither address nor key, and a server that hangs
 answers too, with the stack of its event loop. With --stacks the report ends with the stacks of all tasks and processes.
 
+Warm starts of tiny models are shown too, whichever command of this user runs them.
+
 A server elsewhere, at --url or ART_SERVER_URL, is asked over HTTP with the key in ART_API_KEY for its processes, its
 models and its unfinished jobs. --data-dir wins over ART_SERVER_URL.
 """
@@ -16,6 +18,7 @@ import os
 import time
 from pathlib import Path
 
+from art.cli.tiny_model import warm_starts
 from art.client import ArtClient
 from art.costs import Ledger
 from art.errors import ConfigError, NotFoundError, ProcessError
@@ -34,18 +37,11 @@ UNREACHABLE_S = 5.0
 """Time to reach a server elsewhere."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "status",
-        help="show what the server of a data directory does",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
     where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
     parser.add_argument("--stacks", action="store_true", help="also show the stacks of all tasks and processes")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,17 +51,17 @@ def run(args: argparse.Namespace) -> int:
         print(asyncio.run(describe_server(url)))
         return 0
     data_dir = DataDir((args.data_dir or Path(".art")).resolve())
-    costs = describe_costs(data_dir)
+    sections = describe_costs(data_dir)
+    if starts := warm_starts():
+        sections.append("\n  ".join(["Warm starts of tiny models", *starts]))
     try:
         report = ask_for_report(data_dir)
     except NotFoundError as error:
-        if not costs:
+        if not sections:
             raise
         report = error.message
-    if not args.stacks:
-        report = report.split(f"\n\n{STACKS_HEADING}")[0]
-    head, separator, stacks = report.partition(f"\n\n{STACKS_HEADING}")
-    print("\n\n".join([head, *costs]) + separator + stacks)
+    head, *stacks = report.partition(f"\n\n{STACKS_HEADING}")
+    print("\n\n".join([head, *sections]) + ("".join(stacks) if args.stacks else ""))
     return 0
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from art.cli.terminal.screen import Screen, progress_bar
+from art.runtime.children.child import import_transformers
+from art.storage.local_key import state_folder
 from art.task import Task, draw_conversations, get_task
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "tiny-model", help="make a tiny model with its tokenizer, warm-started for a task", description=__doc__
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
     parser.add_argument(
         "--task", default="tic_tac_toe", help="task name, or module:attribute of your own Task (default: tic_tac_toe)"
@@ -32,7 +34,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--head-dim", type=int, default=16, choices=[16, 32], help="of the attention; vLLM needs 32 (default: 16)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,13 +71,43 @@ def build_with_progress(
     started = time.perf_counter()
     if not console.is_terminal:  # a bar shows nothing there until it is done
         console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
-    with progress_bar(console, "loss") as progress:
+    with _noted(path.resolve()) as note, progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 
+        import_transformers()
         from art.testing.tiny.build import build_tiny_model
 
         def on_progress(done: int, total: int, loss: float) -> None:
+            note(f"step {done} of {total}")
             progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
 
         build_tiny_model(path, task=task, seed=seed, head_dim=head_dim, on_progress=on_progress, **options)
     return path, time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def _noted(path: Path) -> Iterator[Callable[[str], None]]:
+    """Keep a note of how far a warm start is, for `warm_starts`. Without a home directory there is no note."""
+    file = state_folder() / f"warm-start-{os.getpid()}.txt"
+
+    def write(progress: str) -> None:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{path}: {progress}", encoding="utf-8")
+
+    write("starting")
+    try:
+        yield write
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def warm_starts() -> list[str]:
+    """The warm starts that this user's commands run now, each with its folder and progress."""
+    lines = []
+    for file in sorted(state_folder().glob("warm-start-*.txt")):
+        with contextlib.suppress(OSError):  # the file has gone, or the process that wrote it was killed
+            os.kill(int(file.stem.rpartition("-")[2]), 0)
+            lines.append(file.read_text(encoding="utf-8"))
+    return lines

@@ -17,16 +17,12 @@ from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, tr
 from art.task import get_task
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser(
-        "train", help="train a task's agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help="task name, or module:attribute of your own Task")
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_recipe_options(parser, TaskTrainingConfig, judged)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary that scripts can read")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 client   one typed method per endpoint: `ArtClient`
 http     requests that outlast a restart of the server
-jobs     following a job to its end, by its events
+jobs     submitting a job and following it to its end, by its events
 """
 
 from art.client.client import ArtClient

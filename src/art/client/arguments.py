@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
 from art.errors import TrajectoryError
@@ -13,73 +13,84 @@ _GATHER = "`groups = await art.gather_trajectory_groups(...)`"
 _GATHER_LOOSE = "`trajectories = await art.gather_trajectories(...)`"
 _GROUP = "`art.TrajectoryGroup(rollout(model, scenario) for _ in range(8))`"
 
+_Advice = tuple[tuple[type, str], ...]
+"""What to do about an argument, by its type: the first that fits, `object` for any other."""
+_MAKE_GROUPS: _Advice = (
+    (Awaitable, f"run the rollouts first, by {_GATHER}"),
+    (Trajectory, "put the rollouts of one scenario into a group, `[art.TrajectoryGroup(trajectories)]`"),
+    (BaseException, "a rollout that failed belongs in its group, `art.TrajectoryGroup([*trajectories, error])`"),
+    (list, "make each list of trajectories a group, `art.TrajectoryGroup(trajectories)`"),
+    (object, f"pass what {_GATHER} gives"),
+)
+_MAKE_TRAJECTORIES: _Advice = (
+    (Awaitable, f"run the rollouts first, by {_GATHER_LOOSE}"),
+    (
+        TrajectoryGroup,
+        "pass the trajectories of the groups, `[trajectory for group in groups for trajectory in group]`",
+    ),
+    (BaseException, "leave out rollouts that failed"),
+    (
+        object,
+        'make a trajectory of each conversation, `art.Trajectory(messages_and_choices=[{"role": "user", "content": '
+        '...}, {"role": "assistant", "content": ...}])`',
+    ),
+)
+_LOG: _Advice = (
+    (Awaitable, f"run the rollouts first, by {_GATHER_LOOSE}"),
+    (object, "numbers without rollouts are logged as `metrics={...}`"),
+)
+_MAKE_PENDING_GROUPS: _Advice = (
+    (Trajectory, "put the rollouts of one scenario into a group, `art.TrajectoryGroup(trajectories)`"),
+    (object, f"each item is the group of one scenario, {_GROUP}"),
+)
+_MAKE_ROLLOUTS: _Advice = (
+    (Trajectory, "it has run already and needs no gathering"),
+    (object, "pass calls of your rollout that are not awaited, `(rollout(model, scenario) for scenario in scenarios)`"),
+)
+
 
 def check_groups(groups: Any) -> list[TrajectoryGroup]:
-    """Return the groups to train on as a list.
-
-    Raises:
-        TrajectoryError: the argument is something else; the message says what, and how to make groups of it.
-    """
+    """Return the groups to train on as a list; a `TrajectoryError` says how to make groups of anything else."""
     if isinstance(groups, TrajectoryGroup):
         raise TrajectoryError("`trajectory_groups` is one TrajectoryGroup; put it into a list: `[group]`")
-    return _check("trajectory_groups", groups, (TrajectoryGroup,), "TrajectoryGroup", _how_to_make_groups)
+    return _check("trajectory_groups", groups, (TrajectoryGroup,), "TrajectoryGroup", _MAKE_GROUPS)
 
 
 def check_trajectories(trajectories: Any) -> list[Trajectory]:
-    """Return the trajectories to fine-tune on as a list.
-
-    Raises:
-        TrajectoryError: the argument is something else; the message says what, and how to make trajectories of it.
-    """
+    """Return the trajectories to fine-tune on as a list; a `TrajectoryError` says how to get them of anything else."""
     if isinstance(trajectories, TrajectoryGroup):
         return list(trajectories)
     if isinstance(trajectories, Trajectory):
         raise TrajectoryError("`trajectories` is one Trajectory; put it into a list: `[trajectory]`")
-    return _check("trajectories", trajectories, (Trajectory,), "Trajectory", _how_to_make_trajectories)
+    return _check("trajectories", trajectories, (Trajectory,), "Trajectory", _MAKE_TRAJECTORIES)
 
 
 def check_logged(trajectories: Any) -> list[Any]:
-    """Return the argument of `model.log` as a list: groups, or loose trajectories and exceptions.
-
-    Raises:
-        TrajectoryError: the argument is something else.
-    """
+    """Return groups, or loose trajectories and exceptions, as a list; anything else is a `TrajectoryError`."""
     if isinstance(trajectories, (Trajectory, TrajectoryGroup)):
         return [trajectories]
     kinds = (TrajectoryGroup, Trajectory, BaseException)
-    return _check("trajectories", trajectories, kinds, "TrajectoryGroup or Trajectory", _how_to_log)
+    return _check("trajectories", trajectories, kinds, "TrajectoryGroup or Trajectory", _LOG)
 
 
 def check_pending_groups(groups: Any) -> list[Any]:
-    """Return the argument of `gather_trajectory_groups` as a list.
-
-    Raises:
-        TrajectoryError: the argument is something else.
-    """
+    """Return groups that may not have run yet as a list; anything else is a `TrajectoryError`."""
     if isinstance(groups, (TrajectoryGroup, PendingGroup)):
         _discard(groups)
         raise TrajectoryError("`groups` is one group; put it into a list: `[art.TrajectoryGroup(...)]`")
-    return _check("groups", groups, (Awaitable, TrajectoryGroup), "TrajectoryGroup", _how_to_make_pending_groups)
+    return _check("groups", groups, (Awaitable, TrajectoryGroup), "TrajectoryGroup", _MAKE_PENDING_GROUPS)
 
 
 def check_rollouts(rollouts: Any) -> list[Any]:
-    """Return the argument of `gather_trajectories` as a list.
-
-    Raises:
-        TrajectoryError: the argument is something else.
-    """
+    """Return rollouts that were not awaited as a list; anything else is a `TrajectoryError`."""
     if isinstance(rollouts, Awaitable):
         _discard(rollouts)
         raise TrajectoryError("`trajectories` is one rollout; put it into a list: `[rollout(model, scenario)]`")
-    return _check("trajectories", rollouts, (Awaitable,), "rollout", _how_to_make_rollouts)
+    return _check("trajectories", rollouts, (Awaitable,), "rollout", _MAKE_ROLLOUTS)
 
 
 def check_rollout_result(result: Any) -> list[Any]:
-    """Return the trajectories of a rollout, one or several, as a list.
-
-    Raises:
-        TrajectoryError: the result is something else.
-    """
+    """Return the trajectories of a rollout, one or several, as a list; anything else is a `TrajectoryError`."""
     if isinstance(result, Trajectory):
         return [result]
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
@@ -88,11 +99,7 @@ def check_rollout_result(result: Any) -> list[Any]:
 
 
 def check_group_result(result: Any) -> TrajectoryGroup | None:
-    """Return the group that an awaitable gave, or `None` if it failed.
-
-    Raises:
-        TrajectoryError: the result is something else.
-    """
+    """Return the group that an awaitable gave, or `None` if it failed; anything else is a `TrajectoryError`."""
     if result is None or isinstance(result, TrajectoryGroup):
         return result
     raise TrajectoryError(
@@ -102,10 +109,10 @@ def check_group_result(result: Any) -> TrajectoryGroup | None:
 
 
 def check_kept(name: str, kept: Any) -> list[TrajectoryGroup]:
-    """Return the groups to keep as a list; the callback `name` returned one, several, or `None` for none.
+    """Return as a list the groups to keep, of which the callback `name` returned one, several or `None`.
 
     Raises:
-        TrajectoryError: the result is something else.
+        TrajectoryError: it returned something else.
     """
     groups = [] if kept is None else kept if isinstance(kept, list) else [kept]
     for group in groups:
@@ -127,10 +134,13 @@ def describe(item: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}{text[:60]}"
 
 
-def _check(name: str, items: Any, kinds: tuple[Any, ...], kind: str, hint: Callable[[Any], str]) -> list[Any]:
+def _check(name: str, items: Any, kinds: tuple[Any, ...], kind: str, advice: _Advice) -> list[Any]:
+    def what_to_do(item: Any) -> str:
+        return next(text for fitting, text in advice if isinstance(item, fitting))
+
     if isinstance(items, (Awaitable, str, bytes, Mapping, Trajectory)) or not isinstance(items, Iterable):
         _discard(items)
-        raise TrajectoryError(f"`{name}` is {describe(items)}, not a list of {kind}: {hint(items)}")
+        raise TrajectoryError(f"`{name}` is {describe(items)}, not a list of {kind}: {what_to_do(items)}")
     listed = list(items)
     wrong = next((i for i, item in enumerate(listed) if not isinstance(item, kinds)), None)
     if wrong is not None:
@@ -138,7 +148,7 @@ def _check(name: str, items: Any, kinds: tuple[Any, ...], kind: str, hint: Calla
         item = listed[wrong]
         for part in item if isinstance(item, (list, tuple)) else ():
             _discard(part)
-        raise TrajectoryError(f"`{name}[{wrong}]` is {describe(item)}, not a {kind}: {hint(item)}")
+        raise TrajectoryError(f"`{name}[{wrong}]` is {describe(item)}, not a {kind}: {what_to_do(item)}")
     return listed
 
 
@@ -148,46 +158,3 @@ def _discard(item: Any) -> None:
         for argument in inspect.getcoroutinelocals(item).values():
             close_unstarted(argument if isinstance(argument, (list, tuple)) else ())
     close_unstarted([item])
-
-
-def _how_to_make_groups(item: Any) -> str:
-    if isinstance(item, Awaitable):
-        return f"run the rollouts first, by {_GATHER}"
-    if isinstance(item, Trajectory):
-        return "put the rollouts of one scenario into a group, `[art.TrajectoryGroup(trajectories)]`"
-    if isinstance(item, BaseException):
-        return "a rollout that failed belongs in its group, `art.TrajectoryGroup([*trajectories, error])`"
-    if isinstance(item, list):
-        return "make each list of trajectories a group, `art.TrajectoryGroup(trajectories)`"
-    return f"pass what {_GATHER} gives"
-
-
-def _how_to_make_trajectories(item: Any) -> str:
-    if isinstance(item, Awaitable):
-        return f"run the rollouts first, by {_GATHER_LOOSE}"
-    if isinstance(item, TrajectoryGroup):
-        return "pass the trajectories of the groups, `[trajectory for group in groups for trajectory in group]`"
-    if isinstance(item, BaseException):
-        return "leave out rollouts that failed"
-    return (
-        'make a trajectory of each conversation, `art.Trajectory(messages_and_choices=[{"role": "user", "content": '
-        '...}, {"role": "assistant", "content": ...}])`'
-    )
-
-
-def _how_to_log(item: Any) -> str:
-    if isinstance(item, Awaitable):
-        return f"run the rollouts first, by {_GATHER_LOOSE}"
-    return "numbers without rollouts are logged as `metrics={...}`"
-
-
-def _how_to_make_pending_groups(item: Any) -> str:
-    if isinstance(item, Trajectory):
-        return "put the rollouts of one scenario into a group, `art.TrajectoryGroup(trajectories)`"
-    return f"each item is the group of one scenario, {_GROUP}"
-
-
-def _how_to_make_rollouts(item: Any) -> str:
-    if isinstance(item, Trajectory):
-        return "it has run already and needs no gathering"
-    return "pass calls of your rollout that are not awaited, `(rollout(model, scenario) for scenario in scenarios)`"

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
+
 from art.client.client import ArtClient
 from art.errors import ConfigError
 from art.protocol.checkpoint_calls import (
@@ -23,6 +25,7 @@ from art.protocol.checkpoint_calls import (
     PushRequest,
     S3Target,
 )
+from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 
 P = ParamSpec("P")
@@ -63,12 +66,7 @@ class Checkpoints:
         return (await client.checkpoints(model.project, model.name, best_metric=best_metric)).checkpoints
 
     async def delete(
-        self,
-        model: NamedModel,
-        *,
-        keep_steps: Iterable[int] = (),
-        keep_recent: int = 1,
-        best_metric: str = BEST_METRIC,
+        self, model: NamedModel, *, keep_steps: Iterable[int] = (), keep_recent: int = 1, best_metric: str = BEST_METRIC
     ) -> Steps:
         """Delete all checkpoints but `keep_steps`, the `keep_recent` newest, the best and those in use.
 
@@ -138,8 +136,7 @@ class Checkpoints:
         request = ForkRequest(
             job_id=uuid.uuid4().hex, from_name=name, from_project=from_project, step=step, not_after_step=not_after_step
         )
-        client = await self._connect()
-        return self._note_step(model, _step(await client.fork(model.project, model.name, request, show=show)))
+        return self._note_step(model, _step(await self._run("fork", model, request, show)))
 
     async def export(
         self,
@@ -162,11 +159,10 @@ class Checkpoints:
         Returns:
             `path` on the server, `files`, `size_bytes`.
         """
-        client = await self._connect()
         request = ExportRequest(job_id=uuid.uuid4().hex, format=format, step=step)
-        status = await client.export(model.project, model.name, request, show=show)
+        status = await self._run("export", model, request, show)
         if path is not None:
-            await client.download_checkpoint(model.project, model.name, _step(status), Path(path), format=format)
+            await self.download(model, path, step=_step(status), format=format)
         return status.result
 
     async def push(
@@ -193,9 +189,7 @@ class Checkpoints:
         """
         place = parse_target(target) if isinstance(target, str) else target
         request = PushRequest(job_id=uuid.uuid4().hex, target=place, step=step, format=format)
-        client = await self._connect()
-        status = await client.push(model.project, model.name, request, show=show)
-        return str(status.result["url"])
+        return str((await self._run("push", model, request, show)).result["url"])
 
     async def pull(
         self,
@@ -213,20 +207,14 @@ class Checkpoints:
         if not isinstance(store, S3Target):
             raise ConfigError(f"checkpoints can be pulled from `s3://bucket/prefix` only; got {source!r}")
         request = PullRequest(
-            job_id=uuid.uuid4().hex,
-            source=store,
-            from_name=from_model,
-            from_project=from_project,
-            step=step,
+            job_id=uuid.uuid4().hex, source=store, from_name=from_model, from_project=from_project, step=step,
             not_after_step=not_after_step,
-        )
+        )  # fmt: skip
+        return self._note_step(model, _step(await self._run("pull", model, request, show)))
+
+    async def _run(self, kind: JobKind, model: NamedModel, request: BaseModel, show: bool) -> JobStatus:
         client = await self._connect()
-        return self._note_step(model, _step(await client.pull(model.project, model.name, request, show=show)))
-
-
-class HasCheckpoints(Protocol):
-    @property
-    def checkpoints(self) -> Checkpoints: ...
+        return await client.run_job(kind, model.project, model.name, request, show=show)
 
 
 class CheckpointMethod(Generic[P, R]):
@@ -235,7 +223,7 @@ class CheckpointMethod(Generic[P, R]):
     def __init__(self, method: Callable[Concatenate[Checkpoints, P], R]) -> None:
         self.method = method
 
-    def __get__(self, backend: HasCheckpoints | None, owner: type[HasCheckpoints]) -> Callable[P, R]:
+    def __get__(self, backend: Any, owner: type) -> Callable[P, R]:
         return cast("Callable[P, R]", self.method if backend is None else partial(self.method, backend.checkpoints))
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from art.client import ArtClient
+from art.client.waiting import progress_bar
 from art.errors import ConfigError, ProcessError
 from art.protocol.rollouts import MAX_PAGE, RolloutQuery, RolloutRecord, RolloutStatus
 from art.trajectory import History, PydanticException, Trajectory, TrajectoryGroup
@@ -57,12 +59,6 @@ def _load_history(data: Mapping[str, Any]) -> History:
 
 
 @dataclass(slots=True)
-class _HandedOut:
-    rollouts: dict[str, RolloutStatus]
-    times: int
-
-
-@dataclass(slots=True)
 class RolloutCollector:
     """Collects finished rollouts of one model, group by group."""
 
@@ -71,7 +67,8 @@ class RolloutCollector:
     name: str
     _waiting: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
     """Finished rollouts by group and id; groups are in the order of their first rollout."""
-    _handed_out: dict[str, _HandedOut] = field(default_factory=dict)
+    _handed_out: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
+    _times_handed_out: Counter[str] = field(default_factory=Counter)
     _num_ungrouped: int = 0
     _since: int = 0
 
@@ -92,7 +89,7 @@ class RolloutCollector:
             )
         client = await self.connect()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with _progress(pbar_desc, num_groups * rollouts_per_group) as pbar:
+        with progress_bar(pbar_desc, num_groups * rollouts_per_group) as pbar:
             while True:
                 await self._update(client)
                 complete = [group for group, rollouts in self._waiting.items() if len(rollouts) >= rollouts_per_group]
@@ -126,7 +123,7 @@ class RolloutCollector:
             self._num_ungrouped += 1
         elif group in self._waiting or group not in self._handed_out:
             self._waiting.setdefault(group, {})[rollout_id] = rollout
-        elif rollout_id not in self._handed_out[group].rollouts:
+        elif rollout_id not in self._handed_out[group]:
             logger.warning("rollout %s is too late: its group %s was handed out without it", rollout_id, group)
         else:
             self._take_back(group)
@@ -137,28 +134,23 @@ class RolloutCollector:
         Rollouts that are never trained, because they never asked the model, are not listed, so the whole group is taken
         as it was.
         """
-        handed_out = self._handed_out[group]
-        if handed_out.times < _MAX_HANDED_OUT:
-            self._waiting[group] = handed_out.rollouts
+        if (times := self._times_handed_out[group]) < _MAX_HANDED_OUT:
+            self._waiting[group] = self._handed_out[group]
         else:
-            logger.warning(
-                "group %s was handed out %d times, and every training of it failed: dropped", group, handed_out.times
-            )
+            logger.warning("group %s was handed out %d times, and every training of it failed: dropped", group, times)
 
     def _take(self, groups: list[str]) -> None:
         for group in groups:
-            before = self._handed_out.get(group)
-            self._handed_out[group] = _HandedOut(self._waiting.pop(group), 1 + (before.times if before else 0))
+            self._handed_out[group] = self._waiting.pop(group)
+            self._times_handed_out[group] += 1
 
     def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
-        begun = (
-            ", ".join(f"{group!r} has {len(rollouts)}" for group, rollouts in list(self._waiting.items())[:5]) or "none"
-        )
+        begun = [f"{group!r} has {len(rollouts)}" for group, rollouts in self._waiting.items()]
         ungrouped = f" {self._num_ungrouped} finished rollouts have no group_id." if self._num_ungrouped else ""
         return (
             f"after {timeout_s:g} s {complete} of {num_groups} groups of {self.project}/{self.name} have "
-            f"{rollouts_per_group} finished rollouts; begun are: {begun}.{ungrouped} Finish rollouts that died with "
-            'PUT /api/rollouts/{rollout_id} and {"outcome": "infra_fault"}'
+            f"{rollouts_per_group} finished rollouts; begun are: {', '.join(begun[:5]) or 'none'}.{ungrouped} "
+            'Finish rollouts that died with PUT /api/rollouts/{rollout_id} and {"outcome": "infra_fault"}'
         )
 
 
@@ -180,12 +172,6 @@ async def _load_group(client: ArtClient, rollouts: list[RolloutStatus]) -> Traje
         exceptions=[item for item in fetched if isinstance(item, PydanticException)],
         metadata={"group_id": rollouts[0].group_id},
     )
-
-
-def _progress(description: str | None, total: int) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(desc=description, total=total, disable=description is None)
 
 
 def _show(pbar: Any, waiting: dict[str, dict[str, RolloutStatus]], total: int) -> None:

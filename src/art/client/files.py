@@ -10,22 +10,18 @@ import asyncio
 import hashlib
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from art.client.http import HttpClient, LostAnswerError
 from art.errors import ArtError, ConfigError, CorruptCheckpointError
 from art.protocol.checkpoint_calls import FileInfo, FileList
 
-OnBytes = Callable[[int, int], None]
-"""Called with the bytes received so far and the total."""
 MAX_CORRUPT = 2
 """Times that a file may arrive with another hash than listed."""
 PARTIAL_CONTENT = 206
 
 
-async def download(client: HttpClient, place: str, target: Path, on_bytes: OnBytes | None = None) -> FileList:
+async def download(client: HttpClient, place: str, target: Path) -> FileList:
     """Download the files at `place`, a path of the API, as the folder `target`. An equal folder stays as it is.
 
     Raises:
@@ -40,15 +36,8 @@ async def download(client: HttpClient, place: str, target: Path, on_bytes: OnByt
     partial = await asyncio.to_thread(_prepare, target, listed.files)
     if partial is None:
         return listed
-    total, done = sum(info.size for info in listed.files), 0
-
-    def on_here(here: int) -> None:
-        if on_bytes is not None:
-            on_bytes(done + here, total)
-
     for info in listed.files:
-        await _fetch(client, f"{place}/files/{info.name}", partial / info.name, info, on_here)
-        done += info.size
+        await _fetch(client, f"{place}/files/{info.name}", partial / info.name, info)
     await asyncio.to_thread(partial.rename, target)
     return listed
 
@@ -68,19 +57,18 @@ def _prepare(target: Path, files: list[FileInfo]) -> Path | None:
     return partial
 
 
-async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo, on_here: Callable[[int], None]) -> None:
+async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo) -> None:
     attempt, num_corrupt, lost_since = 0, 0, None
     while True:
         if (here := _size(file)) >= info.size:
             if await asyncio.to_thread(_is_whole, file, info):
-                on_here(info.size)
                 return
             here, num_corrupt = 0, num_corrupt + 1  # e.g. part of another version of the file
             if num_corrupt > MAX_CORRUPT:
                 raise CorruptCheckpointError(f"{client.base_url}{path} came {num_corrupt} times with another sha256")
         started = time.monotonic()
         try:
-            await _receive(client, path, file, here, info, on_here)
+            await _receive(client, path, file, here, info)
         except LostAnswerError as lost:
             grown = _size(file) > here
             lost_since = started if lost_since is None or grown else lost_since
@@ -88,18 +76,15 @@ async def _fetch(client: HttpClient, path: str, file: Path, info: FileInfo, on_h
             await client.before_retry(lost, attempt, time.monotonic() - lost_since, f"GET {path}")
 
 
-async def _receive(
-    client: HttpClient, path: str, file: Path, here: int, info: FileInfo, on_here: Callable[[int], None]
-) -> None:
+async def _receive(client: HttpClient, path: str, file: Path, here: int, info: FileInfo) -> None:
     headers = {"Range": f"bytes={here}-", "If-Range": f'"{info.sha256}"'} if here > 0 else {}
     async with client.stream(path, headers=headers) as response:
         resumed = response.status_code == PARTIAL_CONTENT
         here = here if resumed else 0
-        with _open(file, append=resumed) as writer:
+        with file.open("ab" if resumed else "wb") as writer:
             async for piece in response.aiter_bytes():
                 writer.write(piece)
                 here += len(piece)
-                on_here(here)
     if here < info.size:
         raise LostAnswerError(f"the answer ended at byte {here} of {info.size}")
 
@@ -107,10 +92,6 @@ async def _receive(
 def _size(file: Path) -> int:
     """Size in bytes, and -1 if there is no file: an empty file exists."""
     return file.stat().st_size if file.exists() else -1
-
-
-def _open(file: Path, *, append: bool) -> BinaryIO:
-    return file.open("ab" if append else "wb")
 
 
 def _is_whole(file: Path, info: FileInfo) -> bool:

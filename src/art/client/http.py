@@ -8,8 +8,7 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from json import loads
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self, TypeVar
 
 import httpx2
@@ -33,7 +32,6 @@ from art.protocol.keys import check_api_key
 logger = logging.getLogger(__name__)
 
 W = TypeVar("W", bound=BaseModel)
-OnRetry = Callable[[Exception, float], Awaitable[None]]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 60.0
@@ -44,7 +42,7 @@ FIRST_CONTACT_DEADLINE_S = 10.0
 _QUIET_RETRIES = 5
 """Retries without a warning: about two seconds, for a short interruption."""
 _TRY_AGAIN = {408, 502, 503, 504}
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class LostAnswerError(ConnectionError):
@@ -61,26 +59,22 @@ class HttpClient:
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
         unreachable_deadline_s: float = UNREACHABLE_DEADLINE_S,
-        on_retry: OnRetry | None = None,
     ) -> None:
         """
         Args:
             base_url: address of the server, without `/v1`.
             transport: used instead of the network, for servers in this process.
             unreachable_deadline_s: seconds without an answer after which a call fails.
-            on_retry: awaited before a call is repeated, with the error and the seconds lost so far.
 
         Raises:
             ConfigError: the address is not valid, or the key is not valid in a header.
         """
-        url = _parse_address(base_url)
+        self.is_local = _parse_address(base_url).host in LOOPBACK
+        """Whether the server is on this machine, so that both see the same files."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.api_key = check_api_key(api_key) if api_key else None
         self._transport = transport
         self._unreachable_deadline_s = unreachable_deadline_s
-        self._on_retry = on_retry
-        self.is_local = url.host in _LOOPBACK
-        """Whether the server is on this machine, so that both see the same files."""
         self._was_reached = False
         """Whether a connection to the address was ever made."""
         self._num_closed, self._why_closed = 0, ""
@@ -107,23 +101,13 @@ class HttpClient:
                 f"{method} {path} gave no {kind.__name__}; are server and client of the same version? {error}"
             ) from error
 
-    async def json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        content = await self.request(method, path, **options)
-        try:
-            answer = loads(content)
-        except ValueError as error:
-            raise ArtError(f"{method} {self.base_url}{path} gave no JSON; is this an ART server?") from error
-        if not isinstance(answer, dict):
-            raise ArtError(f"{method} {self.base_url}{path} gave no JSON object; is this an ART server?")
-        return answer
-
     async def request(
         self,
         method: str,
         path: str,
         *,
         body: BaseModel | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
         read_timeout_s: float = READ_TIMEOUT_S,
         what: str | None = None,
     ) -> bytes:
@@ -165,11 +149,7 @@ class HttpClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self,
-        path: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        read_timeout_s: float = READ_TIMEOUT_S,
+        self, path: str, *, headers: Mapping[str, str] | None = None, read_timeout_s: float = READ_TIMEOUT_S
     ) -> AsyncIterator[httpx2.Response]:
         """Open a successful answer to read its body piece by piece. It is tried once; the caller decides about a retry.
 
@@ -209,8 +189,6 @@ class HttpClient:
             ) from error
         level = logging.WARNING if attempt == _QUIET_RETRIES else logging.DEBUG
         logger.log(level, "%s got no answer (%r): trying again for up to %.0f s", what, error, limit_s)
-        if self._on_retry is not None:
-            await self._on_retry(error, lost_s)
         delay_s = getattr(error, "retry_after_s", min(0.05 * 2**attempt, 2.0))
         await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
 

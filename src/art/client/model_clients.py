@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from art.client.loops import PerLoop
 from art.client.openai_client import make_blocking_openai_client, make_openai_client
@@ -24,15 +24,11 @@ class Endpoint(NamedTuple):
     name: str
 
 
-async def _close(client: AsyncOpenAI) -> None:
-    await client.close()
-
-
 class ModelClients:
     """Clients by endpoint, each made at first use. A copy of the holder has no clients."""
 
     def __init__(self) -> None:
-        self._by_loop: PerLoop[Any] = PerLoop(_close)
+        self._by_loop: PerLoop[AsyncOpenAI] = PerLoop(lambda client: client.close())
         self._blocking: dict[Endpoint, OpenAI] = {}
         self._lock = threading.Lock()
 
@@ -42,8 +38,9 @@ class ModelClients:
         Raises:
             RuntimeError: no event loop is running.
         """
-        make = lambda: make_openai_client(endpoint.base_url, endpoint.api_key, make_hooks())  # noqa: E731
-        return cast("AsyncOpenAI", self._by_loop.get(make, endpoint))
+        return self._by_loop.get(
+            lambda: make_openai_client(endpoint.base_url, endpoint.api_key, make_hooks()), endpoint
+        )
 
     def get_blocking(self, endpoint: Endpoint, make_hooks: Callable[[], EventHooks]) -> OpenAI:
         """The client for code that blocks, shared by all threads."""

@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from art.client.http import LOOPBACK
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ CONNECT_TIMEOUT_S = 5.0
 MAX_RETRIES = 30
 """With the client's own back-off, which doubles from 0.5 s to 8 s, these last about three and a half minutes."""
 MAX_CONNECTIONS = 10_000
-_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 def load_openai() -> None:
@@ -40,42 +40,39 @@ def make_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | No
         event_hooks: hooks of the HTTP client, called with each request before it is sent and with each response before
             it is read.
     """
-    import httpx2
     import openai
 
     # Before version 3, which litellm does not support yet, openai needs a separate adapter for aiohttp.
     adapter = "aiohttp" if int(openai.__version__.partition(".")[0]) >= 3 else "httpx_aiohttp"
     has_aiohttp = importlib.util.find_spec(adapter) is not None
-    http_client = (openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient)(
-        timeout=openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        trust_env=_may_use_proxy(base_url),
-        event_hooks=event_hooks,
-    )
-    return openai.AsyncOpenAI(
-        base_url=base_url,
-        api_key=api_key,
-        timeout=openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
-        max_retries=MAX_RETRIES,
-        http_client=http_client,
-    )
+    make_http = openai.DefaultAioHttpClient if has_aiohttp else openai.DefaultAsyncHttpxClient
+    return openai.AsyncOpenAI(**_options(base_url, api_key, event_hooks, make_http))
 
 
 def make_blocking_openai_client(base_url: str, api_key: str, event_hooks: EventHooks | None = None) -> OpenAI:
     """Make an `OpenAI` client for code that blocks. Several threads may use it; the caller closes it."""
+    import openai
+
+    return openai.OpenAI(**_options(base_url, api_key, event_hooks, openai.DefaultHttpxClient))
+
+
+def _options(
+    base_url: str, api_key: str, event_hooks: EventHooks | None, make_http: Callable[..., Any]
+) -> dict[str, Any]:
     import httpx2
     import openai
 
     timeout = openai.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-    http_client = openai.DefaultHttpxClient(
+    http_client = make_http(
         timeout=timeout,
         limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
-        trust_env=_may_use_proxy(base_url),
+        trust_env=urlsplit(base_url).hostname not in LOOPBACK,  # a proxy cannot reach this machine's loopback
         event_hooks=event_hooks,
     )
-    return openai.OpenAI(
-        base_url=base_url, api_key=api_key, timeout=timeout, max_retries=MAX_RETRIES, http_client=http_client
-    )
+    return {
+        "base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": MAX_RETRIES,
+        "http_client": http_client,
+    }  # fmt: skip
 
 
 def check_address(base_url: str) -> str:
@@ -91,7 +88,3 @@ def check_address(base_url: str) -> str:
             param="inference_base_url",
         )
     return base_url
-
-
-def _may_use_proxy(base_url: str) -> bool:
-    return urlsplit(base_url).hostname not in _LOOPBACK  # a proxy cannot reach this machine's loopback

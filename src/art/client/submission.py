@@ -10,15 +10,7 @@ from art.client.arguments import check_groups
 from art.errors import NothingTrainableError, TrajectoryError
 from art.messages import is_choice, parse_item
 from art.protocol.training import WireGroup, WireHistory, WireTrajectory
-from art.trajectory import (
-    History,
-    Trajectory,
-    TrajectoryGroup,
-    finite_number,
-    infra_fault,
-    is_policy_fault,
-    to_plain,
-)
+from art.trajectory import History, Trajectory, TrajectoryGroup, finite_number, infra_fault, is_policy_fault, to_plain
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +45,10 @@ def wire_groups(groups: Iterable[TrajectoryGroup]) -> list[WireGroup]:
 
 
 def check_recorded(groups: Iterable[WireGroup]) -> None:
-    """Check that every answer was recorded by the server.
+    """Check that every answer was recorded by the server, for `allow_training_without_logprobs=True` of older code.
+
+    That option trained other answers as if the policy had just sampled them, with a ratio of 1. It is refused where it
+    would have an effect, because without sampling log-probs nothing corrects how far the policy is from such an answer.
 
     Raises:
         TrajectoryError: the server has no tokens and log-probs of an answer.

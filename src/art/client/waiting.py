@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -35,3 +36,10 @@ def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) 
         yield
     finally:
         timer.cancel()
+
+
+def progress_bar(description: str | None, total: int) -> Any:
+    """A tqdm bar to use in a `with`; it shows nothing without a description."""
+    from tqdm.auto import tqdm
+
+    return tqdm(desc=description, total=total, disable=description is None)

@@ -6,6 +6,6 @@ model_fields        fields of `Model` that no longer exist
 gather              options of the gather functions that have no effect
 checkpoint_names    `backend._experimental_...`
 metrics             `model.metrics_builder()` and `track_api_cost`
-sft_chunks, model_step, get_repo_root_path, strip_logprobs    helpers that `art.utils` still offers
+sft_chunks, utils   functions of `art.utils.sft` and `art.utils`
 refused             names that no longer exist, each with what to use today
 """

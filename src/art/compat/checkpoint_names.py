@@ -28,11 +28,11 @@ async def experimental_fork_checkpoint(
         await checkpoints.fork(
             model, from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
         )
-        return
-    source = S3Target(bucket=from_s3_bucket, prefix=prefix or "")
-    await checkpoints.pull(
-        model, source, from_model=from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
-    )
+    else:
+        await checkpoints.pull(
+            model, S3Target(bucket=from_s3_bucket, prefix=prefix or ""), from_model=from_model,
+            from_project=from_project, not_after_step=not_after_step, show=verbose,
+        )  # fmt: skip
 
 
 async def experimental_push_to_s3(
@@ -45,8 +45,7 @@ async def experimental_push_to_s3(
     delete: bool = False,
 ) -> None:
     """Push the newest checkpoint."""
-    _refuse_delete(delete)
-    await checkpoints.push(model, S3Target(bucket=_bucket(s3_bucket), prefix=prefix or ""), show=verbose)
+    await checkpoints.push(model, _target(s3_bucket, prefix, delete), show=verbose)
 
 
 async def experimental_pull_from_s3(
@@ -67,23 +66,19 @@ async def experimental_pull_from_s3(
     Raises:
         ConfigError: `delete` is set, or `exclude` names anything but logs and trajectories, which are never pulled.
     """
-    _refuse_delete(delete)
+    source = _target(s3_bucket, prefix, delete)
     if not latest_only and only_step is None and step is None:
         logger.info("only the newest checkpoint is pulled, as with latest_only=True")
     if unknown := sorted(set(exclude or ()) - {"logs", "trajectories"}):
         raise ConfigError(f"only a checkpoint is pulled; `exclude` cannot leave out {', '.join(unknown)}")
     chosen = step if only_step in (None, "latest") else only_step
-    source = S3Target(bucket=_bucket(s3_bucket), prefix=prefix or "")
     await checkpoints.pull(model, source, step=chosen, show=verbose)  # type: ignore[arg-type]
 
 
-def _bucket(name: str | None) -> str:
-    bucket = name or os.environ.get("BACKUP_BUCKET")
-    if not bucket:
-        raise ConfigError("no bucket: pass s3_bucket, or set BACKUP_BUCKET")
-    return bucket
-
-
-def _refuse_delete(delete: bool) -> None:
+def _target(bucket: str | None, prefix: str | None, delete: bool) -> S3Target:
     if delete:
         raise ConfigError("delete=True is not supported: nothing is ever deleted in the bucket or on the server")
+    bucket = bucket or os.environ.get("BACKUP_BUCKET")
+    if not bucket:
+        raise ConfigError("no bucket: pass s3_bucket, or set BACKUP_BUCKET")
+    return S3Target(bucket=bucket, prefix=prefix or "")

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from art.config import (
-    EngineConfig,
-    LoraConfig,
-    ModelSettings,
-    OptimizerConfig,
-    Quantization,
-    RenderConfig,
-    TrainerConfig,
-    VllmConfig,
-)
+from art.config import ModelSettings, OptimizerConfig, Quantization
 from art.config.base import describe_invalid
 from art.errors import ArtError, ConfigError
 
@@ -43,18 +35,20 @@ _HINTS = {
 """Settings without effect here: how vLLM and Unsloth share a GPU, and what another trainer prints and saves. A warning
 names them."""
 
-_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
-    "init_args": {
-        "full_finetuning": (False,), "load_in_4bit": (None,), "load_in_8bit": (False, None), "max_seq_length": (None,),
-        "trust_remote_code": (False,),
-    },
-    "engine_args": {"generation_config": ("vllm",), "pipeline_parallel_size": (1,), "trust_remote_code": (False,)},
-    "peft_args": {
-        "bias": ("none",), "lora_dropout": (0,), "loftq_config": (None,), "use_dora": (False,), "use_rslora": (False,),
-    },
-    "trainer_args": {"gradient_accumulation_steps": (1,), "lr_scheduler_type": ("constant",)},
-    "": {"rollout_weights_mode": ("lora",), "allow_unvalidated_arch": (True, False)},
-}  # fmt: skip
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("init_args.load_in_4bit", "init_args.max_seq_length", "peft_args.loftq_config"), (None,)),
+    **dict.fromkeys(("init_args.full_finetuning", "peft_args.use_dora", "peft_args.use_rslora"), (False,)),
+    **dict.fromkeys(("init_args.trust_remote_code", "engine_args.trust_remote_code"), (False,)),
+    **dict.fromkeys(("engine_args.pipeline_parallel_size", "trainer_args.gradient_accumulation_steps"), (1,)),
+    "init_args.load_in_8bit": (False, None),
+    "engine_args.generation_config": ("vllm",),
+    "peft_args.bias": ("none",),
+    "peft_args.lora_dropout": (0,),
+    "trainer_args.lr_scheduler_type": ("constant",),
+    "allow_unvalidated_arch": (True, False),
+    "chat_template_kwargs": ({}, None),
+    "rollout_weights_mode": ("lora",),
+}
 """Values that ask for what is done anyway."""
 
 
@@ -64,23 +58,18 @@ def _quantization(load_in_4bit: bool) -> Quantization:
 
 _Target = tuple[tuple[str, ...], str, Callable[[Any], Any]]
 
-_HONOURED: dict[str, dict[str, _Target]] = {
-    "init_args": {
-        "max_seq_length": (("engine",), "max_context", int),
-        "load_in_4bit": (("trainer", "engine"), "quantization", _quantization),
-    },
-    "engine_args": {
-        "max_model_len": (("engine",), "max_context", int),
-        "max_num_seqs": (("engine",), "max_running", int),
-    },
-    "": {"rollout_weights_mode": (("engine",), "weights", str)},
-    "peft_args": {
-        "r": (("lora",), "rank", int),
-        "lora_alpha": (("lora",), "alpha", float),
-        "target_modules": (("lora",), "target_modules", list),
-        "random_state": (("lora",), "seed", int),
-        "use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),
-    },
+_HONOURED: dict[str, _Target] = {
+    "init_args.max_seq_length": (("engine",), "max_context", int),
+    "init_args.load_in_4bit": (("trainer", "engine"), "quantization", _quantization),
+    "engine_args.max_model_len": (("engine",), "max_context", int),
+    "engine_args.max_num_seqs": (("engine",), "max_running", int),
+    "peft_args.r": (("lora",), "rank", int),
+    "peft_args.lora_alpha": (("lora",), "alpha", float),
+    "peft_args.target_modules": (("lora",), "target_modules", list),
+    "peft_args.random_state": (("lora",), "seed", int),
+    "peft_args.use_gradient_checkpointing": (("trainer",), "gradient_checkpointing", bool),
+    "chat_template_kwargs": (("render",), "chat_template_kwargs", dict),
+    "rollout_weights_mode": (("engine",), "weights", str),
 }
 """Parts of `ModelSettings`, setting and type of each older name."""
 
@@ -91,7 +80,9 @@ _OPTIMIZER = {
 """Setting of the optimiser for each name in `trainer_args`."""
 
 _SECTIONS = ("init_args", "engine_args", "peft_args", "trainer_args")
-_MODELS = {"lora": LoraConfig, "engine": EngineConfig, "trainer": TrainerConfig, "render": RenderConfig}
+_FULL = "init_args.full_finetuning"
+_Names = dict[tuple[str, str], str]
+"""The user's name of each setting, by part and setting."""
 
 
 def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSettings:
@@ -100,57 +91,50 @@ def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSett
     Raises:
         ConfigError: it asks for something that cannot be honoured; the message names it.
     """
-    config = dict(config or {})
-    if "settings" in config:
-        if len(config) > 1:
-            raise ConfigError(
-                f"`settings` excludes all other keys; got {', '.join(sorted(config.keys() - {'settings'}))} beside it"
-            )
+    if config and "settings" in config:
+        if others := sorted(config.keys() - {"settings"}):
+            raise ConfigError(f"`settings` excludes all other keys; got {', '.join(others)} beside it")
         return ModelSettings.model_validate(config["settings"])
-    sections: dict[str, dict[str, Any]] = {"lora": {}, "engine": {}, "trainer": {}, "render": {}}
+    values = _flatten(config)
+    if trains_all := values.get(_FULL) is True:
+        del values[_FULL]
+    parts: dict[str, dict[str, Any]] = {"lora": {}, "engine": {}, "trainer": {}, "render": {}}
     names: _Names = {}
-    if kwargs := config.pop("chat_template_kwargs", None):
-        sections["render"]["chat_template_kwargs"] = kwargs
     hints: list[str] = []
     refused: list[str] = []
-    trains_all = False
-    for section, values in [*((name, config.pop(name, None) or {}) for name in _SECTIONS), ("", config)]:
-        for key, value in values.items():
-            name = f"{section}.{key}" if section else key
-            if name == "init_args.full_finetuning" and value is True:
-                trains_all = True
-                continue
-            if value in _NEUTRAL.get(section, {}).get(key, ()):
-                continue
-            if section == "trainer_args" and key in _OPTIMIZER:
-                continue  # see `optimizer_from_internal_config`
-            if target := _HONOURED.get(section, {}).get(key):
-                _set(sections, names, target, value, name)
-            elif key in _HINTS.get(section, ()):
-                hints.append(name)
-            else:
-                refused.append(f"{name}={value!r}")
+    for name, value in values.items():
+        section, _, key = name.rpartition(".")
+        if value in _NEUTRAL.get(name, ()) or (section == "trainer_args" and key in _OPTIMIZER):
+            continue  # for the optimiser see `optimizer_from_internal_config`
+        if target := _HONOURED.get(name):
+            _set(parts, names, target, value, name)
+        elif key in _HINTS.get(section, ()):
+            hints.append(name)
+        else:
+            refused.append(f"{name}={value!r}")
     if refused:
         raise ConfigError(
             f"_internal_config asks for what ART cannot honour: {', '.join(refused)}. Remove it, or use "
             "`TrainableModel(settings=art.ModelSettings(...))` and `art.TrainConfig(...)`, which list all settings"
         )
-    if trains_all and sections["lora"]:
-        useless = ", ".join(names["lora", setting] for setting in sections["lora"])
+    if trains_all and parts["lora"]:
+        useless = ", ".join(names["lora", setting] for setting in parts["lora"])
         raise ConfigError(
-            f"init_args.full_finetuning=True trains all weights, so {useless} of a LoRA would have no effect; keep "
-            "one of the two"
+            f"{_FULL}=True trains all weights, so {useless} of a LoRA would have no effect; keep one of the two"
         )
     if hints:
         logger.warning("not needed by the embedded engine, and without effect: %s", ", ".join(hints))
-    return _build(sections | {"lora": None} if trains_all else sections, names)
+    return _build(parts | {"lora": None} if trains_all else parts, names)
 
 
-_Names = dict[tuple[str, str], str]
-"""The user's name of each setting, by part and setting."""
+def _flatten(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The values by names such as `init_args.max_seq_length`."""
+    rest = dict(config or {})
+    sections = {section: rest.pop(section, None) or {} for section in _SECTIONS}
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()} | rest
 
 
-def _set(sections: dict[str, dict[str, Any]], names: _Names, target: _Target, value: Any, name: str) -> None:
+def _set(all_parts: dict[str, dict[str, Any]], names: _Names, target: _Target, value: Any, name: str) -> None:
     parts, setting, convert = target
     if setting == "target_modules" and isinstance(value, str):
         value = None if value == "all-linear" else [value]
@@ -159,29 +143,22 @@ def _set(sections: dict[str, dict[str, Any]], names: _Names, target: _Target, va
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name}={value!r} is not of type {convert.__name__}") from error
     for part in parts:
-        if sections[part].get(setting, value) != value:
-            raise ConfigError(f"{name}={value} contradicts {names[part, setting]}={sections[part][setting]}; keep one")
-        sections[part][setting] = value
+        settings = all_parts[part]
+        if settings.get(setting, value) != value:
+            raise ConfigError(f"{name}={value} contradicts {names[part, setting]}={settings[setting]}; keep one")
+        settings[setting] = value
         names[part, setting] = name
 
 
-def _build(sections: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSettings:
-    models: dict[str, Any] = dict(_MODELS)
-    engine = sections["engine"] or {}
+def _build(parts: Mapping[str, dict[str, Any] | None], names: _Names) -> ModelSettings:
+    engine = parts["engine"] or {}
     if "weights" in engine:  # only vLLM has this setting, and it has none for quantisation
-        models["engine"] = VllmConfig
         if engine.pop("quantization", "none") != "none":
             raise ConfigError(
                 f"{names['engine', 'quantization']}=True cannot go with rollout_weights_mode={engine['weights']!r}: "
                 "vLLM does not round whole weights as the trainer does; leave one of the two out"
             )
-    parts: dict[str, Any] = {}
-    for part, values in sections.items():
-        try:
-            parts[part] = None if values is None else models[part].model_validate(values)
-        except ValidationError as error:
-            own = {setting: name for (each, setting), name in names.items() if each == part}
-            raise ConfigError(f"wrong values in _internal_config: {describe_invalid(error, own)}") from error
+        engine["kind"] = "vllm"
     try:
         return ModelSettings.model_validate(parts)
     except ValidationError as error:
@@ -190,20 +167,17 @@ def _build(sections: Mapping[str, dict[str, Any] | None], names: _Names) -> Mode
 
 
 def _in_users_words(text: str, names: _Names) -> str:
+    text = re.sub(r"`engine\.(torch|vllm)\.", "`engine.", text)  # pydantic adds the kind of the engine
     for (part, setting), name in names.items():
-        text = text.replace(f"`{part}.{setting}`", f"`{name}`")
+        text = text.replace(f"`{part}.{setting}", f"`{name}")
     return text
 
 
 def in_older_names(error: ArtError, config: Mapping[str, Any] | None) -> ArtError:
     """Put the user's names into an error: `init_args.max_seq_length` in place of `engine.max_context`."""
-    names: _Names = {
-        (part, setting): f"{section}.{key}" if section else key
-        for section, honoured in _HONOURED.items()
-        for key, (parts, setting, _) in honoured.items()
-        for part in parts
-        if key in ((config or {}).get(section) or {} if section else config or {})
-    }
+    values = _flatten(config)
+    honoured = {name: target for name, target in _HONOURED.items() if name in values}
+    names = {(part, setting): name for name, (parts, setting, _) in honoured.items() for part in parts}
     error.message = _in_users_words(error.message, names)
     error.args = (error.message,)
     return error
@@ -218,10 +192,9 @@ def optimizer_from_internal_config(config: Mapping[str, Any] | None) -> Optimize
     own = {key: value for key, value in ((config or {}).get("trainer_args") or {}).items() if key in _OPTIMIZER}
     if not own:
         return None
-    defaults = OptimizerConfig()
     settings = {_OPTIMIZER[key]: value for key, value in own.items()}
     if "betas" in settings:
-        first, second = defaults.betas
+        first, second = OptimizerConfig().betas
         settings["betas"] = own.get("adam_beta1", first), own.get("adam_beta2", second)
     names = {setting: f"trainer_args.{key}" for key, setting in _OPTIMIZER.items() if key in own}
     try:

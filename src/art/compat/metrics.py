@@ -72,30 +72,29 @@ class MetricsBuilder:
         Raises:
             ConfigError: the price is not known.
         """
-        prompt, cached, completion = _tokens(response)
-        usd = _usage(response).get("cost")
+        usage = _plain(response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None))
+        tokens: dict[str, Any] = {  # by the names of OpenAI or Anthropic
+            "prompt_tokens": usage.get("prompt_tokens", usage.get("input_tokens")) or 0,
+            "cached_tokens": _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0,
+            "completion_tokens": usage.get("completion_tokens", usage.get("output_tokens")) or 0,
+        }
+        usd = usage.get("cost")
         if usd is None and (extract := self._extractors.get(provider)) is not None:
             usd = extract(response)
+        price = self._prices.get(model_name)
+        if prompt_price_per_million is not None or completion_price_per_million is not None:
+            price = TokenPrice(
+                prompt=prompt_price_per_million or 0.0, completion=completion_price_per_million or 0.0,
+                cached=cached_prompt_price_per_million,
+            )  # fmt: skip
         if usd is None:
-            price = self._prices.get(model_name)
-            if prompt_price_per_million is not None or completion_price_per_million is not None:
-                price = TokenPrice(
-                    prompt=prompt_price_per_million or 0.0, completion=completion_price_per_million or 0.0,
-                    cached=cached_prompt_price_per_million,
-                )  # fmt: skip
-            if price is not None:
-                usd = price.usd(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
-            else:
-                usd = _litellm_price(response, f"{provider}/{model_name}")
+            usd = _litellm_price(response, f"{provider}/{model_name}") if price is None else price.usd(**tokens)
         if usd is None:
             raise ConfigError(
                 f"the price of {provider}/{model_name} is not known: pass prompt_price_per_million and "
                 "completion_price_per_million, or call MetricsBuilder.register_model_pricing"
             )
-        self._ledger().book(
-            f"{self.cost_context}/{source}", usd=float(usd), prompt_tokens=prompt, cached_tokens=cached,
-            completion_tokens=completion,
-        )  # fmt: skip
+        self._ledger().book(f"{self.cost_context}/{source}", usd=float(usd), **tokens)
         return float(usd)
 
     @classmethod
@@ -248,23 +247,9 @@ def _plain(value: Any) -> dict[str, Any]:
     return dict(value.model_dump()) if hasattr(value, "model_dump") else {}
 
 
-def _usage(response: Any) -> dict[str, Any]:
-    usage = response.get("usage") if isinstance(response, Mapping) else getattr(response, "usage", None)
-    return _plain(usage)
-
-
-def _tokens(response: Any) -> tuple[int, int, int]:
-    """Prompt, cached and completion tokens by the names of OpenAI or Anthropic."""
-    usage = _usage(response)
-    cached = _plain(usage.get("prompt_tokens_details")).get("cached_tokens") or 0
-    prompt = usage.get("prompt_tokens", usage.get("input_tokens")) or 0
-    return prompt, cached, usage.get("completion_tokens", usage.get("output_tokens")) or 0
-
-
 def _litellm_price(response: Any, name: str) -> float | None:
     """The cost by litellm, if the program has imported it."""
-    litellm = sys.modules.get("litellm")
-    if litellm is None:
+    if (litellm := sys.modules.get("litellm")) is None:
         return None
     try:
         return float(litellm.completion_cost(completion_response=response, model=name))

@@ -23,33 +23,20 @@ _PIPELINE = "use `art.trajectory_group_batches(groups, batch_size=...)`, which t
 
 REFUSED: dict[str, dict[str, str]] = {
     "art": {
-        "ServerlessBackend": _SERVER,
-        "SkyPilotBackend": _SERVER,
-        "TinkerBackend": _SERVER,
-        "TinkerNativeBackend": _SERVER,
+        **dict.fromkeys(("ServerlessBackend", "SkyPilotBackend", "TinkerBackend", "TinkerNativeBackend"), _SERVER),
         "MegatronBackend": "use `art.LocalBackend`; `TrainerConfig(num_processes=...)` trains on several GPUs",
         "PipelineTrainer": _PIPELINE,
         "make_group_rollout_fn": _PIPELINE,
     },
-    "art.utils": {
-        "deploy_model": _DEPLOY,
-        "LoRADeploymentProvider": _DEPLOY,
-        "LoRADeploymentJob": _DEPLOY,
-    },
-    "art.utils.deployment": {
-        name: _DEPLOY
-        for name in (
-            "deploy_model", "DeploymentConfig", "DeploymentResult", "Provider", "TogetherDeploymentConfig",
-            "WandbDeploymentConfig",
-        )
-    },
-    "art.utils.s3": {
-        name: _STORE
-        for name in (
-            "archive_and_presign_step_url", "build_s3_path", "ensure_bucket_exists", "pull_model_from_s3",
-            "push_model_to_s3", "s3_sync",
-        )
-    },
+    "art.utils": dict.fromkeys(("deploy_model", "LoRADeploymentProvider", "LoRADeploymentJob"), _DEPLOY),
+    "art.utils.deployment": dict.fromkeys(
+        ("deploy_model", "DeploymentConfig", "DeploymentResult", "Provider", "TogetherDeploymentConfig",
+         "WandbDeploymentConfig"), _DEPLOY,
+    ),
+    "art.utils.s3": dict.fromkeys(
+        ("archive_and_presign_step_url", "build_s3_path", "ensure_bucket_exists", "pull_model_from_s3",
+         "push_model_to_s3", "s3_sync"), _STORE,
+    ),
     "art.utils.benchmarking": {
         "pull_model_trajectories": _FILES + "; logs of models are kept where the script runs, and not in buckets",
         "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",

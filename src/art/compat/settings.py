@@ -13,7 +13,6 @@ from typing import Any, Literal, TypedDict
 from art.config import CispoConfig, GspoConfig, LossConfig, MismatchConfig, ModelSettings, PpoConfig, TrainConfig
 from art.config.algorithms import (
     add_terms,
-    added_terms,
     algorithm,
     check_config,
     merge_settings,
@@ -145,11 +144,11 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
     """
     config = None if config is None else check_config(config, TrainConfig)
     _warn_of_hints(settings.keys() & HINTS - {"verbose"})
-    settings = {name: value for name, value in settings.items() if name not in HINTS}
-    settings = {name: value for name, value in settings.items() if value not in NEUTRAL.get(name, ())}
-    if refused := [f"{name}={value!r}" for name, value in settings.items() if name not in _HONOURED]:
+    asked = {key: value for key, value in settings.items() if key not in HINTS and value not in NEUTRAL.get(key, ())}
+    if refused := [f"{name}={value!r}" for name, value in asked.items() if name not in _HONOURED]:
         raise ConfigError(f"training cannot honour {', '.join(refused)}; it knows {', '.join(_HONOURED)}")
-    settings = without_none({key: value for key, value in settings.items() if key != "allow_training_without_logprobs"})
+    asked.pop("allow_training_without_logprobs", None)  # the backend reads it
+    settings = without_none(asked)
     if config is not None and not settings:
         return config
     with plain_errors():
@@ -158,8 +157,7 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
 
 def _translate(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
     words = [word for word in _LOSS_WORDS if word in settings]
-    kept = () if config is None else added_terms(config, words)
-    values = merge_settings(config, _in_todays_words(settings), words, kept)
+    values, kept = merge_settings(config, _in_todays_words(settings), words)
     if "truncated_importance_sampling" in settings:
         values.setdefault("anchor", "step_start")
     chosen = _with_loss(values, settings) if words else TrainConfig.model_validate(values)

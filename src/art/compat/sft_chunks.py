@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,21 +107,19 @@ def iterate_file(
     Raises:
         TrajectoryError: a row is not a conversation that ends with an assistant message.
     """
-    number = 0
-    for epoch in range(epochs):
-        rng, held = random.Random(f"{seed}/{epoch}"), list[Trajectory]()
-        for trajectory in _rows(Path(file_path)):
-            held.append(trajectory)
-            if len(held) > shuffle_buffer_size:
-                number += 1
-                chosen = held.pop(rng.randrange(len(held)))
-                if number > initial_skip:
-                    yield chosen
-        rng.shuffle(held)
-        for trajectory in held:
-            number += 1
-            if number > initial_skip:
-                yield trajectory
+    rngs = (random.Random(f"{seed}/{epoch}") for epoch in range(epochs))
+    rows = (row for rng in rngs for row in _shuffled(_rows(Path(file_path)), shuffle_buffer_size, rng))
+    return islice(rows, initial_skip, None)
+
+
+def _shuffled(rows: Iterable[Trajectory], buffer_size: int, rng: random.Random) -> Iterator[Trajectory]:
+    held: list[Trajectory] = []
+    for row in rows:
+        held.append(row)
+        if len(held) > buffer_size:
+            yield held.pop(rng.randrange(len(held)))
+    rng.shuffle(held)
+    yield from held
 
 
 def _rows(path: Path) -> Iterator[Trajectory]:
@@ -169,7 +168,7 @@ async def train_sft_from_file(
     rows = iterate_file(file_path, epochs, shuffle_buffer_size, initial_skip=initial_step * size)
     for first in range(initial_step, end, CHUNK_SIZE):
         chunk_rates = rates[first : min(first + CHUNK_SIZE, end)]
-        chunk = [row for _, row in zip(range(len(chunk_rates) * size), rows, strict=False)]
+        chunk = list(islice(rows, len(chunk_rates) * size))
         config = TrainSFTConfig(learning_rate=chunk_rates, batch_size=size)
         await model.train_sft(chunk, config, verbose=verbose, _config=_config)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -31,13 +31,9 @@ LossName = Literal[
 OnNothing = Literal["skip", "raise"]
 """What `train` does when no group can be learnt from."""
 
-_ALGORITHMS: dict[LossName, Callable[..., TrainConfig]] = {
-    "dppo": partial(TrainConfig, loss=DppoConfig()),
-    "ppo": partial(TrainConfig, loss=PpoConfig()),
-    "cispo": partial(TrainConfig, loss=CispoConfig()),
-    "reinforce": partial(TrainConfig, loss=ReinforceConfig()),
-    "sft": partial(TrainConfig, loss=SftConfig()),
-    "dpo": partial(TrainConfig, loss=DpoConfig()),
+_LOSSES = (DppoConfig(), PpoConfig(), CispoConfig(), ReinforceConfig(), SftConfig(), DpoConfig())
+_ALGORITHMS: dict[str, Callable[..., TrainConfig]] = {
+    **{loss.type: partial(TrainConfig, loss=loss) for loss in _LOSSES},
     "grpo": TrainConfig.grpo,
     "dr_grpo": TrainConfig.dr_grpo,
     "dapo": TrainConfig.dapo,
@@ -101,7 +97,7 @@ def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> Tr
     whole = check_config(config, TrainSFTConfig)
     _check_known(settings, TrainSFTConfig.model_fields)
     with plain_errors():
-        return TrainSFTConfig.model_validate(merge_settings(whole, settings)) if settings else whole
+        return TrainSFTConfig.model_validate(merge_settings(whole, settings)[0]) if settings else whole
 
 
 def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
@@ -118,8 +114,7 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
     with plain_errors():
         words = [word for word in _LOSS_WORDS if word in settings]
         values = {name: value for name, value in settings.items() if name not in _LOSS_WORDS}
-        kept = () if whole is None else added_terms(whole, words)
-        values = merge_settings(whole, values, words, kept)
+        values, kept = merge_settings(whole, values, words)
         if not words:
             return TrainConfig.model_validate(values)
         chosen = algorithm(settings.get("loss_fn", "dppo"), values)
@@ -139,34 +134,27 @@ def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None or name == "mismatch"}
 
 
-def added_terms(config: TrainConfig, words: Iterable[str]) -> tuple[LossConfig, ...]:
-    """Terms that `TrainConfig(beta=...)` added to the default objective; `words` about the loss may replace that."""
-    is_default = config.terms[0] is TrainConfig.model_fields["loss"].default
-    return config.terms[1:] if is_default and any(words) else ()
-
-
 def merge_settings(
-    config: TrainConfig | TrainSFTConfig | None,
-    values: Mapping[str, Any],
-    words: Iterable[str] = (),
-    kept: tuple[LossConfig, ...] = (),
-) -> dict[str, Any]:
+    config: TrainConfig | TrainSFTConfig | None, values: Mapping[str, Any], words: Collection[str] = ()
+) -> tuple[dict[str, Any], tuple[LossConfig, ...]]:
     """Join the fields set in `config` with `values`.
 
-    Args:
-        words: settings by which the user chose or tuned the loss.
-        kept: terms of `config` that are added to that loss later.
+    `words` are settings by which the user chose or tuned the loss. They may replace the default objective of a config
+    to which `TrainConfig(beta=...)` added terms. Those terms are returned too, to be added to the new loss.
 
     Raises:
         ConfigError: a setting is given twice.
     """
     whole = {} if config is None else {name: getattr(config, name) for name in config.model_fields_set}
+    kept: tuple[LossConfig, ...] = ()
+    if words and isinstance(config, TrainConfig) and config.terms[0] is TrainConfig.model_fields["loss"].default:
+        kept = config.terms[1:]
     if kept:
-        whole.pop("loss", None)
+        del whole["loss"]
     twice = [*(values.keys() & whole.keys()), *(words if "loss" in whole.keys() | values.keys() else ())]
     if twice:
         raise ConfigError(f"{', '.join(sorted(twice))}: given twice, by `config` or `loss` and by itself; keep one")
-    return whole | dict(values)
+    return whole | dict(values), kept
 
 
 def algorithm(name: str, values: Mapping[str, Any]) -> TrainConfig:

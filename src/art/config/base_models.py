@@ -38,17 +38,13 @@ def resolve_base_model(name: str) -> str:
         ConfigError: the name is empty, or a single word that is neither a short name nor a folder.
     """
     _check_not_empty(name)
-    known = SHORT_NAMES.get(name.lower())
-    if known is not None and not Path(name).is_dir():
-        return known
     if "/" in name or looks_like_path(name) or Path(name).is_dir():
         return name
+    if known := SHORT_NAMES.get(name.lower()):
+        return known
     near = difflib.get_close_matches(name.lower(), SHORT_NAMES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"short names are {', '.join(SHORT_NAMES)}"
-    raise ConfigError(
-        f"there is no base model {name!r}: expected {_EXPECTED}; {hint}",
-        param="base_model",
-    )
+    raise ConfigError(f"there is no base model {name!r}: expected {_EXPECTED}; {hint}", param="base_model")
 
 
 def is_local(base_model: str) -> bool:
@@ -58,12 +54,8 @@ def is_local(base_model: str) -> bool:
 
 def looks_like_path(base_model: str) -> bool:
     """Whether a base model cannot be a hub id: `./x`, `/x`, `~/x`, `x/`, `x/y/z`."""
-    return (
-        base_model[:1] in (".", "/", "~")
-        or base_model.endswith("/")
-        or base_model.count("/") > 1
-        or ("\\" in base_model)
-    )
+    has_no_owner = base_model.startswith((".", "/", "~")) or base_model.endswith("/") or base_model.count("/") > 1
+    return has_no_owner or "\\" in base_model
 
 
 def find_folder(base_model: str) -> Path | None:
@@ -82,7 +74,8 @@ def find_folder(base_model: str) -> Path | None:
             f"base model {base_model!r}: {folder.absolute()} {what}; expected {_EXPECTED}", param="base_model"
         )
     names = sorted(entry.name for entry in folder.iterdir())
-    is_adapter, is_model = ADAPTER_CONFIG in names, any(_is_weights(name) for name in names)
+    is_model = any(name.startswith("model") and name.endswith(".safetensors") for name in names)
+    is_adapter = ADAPTER_CONFIG in names
     if is_adapter and is_model:
         raise ConfigError(
             f"base model {base_model!r} is a model and an adapter in one folder ({_listed(names)}); move "
@@ -106,10 +99,6 @@ def find_folder(base_model: str) -> Path | None:
 def _check_not_empty(base_model: str) -> None:
     if not base_model.strip():
         raise ConfigError(f"`base_model` is empty ({base_model!r}); expected {_EXPECTED}", param="base_model")
-
-
-def _is_weights(name: str) -> bool:
-    return name.startswith("model") and name.endswith(".safetensors")
 
 
 def _listed(names: list[str], limit: int = 8) -> str:

@@ -56,11 +56,26 @@ class ModelSettings(Config):
         return data | {"engine": engine.model_copy(update=changes)} if changes else data
 
     @model_validator(mode="after")
-    def _check_full(self) -> Self:
+    def _check(self) -> Self:
+        """Check that engine and trainer round the base weights alike."""
+        engine, trainer = self.engine, self.trainer
+        if self.lora is None:
+            self._check_full()
+        if isinstance(engine, VllmConfig) and trainer.quantization != "none":
+            raise ValueError(
+                f"`trainer.quantization` is {trainer.quantization!r}, which the vLLM engine cannot round alike; "
+                'set it to "none", or use the embedded engine'
+            )
+        if isinstance(engine, EngineConfig) and engine.quantization != trainer.quantization:
+            raise ValueError(
+                f"`trainer.quantization` is {trainer.quantization!r} and `engine.quantization` is "
+                f"{engine.quantization!r}; the sampled policy would not be the trained one: set both alike"
+            )
+        return self
+
+    def _check_full(self) -> None:
         """Check that full fine-tuning has whole weights, and that trainer and engine round them alike."""
         engine, trainer = self.engine, self.trainer
-        if self.lora is not None:
-            return self
         if isinstance(engine, VllmConfig) and engine.weights != "merged":
             raise ValueError(
                 "the vLLM engine serves LoRA adapters; for full fine-tuning (lora=None) set "
@@ -76,23 +91,6 @@ class ModelSettings(Config):
                 f"{engine.device!r}; with full fine-tuning (lora=None) each rounds the trained weights to its dtype, "
                 "and the sampled policy would not be the trained one: set the same dtype for both"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_quantization(self) -> Self:
-        """Check that engine and trainer start from the same base weights."""
-        rounded = self.engine.quantization if isinstance(self.engine, EngineConfig) else "none"
-        if isinstance(self.engine, VllmConfig) and self.trainer.quantization != "none":
-            raise ValueError(
-                f"`trainer.quantization` is {self.trainer.quantization!r}, which the vLLM engine cannot round alike; "
-                'set it to "none", or use the embedded engine'
-            )
-        if rounded != self.trainer.quantization:
-            raise ValueError(
-                f"`trainer.quantization` is {self.trainer.quantization!r} and `engine.quantization` is "
-                f"{rounded!r}; the sampled policy would not be the trained one: set both alike"
-            )
-        return self
 
 
 class MemoryConfig(Config):

@@ -79,7 +79,7 @@ def kl_penalties(
         raise ValueError("kl_penalty_reference_step does nothing without kl_penalty_coef above 0")
     reference: int | Literal["base"] = "base" if kl_penalty_reference_step is None else kl_penalty_reference_step
     in_reward = KlConfig(weight=kl_penalty_coef, reference=reference, estimator="k1", where="reward")
-    return [*([in_reward] if kl_penalty_coef else []), *([KlConfig(weight=beta)] if beta else [])]
+    return [term for term in (in_reward, KlConfig(weight=beta)) if term.weight]
 
 
 class TrainConfig(Config):

@@ -19,6 +19,7 @@ import logging
 import math
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,9 +56,9 @@ class Ledger:
         self.path = path
         self._lock = threading.RLock()
         self._offset = 0
-        self._open: dict[str, Amount] = {}
+        self._open: defaultdict[str, Amount] = defaultdict(Amount)
         """Amounts since the last row, by source."""
-        self._closed: dict[str, Amount] = {}
+        self._closed: defaultdict[str, Amount] = defaultdict(Amount)
         """Amounts in earlier rows, by split and source."""
         self._counters: Sequence[int] = (0, 0, 0)
         self._direct: set[str] = set()
@@ -165,9 +166,9 @@ class Ledger:
         """All amounts by source. Sources of bookings that no row has yet lack their split."""
         with self._lock:
             self._read()
-            totals = dict(self._closed)
+            totals = self._closed.copy()
             for source, amount in self._open.items():
-                totals[source] = totals.get(source, Amount()) + amount
+                totals[source] += amount
             return dict(sorted(totals.items()))
 
     def check(self) -> None:
@@ -221,12 +222,11 @@ class Ledger:
         if (counters := row.get("counters")) is not None:
             self._counters = counters
         if (source := row.get("source")) is not None:
-            self._open[source] = self._open.get(source, Amount()) + Amount.from_row(row)
+            self._open[source] += Amount.from_row(row)
         if (split := row.get("closed")) is not None:
             for name, amount in self._open.items():
-                full = _full_name(name, split)
-                self._closed[full] = self._closed.get(full, Amount()) + amount
-            self._open = {}
+                self._closed[_full_name(name, split)] += amount
+            self._open.clear()
 
 
 def context_of(split: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import accumulate
 
 from art.costs.amount import Amount
 
@@ -24,7 +25,7 @@ def _named(amounts: Mapping[str, Amount], costs: str, tokens: str, seconds: str)
     others: dict[str, float] = {}
     for source, amount in amounts.items():
         if amount.priced:
-            for name in (*_with_parents(source), "all"):
+            for name in (*accumulate(source.split("/"), "{}/{}".format), "all"):
                 usd[f"{costs}/{name}"] += amount.usd
         others |= {f"{tokens}/{source}/{kind}": float(count) for kind, count in amount.tokens().items()}
         if amount.seconds:
@@ -32,16 +33,8 @@ def _named(amounts: Mapping[str, Amount], costs: str, tokens: str, seconds: str)
     return {**usd, **others}
 
 
-def _with_parents(source: str) -> Iterator[str]:
-    parts = source.split("/")
-    return ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
 def describe_source(name: str, amount: Amount) -> str:
-    """One source as a line of text.
-
-    Example: "train/judge/ruler                0.0020 USD  900 prompt, 80 completion tokens".
-    """
+    """One source as a line of text, e.g. `judge/ruler        0.0020 USD  900 prompt, 80 completion tokens`."""
     money = f"{amount.usd:>10.4f} USD" if amount.priced or amount.unpriced else f"{'no price':>14}"
     used = ", ".join(f"{count:,} {kind}" for kind, count in amount.tokens().items())
     parts = [f"{used} tokens"] if used else []

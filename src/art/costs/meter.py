@@ -26,7 +26,7 @@ class PolicyMeter:
         return self._since is not None
 
     def start(self, since: float) -> None:
-        """Start at a time of `time.monotonic`, unless the meter runs already."""
+        """Start at `since`, unless the meter runs already."""
         self._since = self._since or since
 
     def lap(self) -> float:

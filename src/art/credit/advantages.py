@@ -204,8 +204,9 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
     # `min == max` catches equal rewards whose mean is rounded.
     if alone or not everything or min(everything) == max(everything) or largest <= config.spread_tolerance:
         return _Standardised([[0.0] * len(values) for values in group], has_spread=False)
-    if leave_out:
-        centred = [_leave_out(values, len(everything) - len(values)) for values in centred]
+    if leave_out:  # `centred` sums to 0 over the group, so the sum of the others is minus that of a rollout's own
+        others = [-math.fsum(values) / (len(everything) - len(values)) for values in centred]
+        centred = [[value - other for value in values] for values, other in zip(centred, others, strict=True)]
     match config.scale_rewards:
         case "none":
             return _Standardised(centred, has_spread=True)
@@ -216,12 +217,6 @@ def _standardise_group(group: Sequence[Sequence[float]], config: TrainConfig, ba
         case "mean":
             scale = mean
     return _Standardised([[value / scale for value in values] for values in centred], has_spread=True)
-
-
-def _leave_out(centred: list[float], num_others: int) -> list[float]:
-    """Subtract the mean of the others. `centred` sums to 0 over the group, so the others sum to minus these."""
-    baseline = -math.fsum(centred) / num_others
-    return [value - baseline for value in centred]
 
 
 # -- errors --

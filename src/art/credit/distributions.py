@@ -6,10 +6,35 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from art.config import TrainConfig
+from art.credit.advantages import overlong_punishment
 from art.credit.resolve import ResolvedTrajectory
 from art.credit.samples import PlannedSample
 from art.gateway.parsing.tool_calls import has_unread_call
 from art.metrics.catalogue import describe
+
+
+def describe_step(
+    trajectories: Sequence[ResolvedTrajectory],
+    samples: Sequence[PlannedSample],
+    config: TrainConfig,
+    *,
+    step: int,
+    num_pairs: int,
+) -> dict[str, float]:
+    """Metrics of the submitted trajectories, and of the samples and preference pairs that are trained at `step`."""
+    metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
+    if samples:
+        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
+    if config.overlong is not None:
+        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
+        metrics["data/step_num_trajectories_overlong"] = len(punished)
+    metrics |= describe_rollouts(trajectories)
+    if num_pairs:
+        metrics["data/step_num_pairs"] = num_pairs
+    elif samples and config.learns_from_rewards:
+        metrics |= _describe_advantages(samples)
+    return metrics
 
 
 def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, float]:
@@ -29,7 +54,7 @@ def describe_rollouts(trajectories: Sequence[ResolvedTrajectory]) -> dict[str, f
     }
 
 
-def describe_advantages(samples: Sequence[PlannedSample]) -> dict[str, float]:
+def _describe_advantages(samples: Sequence[PlannedSample]) -> dict[str, float]:
     """Describe the advantages of the trained rollouts (at least one); each counts with the mean of its tokens."""
     by_rollout: dict[str, list[float]] = defaultdict(list)
     for sample in samples:

@@ -10,16 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from art.config import DistillConfig, DpoConfig, TrainConfig
-from art.credit.advantages import (
-    RolloutAdvantages,
-    compute_advantages,
-    overlong_punishment,
-    preference_pairs,
-)
-from art.credit.distributions import describe_advantages, describe_rollouts
+from art.config import DpoConfig, TrainConfig
+from art.credit.advantages import RolloutAdvantages, compute_advantages, preference_pairs
+from art.credit.distributions import describe_step
 from art.credit.ledger import open_ledger
 from art.credit.plan_findings import LeftOut, describe_left_out, describe_nothing, describe_untracked
+from art.credit.references import teacher_name
 from art.credit.resolve import ResolvedGroup, ResolvedTrajectory, TokenPath
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.errors import NothingTrainableError
@@ -56,7 +52,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if (untracked := describe_untracked(trajectories)) is not None:
         raise NothingTrainableError(untracked)
-    findings = describe_left_out(selection.left_out, trajectories, only_distilled=_distills(config))
+    findings = describe_left_out(selection.left_out, trajectories, only_distilled=teacher_name(config) is not None)
     if not samples:
         findings.insert(0, describe_nothing(selection.left_out, trajectories, len(groups)))
     return StepPlan(
@@ -65,7 +61,7 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
         metrics={
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_groups_trainable": sum(len(group) > 0 for group in by_group),
-            **_describe(trajectories, samples, selection.pairs, config, step),
+            **describe_step(trajectories, samples, config, step=step, num_pairs=len(selection.pairs)),
         },
         findings=findings,
         pairs=selection.pairs,
@@ -73,28 +69,6 @@ def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) ->
             {answer.exchange.id for group in selection.trained for t, _ in group for answer in t.answers()}
         ),
     )
-
-
-def _describe(
-    trajectories: list[ResolvedTrajectory],
-    samples: list[PlannedSample],
-    pairs: list[tuple[str, str]],
-    config: TrainConfig,
-    step: int,
-) -> dict[str, float]:
-    """Metrics of the submitted trajectories and the planned samples."""
-    metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
-    if samples:
-        metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)
-    if config.overlong is not None:
-        punished = [t for t in trajectories if overlong_punishment(t.sampled_tokens, config.overlong) > 0]
-        metrics["data/step_num_trajectories_overlong"] = len(punished)
-    metrics |= describe_rollouts(trajectories)
-    if pairs:
-        metrics["data/step_num_pairs"] = len(pairs)
-    elif samples and config.learns_from_rewards:
-        metrics |= describe_advantages(samples)
-    return metrics
 
 
 # -- selection --
@@ -127,7 +101,7 @@ def _select(groups: list[ResolvedGroup], config: TrainConfig) -> _Selection:
     for group, advantages in zip(groups, by_group, strict=True):
         if not advantages.has_spread:
             selection.left_out.note(group.label, group.trajectories)
-        if advantages.has_spread or _distills(config):
+        if advantages.has_spread or teacher_name(config) is not None:
             selection.trained.append(list(zip(group.trajectories, advantages.rollouts, strict=True)))
         else:
             selection.drop(group.trajectories, "no_reward_spread")
@@ -150,10 +124,6 @@ def _select_pairs(groups: list[ResolvedGroup], config: TrainConfig, dpo: DpoConf
         selection.trained.append([(able[index], RolloutAdvantages()) for index in sorted(paired)])
         selection.drop([t for i, t in enumerate(able) if i not in paired], "no_preference_pair")
     return selection
-
-
-def _distills(config: TrainConfig) -> bool:
-    return any(isinstance(term, DistillConfig) for term in config.terms)
 
 
 # -- samples --

@@ -35,6 +35,7 @@ def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, P
 
 
 def teacher_name(config: TrainConfig) -> str | None:
+    """The teacher of the loss distill, or `None` if there is no such term."""
     return next((term.teacher for term in config.terms if isinstance(term, DistillConfig)), None)
 
 

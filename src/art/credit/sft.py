@@ -9,7 +9,7 @@ samples share merge in the prefix tree.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
@@ -26,12 +26,13 @@ def sft_samples(
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
     """
-    samples: list[TrainingSample] = []
-    counts: Counter[str] = Counter()
-    for t, trajectory in enumerate(trajectories):
-        rollout_id = f"trajectories[{t}]"
-        for h, history in enumerate(trajectory.histories):
-            samples += _history_samples(history, renderer, f"{rollout_id}.histories[{h}]", rollout_id, counts)
+    made = [
+        sample
+        for t, trajectory in enumerate(trajectories)
+        for h, history in enumerate(trajectory.histories)
+        for sample in _history_samples(history, renderer, rollout_id=f"trajectories[{t}]", number=h)
+    ]
+    samples = [sample for sample in made if sample is not None]
     if not samples:
         raise NothingTrainableError(
             f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
@@ -40,34 +41,31 @@ def sft_samples(
     metrics = {
         "data/step_num_trajectories": float(len(trajectories)),
         "ledger/retokenised_messages": float(len(samples)),
-        "ledger/dropped_messages/template_rewrites_history": float(counts["dropped"]),
+        "ledger/dropped_messages/template_rewrites_history": float(len(made) - len(samples)),
     }
     return samples, metrics
 
 
 def _history_samples(
-    history: WireHistory, renderer: Renderer, label: str, rollout_id: str, counts: Counter[str]
-) -> list[TrainingSample]:
+    history: WireHistory, renderer: Renderer, *, rollout_id: str, number: int
+) -> Iterator[TrainingSample | None]:
+    """A sample for each assistant message after the first message, `None` for one that cannot be learnt exactly."""
     messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
-    samples = []
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or i == 0:
             continue
         prompt = renderer.render(messages[:i], history.tools)
         completion = renderer.completion(messages[: i + 1], history.tools, prompt)
         if completion is None:
-            counts["dropped"] += 1
+            yield None
             continue
         before, learnt = len(prompt), len(completion)
-        samples.append(
-            TrainingSample(
-                sample_id=f"{label}.messages[{i}]",
-                rollout_id=rollout_id,
-                token_ids=prompt + completion,
-                loss_mask=[False] * before + [True] * learnt,
-                sampling_logprobs=[0.0] * (before + learnt),
-                advantages=[0.0] * (before + learnt),
-                component="sft",
-            )
+        yield TrainingSample(
+            sample_id=f"{rollout_id}.histories[{number}].messages[{i}]",
+            rollout_id=rollout_id,
+            token_ids=prompt + completion,
+            loss_mask=[False] * before + [True] * learnt,
+            sampling_logprobs=[0.0] * (before + learnt),
+            advantages=[0.0] * (before + learnt),
+            component="sft",
         )
-    return samples

@@ -7,6 +7,7 @@ completion is the same as without the death.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
@@ -36,8 +37,7 @@ class ProcessEngine:
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         received: list[int] = []
-        attempt = 1
-        while True:
+        for attempt in itertools.count(1):
             client = await self._connect()
             call = calls.Generate(request=_continue(request, received), stream=stream)
             try:
@@ -48,7 +48,6 @@ class ProcessEngine:
                 return
             except ProcessError as error:
                 note_death(f"`{call.method}`", attempt, self._attempts, error)
-                attempt += 1
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         return await self._call(calls.LoadAdapter(name=name, path=path))

@@ -15,27 +15,21 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
         InvalidRequestError: a parameter is out of range.
         ContextLengthError: the prompt leaves no room for a single new token.
     """
-
-    def refuse(param: str, expected: str) -> InvalidRequestError:
-        return InvalidRequestError(f"`{param}` must be {expected}, got {getattr(request, param)!r}", param=param)
-
-    check_tokens(request.prompt_token_ids, "prompt_token_ids", info)
-    check_length(len(request.prompt_token_ids), info.max_context - 1, info)
-    if request.max_tokens < 1:
-        raise refuse("max_tokens", "at least 1")
-    if not 0 <= request.temperature < math.inf:
-        raise refuse("temperature", "a finite number of at least 0")
-    if not 0 < request.top_p <= 1:
-        raise refuse("top_p", "above 0 and at most 1")
-    if not 0 <= request.num_top_logprobs <= info.vocab_size:
-        raise refuse("num_top_logprobs", f"between 0 and {info.vocab_size}")
-    if not 0 <= request.seed < 2**64:
-        raise refuse("seed", "an unsigned 64-bit integer")
-    if request.first_index < 0:
-        raise refuse("first_index", "at least 0")
+    _check_tokens(request.prompt_token_ids, "prompt_token_ids", info)
+    _check_length(len(request.prompt_token_ids), info.max_context - 1, info)
+    for param, is_valid, expected in (
+        ("max_tokens", request.max_tokens >= 1, "at least 1"),
+        ("temperature", 0 <= request.temperature < math.inf, "a finite number of at least 0"),
+        ("top_p", 0 < request.top_p <= 1, "above 0 and at most 1"),
+        ("num_top_logprobs", 0 <= request.num_top_logprobs <= info.vocab_size, f"between 0 and {info.vocab_size}"),
+        ("seed", 0 <= request.seed < 2**64, "an unsigned 64-bit integer"),
+        ("first_index", request.first_index >= 0, "at least 0"),
+    ):
+        if not is_valid:
+            raise InvalidRequestError(f"`{param}` must be {expected}, got {getattr(request, param)!r}", param=param)
 
 
-def check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
+def _check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
     if not token_ids:
         raise InvalidRequestError(f"`{param}` is empty; the model needs at least one token", param=param)
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
@@ -52,13 +46,13 @@ def check_score(token_ids: list[int], info: EngineInfo) -> None:
         InvalidRequestError: there are fewer than 2 tokens, or a token is outside the vocabulary.
         ContextLengthError: there are more tokens than the context holds.
     """
-    check_tokens(token_ids, "token_ids", info)
+    _check_tokens(token_ids, "token_ids", info)
     if len(token_ids) < 2:
         raise InvalidRequestError(f"`token_ids` needs at least 2 tokens, got {len(token_ids)}", param="token_ids")
-    check_length(len(token_ids), info.max_context, info)
+    _check_length(len(token_ids), info.max_context, info)
 
 
-def check_length(num_tokens: int, limit: int, info: EngineInfo) -> None:
+def _check_length(num_tokens: int, limit: int, info: EngineInfo) -> None:
     if num_tokens > limit:
         raise ContextLengthError(
             f"the prompt has {num_tokens} tokens, but at most {limit} fit into the model's context of "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from art.storage import checkpoints
-from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, temporary_name
+from art.storage.atomic import new_directory
 
 OnBytes = Callable[[int, int], None]
 """Called with the number of bytes that are done, and of all bytes."""
@@ -23,26 +21,10 @@ def new_folder(target: Path, *, manifest: bool) -> Iterator[Path]:
     Args:
         manifest: write a manifest of the files; otherwise the block must leave one.
     """
-    temporary = temporary_name(target.with_name(f"{target.name}.new"))  # deletions use other temporary names
-    with storage_errors(target, "writing"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-    try:
-        with storage_errors(target, "writing"):
-            yield temporary
+    with new_directory(target, replace=True) as folder:
+        yield folder
         if manifest:
-            checkpoints.write_manifest(temporary)
-        for file in temporary.iterdir():
-            _sync(file)
-        if target.exists():
-            remove_directory(target)
-        with storage_errors(target, "writing"):
-            temporary.rename(target)
-            _sync(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            checkpoints.write_manifest(folder)
 
 
 def copy_files(source: Path, target: Path, names: list[str], on_bytes: OnBytes) -> None:
@@ -65,11 +47,3 @@ def copy_checkpoint(source: Path, target: Path, on_bytes: OnBytes) -> None:
     with new_folder(target, manifest=False) as folder:
         copy_files(source, folder, [*checkpoints.list_files(source), checkpoints.MANIFEST], on_bytes)
         checkpoints.verify(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

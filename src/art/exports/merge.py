@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from art.errors import ConfigError
 from art.exports.folder import OnBytes, copy_files
@@ -65,12 +65,10 @@ def merge(checkpoint: Path, base: Path, target: Path, on_bytes: OnBytes) -> None
         return
     names = _files_of(base)
     copy_files(base, target, names, on_bytes)
-    tensors = {
-        name: tensor
-        for file in names
-        if file.endswith(".safetensors")
-        for name, tensor in _read_head(target / file).items()
-    }
+    tensors: dict[str, _Tensor] = {}
+    for file in names:
+        if file.endswith(".safetensors"):
+            tensors |= _read_head(target / file)
     adapter = _read_adapter(checkpoint)
     for layer, name in _match(adapter.layers, tensors, base).items():
         _add(tensors[name], name, adapter, layer)
@@ -149,13 +147,9 @@ def _add(tensor: _Tensor, name: str, adapter: _Adapter, layer: str) -> None:
         for row in range(0, tensor.shape[0], ROWS):
             delta = adapter.scale * (left[row : row + ROWS] @ right)
             size = delta.shape[0] * row_bytes
-            block = _read(file, tensor.start + row * row_bytes, size)
+            file.seek(tensor.start + row * row_bytes)
+            block = bytearray(file.read(size))
             weight = torch.frombuffer(block, dtype=dtype).reshape(delta.shape)
             weight.copy_((weight.double() + delta.double()).to(dtype))
             file.seek(tensor.start + row * row_bytes)
             file.write(block)
-
-
-def _read(file: BinaryIO, start: int, size: int) -> bytearray:
-    file.seek(start)
-    return bytearray(file.read(size))

@@ -20,6 +20,8 @@ _HASH = "sha256"
 
 
 class S3Store:
+    """The part of a bucket below a prefix."""
+
     def __init__(self, target: S3Target) -> None:
         """
         Raises:

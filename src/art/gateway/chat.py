@@ -16,24 +16,26 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
-from art.gateway.completion import Completion, Finished
+from art.gateway.completion import Completion
 from art.gateway.format.bridge import Branch, BranchReason
 from art.gateway.format.renderer import RecordedTurn, Renderer
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
-from art.gateway.record.recorder import Exchange, Recorder, new_exchange_id
+from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
-from art.gateway.stream import ChoiceWriter
+from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
 from art.storage.layout import validate_name
 
 _SEEDS = 1 << 64
+Put = Callable[[dict[str, Any]], None]
+"""Takes the entries of `choices` in the chunks of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +55,6 @@ class _Turn:
     branch_reason: BranchReason | None
     max_tokens: int
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChatStream:
-    """A streamed answer."""
-
-    num_prompt_tokens: int
-    chunks: AsyncGenerator[dict[str, Any], None]
-    """OpenAI's `chat.completion.chunk` objects."""
 
 
 class Gateway:
@@ -89,30 +82,20 @@ class Gateway:
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
         turn = await self._prepare(request, rollout_id)
-        count = request.n or 1
-        if count == 1:
-            choices = [await self._sample(turn, 0, new_exchange_id(), None)]
-        else:
-            choices = await _gather([self._sample(turn, i, new_exchange_id(), None) for i in range(count)])
+        completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
-            "choices": [_choice(choice) for choice in choices],
-            "usage": _usage(turn, choices),
+            "choices": [whole_choice(completion) for completion in completions],
+            "usage": _usage(turn, completions),
         }
 
-    async def stream(
-        self, request: ChatRequest, *, rollout_id: str | None = None
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
-        The chunk with a `finish_reason` comes after the exchange is committed. Closing the generator cancels the
-        engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
+        The chunk with a `finish_reason` comes after the exchange is committed. Closing the generator of chunks cancels
+        the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        return (await self.open_stream(request, rollout_id=rollout_id)).chunks
-
-    async def open_stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
-        """Answer like `stream`, and also return the number of prompt tokens before the first chunk."""
         turn = await self._prepare(request, rollout_id)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
@@ -132,38 +115,32 @@ class Gateway:
         return [*exchange.request_messages, {**exchange.message, "exchange_id": exchange_id}]
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
-        queue: asyncio.Queue[dict[str, Any] | Finished | Exception] = asyncio.Queue()
+        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         base = _envelope(turn, "chat.completion.chunk")
         include_usage = turn.request.stream_options is not None and turn.request.stream_options.include_usage
         if include_usage:
             base["usage"] = None
-        tasks = [asyncio.create_task(self._stream_choice(turn, i, queue)) for i in range(turn.request.n or 1)]
-        finished: list[Finished] = []
+        task = asyncio.create_task(self._sample_all(turn, queue.put_nowait))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            while len(finished) < len(tasks):
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                if isinstance(item, Finished):
-                    finished.append(item)
-                else:
-                    yield {**base, "choices": [item]}
+            while (entry := await queue.get()) is not None:
+                yield {**base, "choices": [entry]}
+            completions = await task
             if include_usage:
-                yield {**base, "choices": [], "usage": _usage(turn, finished)}
+                yield {**base, "choices": [], "usage": _usage(turn, completions)}
+        finally:
+            await _cancel([task])
+
+    async def _sample_all(self, turn: _Turn, put: Put | None) -> list[Completion]:
+        """Sample the choices of a request. When one fails, or the caller is cancelled, the others are cancelled."""
+        count = turn.request.n or 1
+        if count == 1:
+            return [await self._sample(turn, 0, put)]
+        tasks = [asyncio.create_task(self._sample(turn, i, put)) for i in range(count)]
+        try:
+            return await asyncio.gather(*tasks)
         finally:
             await _cancel(tasks)
-
-    async def _stream_choice(
-        self, turn: _Turn, index: int, queue: asyncio.Queue[dict[str, Any] | Finished | Exception]
-    ) -> None:
-        exchange_id = new_exchange_id()
-        writer = ChoiceWriter(index, exchange_id, queue.put_nowait)
-        try:
-            finished = await self._sample(turn, index, exchange_id, writer)
-        except Exception as error:
-            queue.put_nowait(error)
-        else:
-            queue.put_nowait(finished)
 
     async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
         if rollout_id is not None:
@@ -174,28 +151,22 @@ class Gateway:
             self.rollouts.check_open(rollout_id, policy.project)
         renderer = _renderer(policy, request)
         tools = request.tools or None
-        hashes = conversation_hashes(
-            f"{policy.project}/{policy.name}", tools, request.chat_template_kwargs, messages
-        )  # fmt: skip
+        model = f"{policy.project}/{policy.name}"
+        hashes = conversation_hashes(model, tools, request.chat_template_kwargs, messages)
         earlier = self.conversations.find(messages, hashes, rollout_id)
         for message in messages:
             message.pop("exchange_id", None)
         parent: Exchange | None = None
-        branch = earlier if isinstance(earlier, Branch) else None
-        prompt: list[int] | None = None
+        prompt: list[int] | Branch | None = earlier if isinstance(earlier, Branch) else None
         if isinstance(earlier, tuple):
             parent, num_covered = earlier
             recorded = [*parent.request_messages, parent.message]
             turn = RecordedTurn(recorded, parent.prompt_token_ids, parent.completion_token_ids)
-            bridged = renderer.bridge(turn, messages[num_covered:], tools)
+            prompt = renderer.bridge(turn, messages[num_covered:], tools)
             messages = recorded + messages[num_covered:]
-            if isinstance(bridged, Branch):
-                parent, branch = None, bridged
-            else:
-                prompt = bridged
-        if prompt is None:
-            prompt = renderer.render(messages, tools)
-        seed = int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS
+        branch = prompt if isinstance(prompt, Branch) else None
+        if not isinstance(prompt, list):
+            parent, prompt = None, renderer.render(messages, tools)
         return _Turn(
             request=request,
             rollout_id=rollout_id,
@@ -208,7 +179,7 @@ class Gateway:
             parent=parent,
             branch_reason=None if branch is None else branch.reason,
             max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
-            seed=seed,
+            seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -224,22 +195,17 @@ class Gateway:
                 raise
         return await self._resolver.resolve(announced)
 
-    async def _sample(self, turn: _Turn, index: int, exchange_id: str, writer: ChoiceWriter | None) -> Finished:
-        """Sample, parse and record one choice."""
-        request, renderer = turn.request, turn.renderer
-        policy = turn.policy
+    async def _sample(self, turn: _Turn, index: int, put: Put | None) -> Completion:
+        """Sample, parse and record one choice. With `put`, stream it."""
+        request, renderer, policy = turn.request, turn.renderer, turn.policy
         while not self._resolver.is_ready(policy):  # its adapter was unloaded while this request waited
             policy = await self._resolve(request.model, turn.rollout_id)
         parse_tools = bool(turn.tools) and request.tool_choice != "none"
-        completion = Completion(
-            renderer.tokenizer,
-            renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools),
-            renderer.stop_token_ids,
-            request.stop_strings,
-            with_logprobs=bool(request.logprobs),
-        )
+        parser = renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools)
+        completion = Completion(index, request, renderer, parser)
+        writer = None if put is None else ChoiceWriter(completion, put)
         generate = GenerateRequest(
-            request_id=exchange_id,
+            request_id=completion.exchange_id,
             adapter=policy.adapter,
             prompt_token_ids=turn.prompt_token_ids,
             max_tokens=turn.max_tokens,
@@ -251,37 +217,27 @@ class Gateway:
         )
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
         chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
-        over = False
         async with contextlib.aclosing(cast("AsyncGenerator[TokenChunk, None]", chunks)):
             async for chunk in chunks:
-                over = completion.add(chunk)
-                if over:
+                completion.add(chunk)
+                if completion.finish_reason is not None:
                     break
                 if writer is not None:
-                    writer.write(completion.take(), completion.take_reports())
-        if not over:
-            raise ProcessError(f"the engine ended completion {exchange_id} without a finish reason; send it again")
-        self._count(turn, index, completion)
-        message, finish_reason = completion.finish(exchange_id)
-        await self._record(turn, policy, generate, completion, message, finish_reason)
+                    writer.write()
+        if completion.finish_reason is None:
+            raise ProcessError(
+                f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
+            )
+        self._count(turn, completion)
+        await self._record(turn, policy, generate, completion, completion.finish_reason)
         if writer is not None:
-            writer.write(completion.take(), completion.take_reports())
-            writer.finish(finish_reason, completion.stop_string)
-        return Finished(
-            index=index,
-            exchange_id=exchange_id,
-            message=message,
-            finish_reason=finish_reason,
-            num_tokens=len(completion.token_ids),
-            num_cached_tokens=completion.num_cached_tokens,
-            stop_string=completion.stop_string,
-            reports=completion.take_reports() if request.logprobs else None,
-        )
+            writer.finish()
+        return completion
 
-    def _count(self, turn: _Turn, index: int, completion: Completion) -> None:
+    def _count(self, turn: _Turn, completion: Completion) -> None:
         project, name = turn.policy.project, turn.policy.name
         counts = {"prompt": 0, "cached": 0, "completion": len(completion.token_ids)}
-        if index == 0:  # the choices of a request share its prompt
+        if completion.index == 0:  # the choices of a request share its prompt
             counts |= {"prompt": len(turn.prompt_token_ids), "cached": completion.num_cached_tokens}
         for kind, count in counts.items():
             self.tokens[f"{project}/{name}", kind] += count
@@ -293,8 +249,7 @@ class Gateway:
         policy: PolicyRef,
         generate: GenerateRequest,
         completion: Completion,
-        message: Message,
-        finish: FinishReason,
+        finish_reason: FinishReason,
     ) -> None:
         exchange = Exchange(
             id=generate.request_id,
@@ -310,13 +265,13 @@ class Gateway:
             temperature=generate.temperature,
             top_p=generate.top_p,
             seed=generate.seed,
-            finish_reason=finish,
-            message=message,
+            finish_reason=finish_reason,
+            message=completion.message,
             request_messages=turn.messages,
             tools=turn.tools,
             created_at=time.time(),
         )
-        conversation = extend_hash(turn.conversation, message)
+        conversation = extend_hash(turn.conversation, completion.message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
         self.conversations.add(exchange, conversation)
 
@@ -358,37 +313,15 @@ def _envelope(turn: _Turn, kind: str) -> dict[str, Any]:
     }
 
 
-def _choice(finished: Finished) -> dict[str, Any]:
-    choice = {
-        "index": finished.index,
-        "message": finished.message,
-        "finish_reason": finished.finish_reason,
-        "logprobs": None if finished.reports is None else {"content": finished.reports, "refusal": None},
-        "exchange_id": finished.exchange_id,
-    }
-    if finished.stop_string is not None:
-        choice["stop_reason"] = finished.stop_string
-    return choice
-
-
-def _usage(turn: _Turn, choices: list[Finished]) -> dict[str, Any]:
+def _usage(turn: _Turn, completions: list[Completion]) -> dict[str, Any]:
     """Token usage of an answer; its choices share one prompt, which counts once."""
-    prompt, completion = len(turn.prompt_token_ids), sum(choice.num_tokens for choice in choices)
+    num_prompt, num_sampled = len(turn.prompt_token_ids), sum(len(one.token_ids) for one in completions)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max(choice.num_cached_tokens for choice in choices)},
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt + num_sampled,
+        "prompt_tokens_details": {"cached_tokens": max(one.num_cached_tokens for one in completions)},
     }
-
-
-async def _gather(coroutines: list[Coroutine[Any, Any, Finished]]) -> list[Finished]:
-    """Results in order. When one fails, or the caller is cancelled, all others are cancelled and awaited."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

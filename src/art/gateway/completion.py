@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from art.engine import TokenChunk
-from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.format.renderer import Renderer
 from art.gateway.parsing.parse import Delta, MessageParser
+from art.gateway.record.recorder import new_exchange_id
 from art.gateway.stop import StopScanner
-from art.protocol.chat import FinishReason, Message
+from art.protocol.chat import ChatRequest, FinishReason, Message
 
 
 class Completion:
-    """A completion that is being sampled. Call `add` with the engine's chunks until it returns true."""
+    """One choice of a request: call `add` with the engine's chunks until it has a `finish_reason`."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        parser: MessageParser,
-        stop_token_ids: tuple[int, ...],
-        stop_strings: list[str],
-        *,
-        with_logprobs: bool,
-    ) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, index: int, request: ChatRequest, renderer: Renderer, parser: MessageParser) -> None:
+        self.index = index
+        self.exchange_id = new_exchange_id()
+        self._token_bytes = renderer.tokenizer.token_bytes
         self._parser = parser
-        self._stop_token_ids = stop_token_ids
-        self._scanner = StopScanner(stop_strings, tokenizer.token_bytes) if stop_strings else None
-        self._with_logprobs = with_logprobs
+        self._stop_token_ids = renderer.stop_token_ids
+        self._scanner = StopScanner(request.stop_strings, self._token_bytes) if request.stop_strings else None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
-        self._reports: list[dict[str, Any]] = []
         self.num_cached_tokens = 0
-        self._finish: str | None = None
+        self.reports: list[dict[str, Any]] | None = [] if request.logprobs else None
+        """OpenAI's log-prob entries of the tokens; `None` if the request does not ask for them."""
+        self.message: Message = {}
+        """The answer, once it has ended."""
+        self.finish_reason: FinishReason | None = None
 
-    def add(self, chunk: TokenChunk) -> bool:
-        """Add tokens. Returns true once the completion has ended, so that later chunks can be ignored."""
+    def add(self, chunk: TokenChunk) -> None:
+        """Add tokens. Nothing may be added once `finish_reason` is set."""
         ids = chunk.token_ids
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids
         kept = len(ids)
-        self._finish = chunk.finish_reason
+        reason = chunk.finish_reason
         if self._scanner is None:
             self._parser.push(text_ids)
         else:
             before = self._scanner.num_tokens
-            scan = self._scanner.push(text_ids)
-            self._parser.push(scan.token_ids)
-            if scan.matched:
-                self._parser.push_text(scan.cut)
-                self._finish = "stop"
+            released, cut = self._scanner.push(text_ids)
+            self._parser.push(released)
+            if self._scanner.matched is not None:
+                self._parser.push_text(cut)
+                reason = "stop"
                 kept = self._scanner.num_tokens - before
-            elif self._finish is not None:
+            elif reason is not None:
                 self._parser.push(self._scanner.finish())
         self.token_ids += ids[:kept]
         self.logprobs += chunk.logprobs[:kept]
-        if self._with_logprobs:
-            self._report(chunk, kept)
+        if self.reports is not None:
+            self.reports += [self._report(chunk, i) for i in range(kept)]
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
-        return self._finish is not None
+        if reason is not None:
+            parsed = self._parser.finish()
+            self.message = parsed.to_message(self.exchange_id)
+            self.finish_reason = "tool_calls" if reason == "stop" and parsed.tool_calls else reason
 
     @property
     def stop_string(self) -> str | None:
@@ -69,44 +68,14 @@ class Completion:
         """Return the parts of the message that became final since the last call."""
         return self._parser.take()
 
-    def take_reports(self) -> list[dict[str, Any]]:
-        """Return OpenAI log-prob entries for the tokens since the last call; none without `with_logprobs`."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def finish(self, exchange_id: str) -> tuple[Message, FinishReason]:
-        """Return the whole message. The ids of its tool calls contain the exchange id, which makes them unique."""
-        parsed = self._parser.finish()
-        message = parsed.to_message(exchange_id)
-        if self._finish == "stop" and parsed.tool_calls:
-            return message, "tool_calls"
-        return message, "length" if self._finish == "length" else "stop"
-
-    def _report(self, chunk: TokenChunk, kept: int) -> None:
-        for i in range(kept):
-            alternatives = chunk.top_logprobs[i] if chunk.top_logprobs else []
-            self._reports.append(
-                {
-                    **self._token_report(chunk.token_ids[i], chunk.logprobs[i]),
-                    "top_logprobs": [self._token_report(token, logprob) for token, logprob in alternatives],
-                }
-            )
+    def _report(self, chunk: TokenChunk, i: int) -> dict[str, Any]:
+        alternatives = chunk.top_logprobs[i] if chunk.top_logprobs else []
+        return {
+            **self._token_report(chunk.token_ids[i], chunk.logprobs[i]),
+            "top_logprobs": [self._token_report(token, logprob) for token, logprob in alternatives],
+        }
 
     def _token_report(self, token: int, logprob: float) -> dict[str, Any]:
-        data = self._tokenizer.token_bytes[token]
+        data = self._token_bytes[token]
         # JSON has no infinity; OpenAI's smallest log-prob replaces it.
         return {"token": data.decode("utf-8", "replace"), "logprob": max(logprob, -9999.0), "bytes": list(data)}
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A completion that has ended and is recorded."""
-
-    index: int
-    exchange_id: str
-    message: Message
-    finish_reason: FinishReason
-    num_tokens: int
-    num_cached_tokens: int
-    stop_string: str | None
-    reports: list[dict[str, Any]] | None

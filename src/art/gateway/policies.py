@@ -72,8 +72,7 @@ def parse_model_name(model: str) -> ModelName:
     match = _MODEL_NAME.fullmatch(model)
     if match is None:
         raise NotFoundError(
-            f"there is no model {model!r}: write 'project/name', 'project/name@step' or 'name'",
-            param="model",
+            f"there is no model {model!r}: write 'project/name', 'project/name@step' or 'name'", param="model"
         )
     project, name, step = match.groups()
     return ModelName(project, name, None if step is None else int(step))

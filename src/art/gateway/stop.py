@@ -3,23 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The tokens that a scan releases.
-
-    Example: stop string "END", tokens "go", " E", "N", "D now"
-        after " E"     token_ids=["go"]          " E" is held back whole, since it may have to be cut
-        after "D now"  token_ids=[], cut=b" ", matched=True
-    """
-
-    token_ids: list[int]
-    """Whole tokens that are certainly not part of a stop string."""
-    cut: bytes = b""
-    """At a match, the bytes before the stop string in the token where it begins."""
-    matched: bool = False
 
 
 class StopScanner:
@@ -35,7 +18,15 @@ class StopScanner:
         self.matched: str | None = None
         """The stop string that was found first."""
 
-    def push(self, token_ids: list[int]) -> Scan:
+    def push(self, token_ids: list[int]) -> tuple[list[int], bytes]:
+        """Scan tokens, and return those that are certainly not part of a stop string.
+
+        At a match, also return the bytes before the stop string in the token where it begins.
+
+        Example: stop string "END", tokens "go", " E", "N", "D now"
+            after " E"     (["go"], b"")      " E" is held back whole, since it may have to be cut
+            after "D now"  ([], b" ")         and `matched` is "END"
+        """
         released: list[int] = []
         for token in token_ids:
             self.num_tokens += 1
@@ -46,9 +37,9 @@ class StopScanner:
                 start, string = min(matches, key=lambda match: match[0])
                 self.matched = string.decode()
                 whole, cut = self._release(start)
-                return Scan(released + whole, cut, matched=True)
+                return released + whole, cut
             released += self._release(len(self._buffer) - self._longest_prefix())[0]
-        return Scan(released)
+        return released, b""
 
     def finish(self) -> list[int]:
         """Release the tokens still held back, for a completion that ended without a stop string."""
@@ -73,8 +64,5 @@ class StopScanner:
         """Length of the longest suffix of the buffer that is a proper prefix of a stop string."""
         buffer = self._buffer
         longest = max(len(string) for string in self._strings) - 1
-        for size in range(min(longest, len(buffer)), 0, -1):
-            tail = buffer[len(buffer) - size :]
-            if any(string.startswith(tail) for string in self._strings):
-                return size
-        return 0
+        sizes = range(min(longest, len(buffer)), 0, -1)
+        return next((size for size in sizes if any(text.startswith(buffer[-size:]) for text in self._strings)), 0)

@@ -1,58 +1,81 @@
-"""Write one streamed choice as entries of OpenAI's chunks."""
+"""Write a choice as OpenAI does: whole, or as entries of the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
+from art.gateway.completion import Completion
 from art.gateway.parsing.parse import Delta, call_to_dict
-from art.protocol.chat import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStream:
+    """A streamed answer."""
+
+    num_prompt_tokens: int
+    chunks: AsyncGenerator[dict[str, Any], None]
+    """OpenAI's `chat.completion.chunk` objects."""
+
+
+def whole_choice(completion: Completion) -> dict[str, Any]:
+    """An entry of `choices` in a `chat.completion` object."""
+    return _entry(completion, {"message": completion.message}, completion.reports, is_last=True)
 
 
 class ChoiceWriter:
-    """Turns deltas into the `choices` entries of `chat.completion.chunk` objects and passes them to `put`.
+    """Passes a growing completion to `put`, as `choices` entries of `chat.completion.chunk` objects.
 
     Log-prob entries travel with the next text. While text is held back (half a character, a possible stop string),
     they wait with it.
     """
 
-    def __init__(self, index: int, exchange_id: str, put: Callable[[dict[str, Any]], None]) -> None:
-        self._index = index
-        self._exchange_id = exchange_id
+    def __init__(self, completion: Completion, put: Callable[[dict[str, Any]], None]) -> None:
+        self._completion = completion
         self._put = put
         self._opened = False
         self._num_calls = 0
-        self._reports: list[dict[str, Any]] = []
+        self._num_reports = 0
 
-    def write(self, deltas: list[Delta], reports: list[dict[str, Any]]) -> None:
+    def write(self) -> None:
+        """Pass on what became final since the last call."""
         if not self._opened:
             self._opened = True
-            self._send({"role": "assistant", "content": ""}, None)
-        self._reports += reports
-        for delta in deltas:
-            self._send(self._fields(delta), None)
+            opening = {"delta": {"role": "assistant", "content": ""}}
+            self._put(_entry(self._completion, opening, None, is_last=False))
+        for delta in self._completion.take():
+            self._send(self._fields(delta), is_last=False)
 
-    def finish(self, finish_reason: FinishReason, stop_string: str | None) -> None:
-        self._send({}, finish_reason, stop_string)
+    def finish(self) -> None:
+        self.write()
+        self._send({}, is_last=True)
 
     def _fields(self, delta: Delta) -> dict[str, Any]:
         if delta.tool_call is not None:
-            call = {"index": self._num_calls, **call_to_dict(delta.tool_call, self._exchange_id, self._num_calls)}
+            call = call_to_dict(delta.tool_call, self._completion.exchange_id, self._num_calls)
             self._num_calls += 1
-            return {"tool_calls": [call]}
+            return {"tool_calls": [{"index": self._num_calls - 1, **call}]}
         if delta.reasoning:
             return {"reasoning_content": delta.reasoning}
         return {"content": delta.content}
 
-    def _send(self, delta: dict[str, Any], finish_reason: FinishReason | None, stop_string: str | None = None) -> None:
-        reports, self._reports = self._reports, []
-        entry = {
-            "index": self._index,
-            "delta": delta,
-            "finish_reason": finish_reason,
-            "logprobs": {"content": reports, "refusal": None} if reports else None,
-            "exchange_id": self._exchange_id,
-        }
-        if stop_string is not None:
-            entry["stop_reason"] = stop_string
-        self._put(entry)
+    def _send(self, delta: dict[str, Any], *, is_last: bool) -> None:
+        reports = (self._completion.reports or [])[self._num_reports :]
+        self._num_reports += len(reports)
+        self._put(_entry(self._completion, {"delta": delta}, reports or None, is_last=is_last))
+
+
+def _entry(
+    completion: Completion, content: dict[str, Any], reports: list[dict[str, Any]] | None, *, is_last: bool
+) -> dict[str, Any]:
+    entry = {
+        "index": completion.index,
+        **content,
+        "finish_reason": completion.finish_reason if is_last else None,
+        "logprobs": None if reports is None else {"content": reports, "refusal": None},
+        "exchange_id": completion.exchange_id,
+    }
+    if is_last and completion.stop_string is not None:
+        entry["stop_reason"] = completion.stop_string
+    return entry

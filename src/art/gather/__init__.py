@@ -2,7 +2,6 @@
 
 from art.gather.context import GatherContext, get_gather_context, set_gather_context
 from art.gather.gather import finish_group, gather_trajectories, gather_trajectory_groups, wrap_group_awaitable
-from art.gather.progress import progress_bar
 
 __all__ = [
     "GatherContext",
@@ -10,7 +9,6 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "get_gather_context",
-    "progress_bar",
     "set_gather_context",
     "wrap_group_awaitable",
 ]

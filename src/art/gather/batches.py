@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from itertools import islice
 from typing import Unpack
 
+from art.client.waiting import progress_bar
 from art.compat.gather import OlderOptions, check_older_options
+from art.gather.budget import CountBudget
 from art.gather.context import GatherContext, set_gather_context
 from art.gather.faults import FaultWatch
 from art.gather.gather import finish_group, num_rollouts_of
-from art.gather.progress import progress_bar
+from art.gather.progress import Progress
 from art.trajectory import TrajectoryGroup, cancel_and_wait, close_unstarted
 
 
@@ -42,7 +44,8 @@ async def trajectory_group_batches(
     check_older_options(older)
     waiting = iter(groups)
     close_unstarted(islice(waiting, batch_size * skip_batches))
-    batch_context = GatherContext(max_exceptions=max_batch_exceptions, faults=faults)
+    progress = Progress()
+    budget = CountBudget(progress, max_batch_exceptions)
     running: dict[asyncio.Task[list[TrajectoryGroup]], tuple[Awaitable[TrajectoryGroup], GatherContext]] = {}
     batch: list[TrajectoryGroup] = []
     try:
@@ -54,35 +57,39 @@ async def trajectory_group_batches(
                     max_exceptions=max_batch_exceptions, num_rollouts=num_rollouts, faults=faults,
                     rollout_timeout_s=rollout_timeout_s,
                 )  # fmt: skip
-                batch_context.budget.num_rollouts = num_rollouts
+                budget.num_rollouts = num_rollouts
                 # The context is set while the task starts, not around a yield: there it would leak into the caller.
                 with set_gather_context(context):
                     running[asyncio.create_task(finish_group(group, None))] = group, context
             if not running:
                 break
-            if batch_context.pbar is None:
-                batch_context.pbar = progress_bar(pbar_desc, batch_size)
+            if progress.pbar is None:
+                progress.pbar = progress_bar(pbar_desc, batch_size)
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in [task for task in running if task in done]:
                 batch += task.result()
-                batch_context.add(running.pop(task)[1])
+                _, context = running.pop(task)
+                progress.add(context)
+                progress.show(1)
+                budget.add(context.budget)
                 if len(batch) == batch_size:
-                    _end_batch(batch_context)
+                    _end_batch(progress, budget)
                     yield batch
                     batch = []
         if batch:
-            _end_batch(batch_context)
+            _end_batch(progress, budget)
             yield batch
     finally:
-        _end_batch(batch_context)
+        _end_batch(progress, budget)
         await cancel_and_wait(running)
         close_unstarted(group for group, _ in running.values())
         if not isinstance(groups, Iterator):  # a generator makes no coroutine that was not asked for
             close_unstarted(waiting)
 
 
-def _end_batch(context: GatherContext) -> None:
-    if context.pbar is not None:
-        context.pbar.close()
-        context.pbar = None
-    context.reset()
+def _end_batch(progress: Progress, budget: CountBudget) -> None:
+    if progress.pbar is not None:
+        progress.pbar.close()
+        progress.pbar = None
+    progress.reset()
+    budget.reset()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Unpack
 
 from art.compat.gather import OlderOptions, check_older_options
 from art.errors import RolloutError
+from art.gather.budget import CountBudget
 from art.gather.faults import FATAL, FaultWatch
-from art.gather.policies import CountBudget, FailurePolicy
 from art.gather.progress import Progress
 from art.messages import is_choice
 from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, finite_number, rollout_observer
@@ -19,7 +18,7 @@ from art.trajectory import PydanticException, Trajectory, TrajectoryGroup, finit
 logger = logging.getLogger(__name__)
 
 
-class GatherContext:
+class GatherContext(Progress):
     """Progress and failures of one gather. Never share one between two gathers."""
 
     def __init__(
@@ -45,39 +44,16 @@ class GatherContext:
             rollout_timeout_s: time limit of each rollout.
         """
         check_older_options(older)
-        self.progress = Progress(pbar, max_metrics)
-        self.budget = CountBudget(max_exceptions, num_rollouts, pbar)
-        self.policy: FailurePolicy = self.budget if faults is None else faults
+        super().__init__(pbar, max_metrics)
+        self.budget = CountBudget(self, max_exceptions, num_rollouts)
+        self.policy: CountBudget | FaultWatch = self.budget if faults is None else faults
         self.increment_pbar = increment_pbar
         self.rollout_timeout_s = rollout_timeout_s
         self._seen: dict[int, Trajectory] = {}
 
     @property
-    def pbar(self) -> Any:
-        return self.progress.pbar
-
-    @pbar.setter
-    def pbar(self, pbar: Any) -> None:
-        self.progress.pbar = self.budget.pbar = pbar
-
-    @property
-    def metric_sums(self) -> Counter[str]:
-        return self.progress.metric_sums
-
-    @property
-    def metric_divisors(self) -> Counter[str]:
-        return self.progress.metric_divisors
-
-    @property
     def max_exceptions(self) -> float:
         return self.budget.max_exceptions
-
-    @property
-    def num_exceptions(self) -> int:
-        return self.progress.num_exceptions
-
-    def too_many_exceptions(self) -> bool:
-        return self.budget.is_exceeded()
 
     def rollout_finished(self, trajectory: Trajectory) -> None:
         """Count a trajectory. A second report of the same trajectory is ignored."""
@@ -86,8 +62,8 @@ class GatherContext:
         self._seen[id(trajectory)] = trajectory
         self.policy.count(trajectory)
         _add_completion_tokens(trajectory)
-        self.progress.add_trajectory(trajectory)
-        self._advance()
+        self.add_trajectory(trajectory)
+        self.show(int(self.increment_pbar))
 
     def rollout_failed(self, error: Exception) -> None:
         """Count a failure.
@@ -97,7 +73,7 @@ class GatherContext:
             FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
-        self._advance()
+        self.show(int(self.increment_pbar))
         if isinstance(error, FATAL):
             raise error
         self.policy.failed(error)
@@ -134,25 +110,6 @@ class GatherContext:
         scored = [trajectory for trajectory in group if finite_number(trajectory.reward) is not None]
         failed = [*group.exceptions, *map(PydanticException.from_exception, errors)]
         return [group.model_copy(update={"trajectories": scored, "exceptions": failed})] if scored else []
-
-    def add(self, part: GatherContext) -> None:
-        """Add what `part`, which has ended, counted.
-
-        Raises:
-            Exception: the last failure of `part`, if together they are more than `max_exceptions`.
-        """
-        self.progress.add(part.progress)
-        self.progress.show(1)
-        self.budget.add(part.budget)
-
-    def reset(self) -> None:
-        """Set all counts to zero; the limits stay."""
-        self.progress.reset()
-        self.budget.reset()
-        self._seen.clear()
-
-    def _advance(self) -> None:
-        self.progress.show(int(self.increment_pbar))
 
 
 def get_gather_context() -> GatherContext:

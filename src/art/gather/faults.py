@@ -57,7 +57,6 @@ class FaultWatch:
         """Whether each of the most recent rollouts failed."""
         self.num_faults = 0
         """Failures since this watch was made."""
-        self._last: BaseException | PydanticException | None = None
         self._ended: Counter[str] = Counter()
         """Rollouts since the last call of `metrics`: `all`, `policy_fault`."""
         self._kinds: Counter[str] = Counter()
@@ -113,7 +112,6 @@ class FaultWatch:
     def _fault(self, error: BaseException | PydanticException) -> None:
         self.num_faults += 1
         self._kinds[kind_of(error)] += 1
-        self._last = error
         num_failed, window = sum(self._recent), self._recent.maxlen or 0
         if len(self._recent) == window and num_failed > self.max_rate * window:
             kinds = ", ".join(f"{kind} {count}" for kind, count in self._kinds.most_common())

@@ -13,9 +13,8 @@ An error, Ctrl-C or cancellation ends a gather early: the other rollouts are can
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, Unpack, cast
 
 from art.client.arguments import (
@@ -25,10 +24,10 @@ from art.client.arguments import (
     check_rollout_result,
     check_rollouts,
 )
+from art.client.waiting import progress_bar
 from art.compat.gather import OlderOptions, check_older_options
 from art.gather.context import GatherContext, get_gather_context, set_gather_context
 from art.gather.faults import FaultWatch
-from art.gather.progress import progress_bar
 from art.trajectory import (
     PendingGroup,
     Trajectory,
@@ -99,7 +98,7 @@ async def gather_trajectory_groups(
         max_exceptions=max_exceptions, max_metrics=max_metrics, faults=faults, rollout_timeout_s=rollout_timeout_s
     )
     total = sum(num_rollouts_of(group) for group in groups)
-    with _progress_bar(context, pbar_desc, total), set_gather_context(context):
+    with progress_bar(pbar_desc, total) as context.pbar, set_gather_context(context):
         results = await _all_or_nothing(groups, lambda group: finish_group(group, after_each))
     return [group for kept in results for group in kept]
 
@@ -145,7 +144,7 @@ async def gather_trajectories(
     check_older_options(older)
     rollouts = check_rollouts(trajectories)
     context = GatherContext(max_exceptions=max_exceptions, faults=faults, rollout_timeout_s=rollout_timeout_s)
-    with _progress_bar(context, pbar_desc, len(rollouts)), set_gather_context(context):
+    with progress_bar(pbar_desc, len(rollouts)) as context.pbar, set_gather_context(context):
         return cast(list[T], await _all_or_nothing(rollouts, lambda rollout: _outcome(rollout, context)))
 
 
@@ -172,9 +171,3 @@ async def _all_or_nothing(items: list[Any], run: Callable[[Any], Coroutine[Any, 
         await cancel_and_wait(tasks)
         close_unstarted(items)
         raise
-
-
-@contextlib.contextmanager
-def _progress_bar(context: GatherContext, description: str | None, total: int) -> Iterator[None]:
-    with progress_bar(description, total) as context.pbar:
-        yield

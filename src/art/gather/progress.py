@@ -9,7 +9,7 @@ from typing import Any
 from art.trajectory import Trajectory, finite_number
 
 
-@dataclass
+@dataclass(eq=False)
 class Progress:
     """Sums of the metrics of finished rollouts, and the bar that shows their means."""
 
@@ -51,10 +51,3 @@ class Progress:
             means["exceptions"] = self.num_exceptions
         self.pbar.set_postfix(means, refresh=False)
         self.pbar.update(n)
-
-
-def progress_bar(description: str | None, total: int) -> Any:
-    """A tqdm bar to use in a `with`; it shows nothing without a description."""
-    from tqdm.auto import tqdm
-
-    return tqdm(desc=description, total=total, disable=description is None)

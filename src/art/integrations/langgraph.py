@@ -129,11 +129,8 @@ def init_chat_model(
 
 def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The OpenAI clients of the captured model, with time-out, retries, headers and query from `kwargs`."""
-    names = {
-        "timeout": "timeout", "request_timeout": "timeout", "max_retries": "max_retries",
-        "default_headers": "default_headers", "default_query": "default_query",
-    }  # fmt: skip
-    options = {names[key]: value for key, value in kwargs.items() if key in names and value is not None}
+    names = ("timeout", "request_timeout", "max_retries", "default_headers", "default_query")
+    options = {key.removeprefix("request_"): kwargs[key] for key in names if kwargs.get(key) is not None}
     if captured.model.trainable:
         options["base_url"] = captured.base_url  # also works in threads, which do not see the capture's context
     client = captured.model.openai_client().with_options(**options)
@@ -150,7 +147,7 @@ def _routes(is_trainable: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {} if "disabled_params" in kwargs else {"disabled_params": {"parallel_tool_calls": None}}
     if kwargs.get("use_responses_api"):
         raise ConfigError("use_responses_api=True: only chat completions are captured from a server other than ART's")
-    return {"use_responses_api": False} if "use_responses_api" not in kwargs else {}
+    return {} if "use_responses_api" in kwargs else {"use_responses_api": False}
 
 
 @functools.cache

@@ -157,30 +157,22 @@ class OpenEnvTask(Task):
                 raise ToolServerError(f"{self._url}/schema answered with HTTP status {answer.status_code}")
             self._action = answer.json()["action"]
         properties = {name: part for name, part in self._action.get("properties", {}).items() if name != "metadata"}
-        if properties and not _is_tool_call(properties):
+        if properties and not {"tool_name", "arguments"} <= properties.keys():
             return {ACT: _tool(ACT, self._action.get("description", ""), {**self._action, "properties": properties})}
         listed = (await self._ask(env.step({"type": "list_tools"}))).observation["tools"]
         return {tool["name"]: _tool(tool["name"], tool["description"], tool["input_schema"]) for tool in listed}
 
     async def _ask(self, question: Any) -> Any:
-        """Await a call of the environment.
-
-        Raises:
-            _InvalidActionError: the environment does not accept the action.
-            ToolServerError: the call failed for any other reason.
-        """
+        """Await a call of the environment. Every failure becomes `_InvalidActionError` or `ToolServerError`."""
         try:
             return await question
         except Exception as error:
             if "(code: VALIDATION_ERROR)" in str(error):
                 raise _InvalidActionError("the environment does not accept this action") from error
-            hint = (
-                "; start the server with a larger `max_concurrent_envs`, or pass a smaller `max_sessions`"
-                if "CAPACITY_REACHED" in str(error)
-                else ""
-            )
             what = f"{type(error).__name__}: {error}"
-            raise ToolServerError(f"the environment at {self._url} failed: {what}{hint}") from error
+            if "CAPACITY_REACHED" in str(error):
+                what += "; start the server with a larger `max_concurrent_envs`, or pass a smaller `max_sessions`"
+            raise ToolServerError(f"the environment at {self._url} failed: {what}") from error
 
 
 class _InvalidActionError(Exception):
@@ -201,9 +193,8 @@ class _Session:
         except (ValueError, RecursionError) as error:
             raise _InvalidActionError(f"the arguments of {name} are not valid JSON: {error}") from error
         if name not in self.tools or not isinstance(values, dict):
-            raise _InvalidActionError(
-                f"there is no tool {name} with such arguments; the tools are {', '.join(self.tools)}"
-            )
+            tools = ", ".join(self.tools)
+            raise _InvalidActionError(f"there is no tool {name} with such arguments; the tools are {tools}")
         return values if list(self.tools) == [ACT] else {"type": "call_tool", "tool_name": name, "arguments": values}
 
 
@@ -217,11 +208,9 @@ def show_observation(observation: dict[str, Any]) -> str:
         if observation.get("error"):
             return f"Error: {observation['error'].get('message', observation['error'])}"
         return _text_of(observation.get("result"))
-    shown = {
-        key: value
-        for key, value in observation.items()
-        if key not in ("done", "reward", "metadata") and value not in (None, "", [], {})
-    }
+    shown = {key: value for key, value in observation.items() if value not in (None, "", [], {})}
+    for key in ("done", "reward", "metadata"):
+        shown.pop(key, None)
     return _text_of(next(iter(shown.values()))) if len(shown) == 1 else json.dumps(shown) if shown else ""
 
 
@@ -231,10 +220,6 @@ def _text_of(value: Any) -> str:
         if texts:
             return "\n".join(texts)
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _is_tool_call(properties: Mapping[str, Any]) -> bool:
-    return {"tool_name", "arguments"} <= properties.keys()
 
 
 def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:

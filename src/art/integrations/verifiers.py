@@ -169,12 +169,7 @@ class _Serving:
 
 
 def _score(trajectory: Trajectory, episode: Any) -> None:
-    """Set reward and metrics of a trajectory from the trace of the episode's agent.
-
-    Raises:
-        ConfigError: the environment has several agents.
-        ToolServerError: the episode failed.
-    """
+    """Set reward and metrics of a trajectory from the trace of the episode's agent."""
     if len(episode.traces) > 1:
         agents = ", ".join(trace.agent.name for trace in episode.traces)
         raise ConfigError(
@@ -182,28 +177,21 @@ def _score(trajectory: Trajectory, episode: Any) -> None:
             "environment with one agent"
         )
     trace = episode.traces[0] if episode.traces else None
-    is_full = trace is not None and _ended_with_full_context(trace)
+    # A conversation that filled the context is the policy's fault, so the rollout counts.
+    is_full = bool(trace and trace.num_turns and trace.errors and _CONTEXT_FULL in trace.errors[-1].message)
     if trace is None or not (episode.ok or is_full):
-        error = (trace.errors if trace is not None and trace.errors else episode.errors)[-1:]
-        what = (
-            f"{error[0].type}: {error[0].message}"
-            if error
-            else f"it ended with {getattr(trace, 'stop_condition', None)}"
-        )
+        errors = (trace.errors if trace is not None else None) or episode.errors
+        what = f"it ended with {getattr(trace, 'stop_condition', None)}"
+        if errors:
+            what = f"{errors[-1].type}: {errors[-1].message}"
         raise ToolServerError(f"environment {episode.env.id!r} failed: {what}")
     trajectory.reward = trace.reward
     trajectory.metrics |= {name: value for name, value in trace.metrics.items() if value is not None}
-    trajectory.metrics |= {
-        f"reward/{name}": reward.value for name, reward in trace.rewards.items() if reward is not None
-    }
+    rewards = {name: reward for name, reward in trace.rewards.items() if reward is not None}
+    trajectory.metrics |= {f"reward/{name}": reward.value for name, reward in rewards.items()}
     trajectory.metrics["num_turns"] = trace.num_turns
     trajectory.metadata["outcome"] = "policy_fault" if is_full else "ok"
     trajectory.metadata["ending"] = trace.stop_condition or ""
-
-
-def _ended_with_full_context(trace: Any) -> bool:
-    """Whether the conversation filled the context. That is the policy's fault, so the rollout counts."""
-    return bool(trace.num_turns and trace.errors and _CONTEXT_FULL in trace.errors[-1].message)
 
 
 def _key_variable(model: Model[Any, Any]) -> str:

@@ -35,25 +35,22 @@ _TOLERANCE_16_BIT = (1e-2, 1e-2)
 
 def pack(weight: Tensor, num_rows: int) -> Tensor:
     """A copy of `weight` [out, in] in the order that is fastest for products with about `num_rows` rows."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
-    return packed
+    return torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
 
 
 def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """`rows` [N, in] times the transposed weight, plus `bias` [out]: [N, out]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
-    return out
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 @lru_cache(maxsize=256)
-def packing_pays(
-    num_out: int, num_in: int, *, num_rows: int, num_threads: int, dtype: torch.dtype, backward: bool
-) -> bool:
+def packing_pays(num_out: int, num_in: int, *, num_rows: int, dtype: torch.dtype, backward: bool) -> bool:
     """Whether products with a weight [num_out, num_in] measure faster packed, by `MIN_GAIN`.
+
+    The first call of a shape measures, with the threads that torch uses then; later ones return the same.
 
     Args:
         num_rows: rows of the measured products.
-        num_threads: those that torch uses now; a part of the cache's key.
         backward: measure the product for the gradient of the input, [N, out] with [out, in], together with the forward
             product.
     """

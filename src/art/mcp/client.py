@@ -1,8 +1,4 @@
-"""A connection to one MCP server over the official SDK: its tools, its resources, and calls with time limits.
-
-A tool that fails or is late gives a text that says so, which an agent can read. A server that is gone raises
-`ToolServerError`: that is a fault of the infrastructure, which must not cost a policy its reward.
-"""
+"""A connection to one MCP server over the official SDK: its tools, its resources, and calls with time limits."""
 
 from __future__ import annotations
 
@@ -15,9 +11,8 @@ import os
 import shlex
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 from art.errors import ConfigError, ToolServerError
@@ -98,9 +93,8 @@ class MCPClient:
                 f"`env` is for a command, and {self.address!r} is an address; pass `headers` to it instead"
             )
         for name, value in (headers or {}).items():
-            # The value may be a key: it is not shown.
             if not (value.isascii() and value.isprintable() and value == value.strip()):
-                raise ConfigError(
+                raise ConfigError(  # without the value, which may be a key
                     f"the value of the header {name!r} cannot be sent: expected printable ASCII on one line, without "
                     "spaces at its ends"
                 )
@@ -133,28 +127,22 @@ class MCPClient:
         # The first import takes about a second: do it in a thread, before the time limit of the connection.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._stop.clear()
-        statuses: list[int] = []
-        token = _statuses.set(statuses)
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._holder = asyncio.create_task(self._hold(ready))
-        _statuses.reset(token)
+        self._holder, statuses = _start(self._hold(ready))
         try:
             either: set[asyncio.Future[Any]] = {ready, self._holder}
             await asyncio.wait(either, timeout=self._connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                raise self._gone(
-                    self._ending() or f"no connection within {self._connect_timeout_s:g} s", _not_the_tool(statuses)
-                )
+                what = self._ending() or f"no connection within {self._connect_timeout_s:g} s"
+                raise self._gone(what, _not_the_tool(statuses))
         except BaseException:
-            await self._close(cancel=True)
+            await self._close(timeout_s=0.0)
             raise
         self._client = ready.result()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._close(cancel=False)
+    async def __aexit__(self, *_: object) -> None:
+        await self._close(timeout_s=_CLOSE_TIMEOUT_S)
 
     async def _hold(self, ready: asyncio.Future[Client]) -> None:
         """Keep the connection open. The SDK requires that one task opens and closes it; callers are other tasks."""
@@ -183,22 +171,21 @@ class MCPClient:
 
         program, *args = self._command
         with tempfile.TemporaryFile("w+", errors="replace") as self._stderr:
+            parameters = StdioServerParameters(command=program, args=args, env=self._env)
             try:
-                yield stdio_client(
-                    StdioServerParameters(command=program, args=args, env=self._env), errlog=self._stderr
-                )
+                yield stdio_client(parameters, errlog=self._stderr)
             finally:
                 self._log = self._read_log()
 
-    async def _close(self, *, cancel: bool) -> None:
+    async def _close(self, *, timeout_s: float) -> None:
         self._client = None
         self._stop.set()
         holder, self._holder = self._holder, None
         if holder is None:
             return
         try:
-            if not cancel:
-                await asyncio.wait({holder}, timeout=_CLOSE_TIMEOUT_S)
+            if timeout_s:
+                await asyncio.wait({holder}, timeout=timeout_s)
         finally:
             await cancel_and_wait([holder])  # errors of a connection that is closed anyway do not matter
 
@@ -239,10 +226,10 @@ class MCPClient:
     # -- calls --
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool. Its errors and time-outs are results.
+        """Call a tool. Its errors and time-outs are results with a text that an agent can read.
 
         Raises:
-            ToolServerError: the server is gone, or does not answer any more.
+            ToolServerError: the server is gone, or does not answer any more. That must not cost a policy its reward.
         """
         try:
             result = await self._ask(self._connected().call_tool(name, dict(arguments)), self._call_timeout_s)
@@ -264,10 +251,7 @@ class MCPClient:
             ToolServerError: the connection ended, or the server refused the request.
         """
         assert self._holder is not None
-        statuses: list[int] = []
-        token = _statuses.set(statuses)
-        call = asyncio.ensure_future(request)
-        _statuses.reset(token)
+        call, statuses = _start(request)
         try:
             await asyncio.wait({call, self._holder}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if call.done() and call.exception() is not None and (bad := _not_the_tool(statuses)):
@@ -300,11 +284,9 @@ class MCPClient:
     def _gone(self, what: str, status: int | None = None) -> ToolServerError:
         answered = f" with HTTP status {status}" if status is not None else ""
         hint = "; does it want a key? Pass it in `headers`" if status in (401, 403) else ""
-        return ToolServerError(f"the MCP server {self.address} failed: {what}{answered}{hint}{self._said()}")
-
-    def _said(self) -> str:
         log = self._read_log() or self._log
-        return f"; the end of its log:\n{log}" if log else ""
+        said = f"; the end of its log:\n{log}" if log else ""
+        return ToolServerError(f"the MCP server {self.address} failed: {what}{answered}{hint}{said}")
 
     def _read_log(self) -> str:
         if self._stderr is None or self._stderr.closed:
@@ -313,6 +295,14 @@ class MCPClient:
         length = os.fstat(self._stderr.fileno()).st_size
         start = max(0, length - _STDERR_BYTES)
         return os.pread(self._stderr.fileno(), length - start, start).decode(errors="replace").strip()
+
+
+def _start(request: Coroutine[Any, Any, T]) -> tuple[asyncio.Task[T], list[int]]:
+    """Start a task, with a list that its HTTP error statuses go to."""
+    statuses: list[int] = []
+    context = copy_context()
+    context.run(_statuses.set, statuses)
+    return asyncio.get_running_loop().create_task(request, context=context), statuses
 
 
 async def _note_status(response: Any) -> None:

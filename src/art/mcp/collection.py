@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, overload
 
 from art.mcp.types import GeneratedScenario
@@ -70,13 +70,11 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         """
         if not 0 <= val_fraction <= 1:
             raise ValueError(f"val_fraction must be from 0 to 1, got {val_fraction}")
-        is_val = [position(scenario.task) < val_fraction for scenario in self.scenarios]
-        pairs = list(zip(self.scenarios, is_val, strict=True))
-        return type(self)(s for s, val in pairs if not val), type(self)(s for s, val in pairs if val)
+        train = [s for s in self.scenarios if position(s.task) >= val_fraction]
+        return type(self)(train), type(self)(s for s in self.scenarios if position(s.task) < val_fraction)
 
-    def filter_by_difficulty(
-        self, min_difficulty: int = MIN_DIFFICULTY, max_difficulty: int = MAX_DIFFICULTY
-    ) -> Self:  # fmt: skip
+    def filter_by_difficulty(self, min_difficulty: int = MIN_DIFFICULTY, max_difficulty: int = MAX_DIFFICULTY) -> Self:
+        """The scenarios whose difficulty is in the range, both ends included."""
         return type(self)(s for s in self.scenarios if min_difficulty <= s.difficulty <= max_difficulty)
 
     def get_difficulty_distribution(self) -> Counter[int]:
@@ -107,9 +105,6 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
     def __getitem__(self, index: slice) -> Self: ...
     def __getitem__(self, index: int | slice) -> GeneratedScenario | Self:
         return type(self)(self.scenarios[index]) if isinstance(index, slice) else self.scenarios[index]
-
-    def __iter__(self) -> Iterator[GeneratedScenario]:
-        return iter(self.scenarios)
 
     def __len__(self) -> int:
         return len(self.scenarios)

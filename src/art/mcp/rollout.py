@@ -1,9 +1,4 @@
-"""A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done.
-
-A fault of the policy ends the rollout with `metadata["outcome"] = "policy_fault"`, and is scored like any other. A
-fault of the infrastructure, such as a tool server or model server that is gone, raises: a gather counts it as an
-`infra_fault`, and never as a reward of 0.
-"""
+"""A ready rollout: the agent is told a task, calls the server's tools turn by turn, and says when it is done."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from art.errors import ConfigError, ContextLengthError
@@ -82,7 +77,7 @@ async def mcp_rollout(
     system_prompt: str = SYSTEM,
     request: Mapping[str, Any] | None = None,
 ) -> Trajectory:
-    """Act once. The reward is left at 0, for a judge to set (`art.rewards`).
+    """Act once. The reward is left at 0, for a judge to set (`art.rewards`), also that of a `policy_fault`.
 
     Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds, and 1 or 0 for
     `out_of_turns`, `cut_short` and `context_full`. Metadata: `scenario`, `difficulty`, `outcome` (`ok` or
@@ -102,7 +97,8 @@ async def mcp_rollout(
 
     Raises:
         ConfigError: the tools' descriptions and the task do not fit the model's context.
-        ToolServerError: the server is gone. A tool that fails or is late does not raise: the model reads about it.
+        ToolServerError: the server is gone, which a gather counts as `infra_fault`, never as a reward of 0. A tool that
+            fails or is late does not raise: the model reads about it.
     """
     if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
         raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")
@@ -113,12 +109,11 @@ async def mcp_rollout(
             client=client, tools=named, gate=asyncio.Semaphore(max_parallel_calls), max_result_chars=max_result_chars
         )
         trajectory = _open(scenario, system_prompt, named)
-        ending = "out_of_turns"
         for _ in range(max_turns):
-            said = await _turn(model, trajectory, toolbox, step, request or {})
-            if said is not None:
-                ending = said
+            ending = await _turn(model, trajectory, toolbox, step, request or {})
+            if ending is not None:
                 break
+    ending = ending or "out_of_turns"
     trajectory.metrics["completed"] = float(ending == "completed")
     trajectory.metrics |= {name: float(ending == name) for name, outcome in _ENDINGS.items() if outcome != "ok"}
     trajectory.metadata |= {"outcome": _ENDINGS[ending], "ending": ending}
@@ -140,10 +135,7 @@ def name_tools(tools: Sequence[MCPTool]) -> dict[str, MCPTool]:
 
 def _open(scenario: GeneratedScenario | str, system_prompt: str, tools: Mapping[str, MCPTool]) -> Trajectory:
     task = scenario if isinstance(scenario, str) else scenario.task
-    schemas = []
-    for name, tool in tools.items():
-        schema = tool.to_tool_schema()
-        schemas.append(schema | {"function": schema["function"] | {"name": name}})
+    schemas = [replace(tool, name=name).to_tool_schema() for name, tool in tools.items()]
     trajectory = Trajectory(
         messages_and_choices=[{"role": "system", "content": system_prompt}, {"role": "user", "content": task}],
         tools=[*schemas, complete_task_tool],
@@ -192,17 +184,14 @@ async def _turn(
     asked = [call for call in calls if call.function.name != COMPLETE]
     async with trajectory.track_duration("tools"):
         functions = [call.function for call in asked]
-        results = await _all([asyncio.ensure_future(toolbox.call(f.name, f.arguments)) for f in functions])
+        calls_made = [asyncio.ensure_future(toolbox.call(f.name, f.arguments)) for f in functions]
+        try:
+            results = await asyncio.gather(*calls_made)
+        finally:
+            await cancel_and_wait(calls_made)
     for call, result in zip(asked, results, strict=True):
         text = f"Error: {result.text}" if result.is_error else result.text
         trajectory.messages_and_choices.append({"role": "tool", "tool_call_id": call.id, "content": text})
     trajectory.metrics["num_tool_calls"] += len(asked)
     trajectory.metrics["num_tool_errors"] += sum(result.is_error for result in results)
     return "completed" if len(asked) < len(calls) else None
-
-
-async def _all(calls: list[asyncio.Future[ToolResult]]) -> list[ToolResult]:
-    try:
-        return await asyncio.gather(*calls)
-    finally:
-        await cancel_and_wait(calls)

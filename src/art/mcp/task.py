@@ -83,10 +83,7 @@ class McpTask(Task):
         chosen: list[GeneratedScenario] = []
         while len(chosen) < count:
             chosen += rng.sample(pool, len(pool)) if split == "train" else pool
-        return [
-            self.scenario(split, seed, index, {"task": item.task, "difficulty": item.difficulty})
-            for index, item in enumerate(chosen[:count])
-        ]
+        return [self.scenario(split, seed, index, item.to_dict()) for index, item in enumerate(chosen[:count])]
 
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None

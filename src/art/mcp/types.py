@@ -5,28 +5,41 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
-T = TypeVar("T")
+
+@dataclass
+class _FromDict:
+    """Conversion of a dataclass to a dict and back."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Make one from its fields by name.
+
+        Raises:
+            ValueError: a field is missing or unknown.
+        """
+        try:
+            return cls(**data)
+        except TypeError:
+            keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+            names = list(inspect.signature(cls).parameters)
+            raise ValueError(f"{cls.__name__} has the fields {names}, got {keys}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass
-class MCPTool:
+class MCPTool(_FromDict):
     """A tool that an MCP server offers."""
 
     name: str
     description: str
     parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON schema of the arguments."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return _load(cls, data)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def to_tool_schema(self) -> dict[str, Any]:
         """The tool in the format of OpenAI's `tools=`."""
@@ -35,7 +48,7 @@ class MCPTool:
 
 
 @dataclass
-class MCPResource:
+class MCPResource(_FromDict):
     """A resource that an MCP server offers."""
 
     uri: str
@@ -43,16 +56,9 @@ class MCPResource:
     description: str
     mime_type: str | None = None
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return _load(cls, data)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
-class GeneratedScenario:
+class GeneratedScenario(_FromDict):
     """A task for an agent that uses the tools of an MCP server."""
 
     task: str
@@ -66,22 +72,6 @@ class GeneratedScenario:
                 f"difficulty must be a whole number from {MIN_DIFFICULTY} to {MAX_DIFFICULTY}, got {self.difficulty!r}"
             )
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return _load(cls, data)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def preview(self, max_length: int = 120) -> str:
         """The task, cut to `max_length` characters."""
         return self.task if len(self.task) <= max_length else self.task[: max(0, max_length - 3)] + "..."
-
-
-def _load(cls: type[T], data: Mapping[str, Any]) -> T:
-    try:
-        return cls(**data)
-    except TypeError:
-        keys = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
-        names = list(inspect.signature(cls).parameters)
-        raise ValueError(f"{cls.__name__} has the fields {names}, got {keys}") from None

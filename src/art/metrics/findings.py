@@ -40,22 +40,20 @@ class Limit:
         divisor = before.get(self.metric) if self.over == BEFORE else metrics.get(self.over)
         return value / divisor if divisor else None
 
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
+    def holds(self, value: float | None) -> bool:
+        """Whether the value was measured and is in the range."""
+        return value is not None and self.low <= value <= self.high
 
     def describe(self, value: float) -> str:
         """Describe a value outside of the range."""
-        number = f"{value:.3g}"
-        seen = {
-            None: f"{self.metric} is {number}",
-            BEFORE: f"{self.metric} is {number} times that of {BEFORE}",
-        }.get(self.over, f"{self.metric} is {number} of {self.over}")
+        seen = f"{self.metric} is {value:.3g}"
+        if self.over is not None:
+            seen += f" times that of {BEFORE}" if self.over == BEFORE else f" of {self.over}"
         return f"{seen}, below {self.low:g}" if value < self.low else f"{seen}, above {self.high:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    name: str
     limits: tuple[Limit, ...]
     """The rule is broken if any of these does not hold."""
     only_if: tuple[Limit, ...] = ()
@@ -68,6 +66,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    name: str
     rule: Rule
     seen: str
 
@@ -85,14 +84,11 @@ _FEW_GROUPS_SOURCE = (
     "a step costs more than four times what it needs to"
 )
 _LOWEST, _HIGHEST = (f"data/reward_hist/{number}" for number in (0, 9))
+_OF_ROLLOUTS = "data/step_num_trajectories"
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        name="sampler_gap",
-        limits=(
-            Limit("offpolicy/first_update_kl", high=0.01),
-            Limit("offpolicy/first_update_outside_share", high=0.1),
-        ),
+RULES: dict[str, Rule] = {
+    "sampler_gap": Rule(
+        limits=(Limit("offpolicy/first_update_kl", high=0.01), Limit("offpolicy/first_update_outside_share", high=0.1)),
         only_if=(Limit("offpolicy/mean_staleness", high=0.0),),
         meaning="engine and trainer give the same tokens different probabilities, even before anything was trained",
         advice="Check whether engine and trainer use different number types, or whether the server or the chat "
@@ -100,16 +96,14 @@ RULES: tuple[Rule, ...] = (
         source="training is stable with a KL below 0.01 (Tinker's documentation, RL hyperparameters); rounding to "
         "bfloat16 gives a KL of 0.001 and puts 3 % of the tokens outside",
     ),
-    Rule(
-        name="mismatch_masked",
+    "mismatch_masked": Rule(
         limits=(Limit("offpolicy/mismatch_masked_share", high=MismatchConfig().alarm),),
         meaning="this share of the samples does not come from the policy that is trained, so they were left out",
         advice="The usual causes are samples of an older policy, another sampling temperature, or changed tokens; the "
         "setting `mismatch` has the bounds",
         source="`mismatch.alarm`, 5 % by default",
     ),
-    Rule(
-        name="tokens_masked",
+    "tokens_masked": Rule(
         limits=(
             Limit("offpolicy/mismatch_masked_tokens", high=MismatchConfig().alarm, over="data/step_trainable_tokens"),
         ),
@@ -120,8 +114,7 @@ RULES: tuple[Rule, ...] = (
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
         source="the same share as for whole samples",
     ),
-    Rule(
-        name="weights_truncated",
+    "weights_truncated": Rule(
         limits=(Limit("offpolicy/truncated_share", high=0.1),),
         meaning="many tokens are much more likely under the trainer than when they were sampled, so their weights "
         "were cut",
@@ -129,32 +122,26 @@ RULES: tuple[Rule, ...] = (
         "or train on newer rollouts",
         source="if weights agree up to rounding to bfloat16, only single tokens have a ratio above 2",
     ),
-    Rule(
-        name="stale_rollouts",
+    "stale_rollouts": Rule(
         limits=(Limit("offpolicy/max_staleness", high=8.0),),
         meaning="some tokens were sampled many steps ago, and the policy has changed since",
         advice="Train on rollouts sooner, or leave out old ones",
         source="the bound of prime-rl; AReaL (arXiv 2505.24298) finds a similar one for a loss that corrects for "
         "staleness",
     ),
-    Rule(
-        name="moved_too_far",
+    "moved_too_far": Rule(
         limits=(
             Limit("offpolicy/last_update_kl", high=1.0),
             Limit("offpolicy/ratio_p10", low=0.5),
             Limit("offpolicy/ratio_p90", high=2.0),
         ),
-        only_if=(
-            Limit("data/step_num_gradient_steps", low=2.0),
-            Limit("offpolicy/first_update_kl", high=0.01),
-        ),
+        only_if=(Limit("data/step_num_gradient_steps", low=2.0), Limit("offpolicy/first_update_kl", high=0.01)),
         meaning="the first updates of this step moved the policy so far that the later updates learn from samples of "
         "a different policy",
         advice="Use a lower `learning_rate` or fewer `num_minibatches`",
         source="SkyRL and verl mask tokens at ratios of 0.5 and 2; healthy runs of `art demo` reach a KL of 0.3",
     ),
-    Rule(
-        name="many_clipped",
+    "many_clipped": Rule(
         limits=(Limit("loss/masked_share", high=0.5),),
         meaning="the loss clipped or dropped this share of the tokens, and nothing is learnt from them",
         advice="Use a lower `learning_rate` or fewer `num_minibatches`, or the default clip bounds if yours are "
@@ -162,8 +149,7 @@ RULES: tuple[Rule, ...] = (
         source="losses that clip single tokens usually clip less than 5 %; GSPO clips far more by design (arXiv "
         "2507.18071), but not most",
     ),
-    Rule(
-        name="entropy_gone",
+    "entropy_gone": Rule(
         limits=(Limit("loss/entropy", low=0.01),),
         only_if=(Limit(_IS_RL), Limit("loss/entropy_varying", high=1.0)),
         meaning="the policy gives almost the same answers every time, so it cannot find better ones",
@@ -172,19 +158,14 @@ RULES: tuple[Rule, ...] = (
         source="without entropy there is no further gain (arXiv 2505.22617); at 0.01 nats about one token in a "
         "thousand differs. A low mean is fine if the tokens that vary are few among many, as in long tool calls",
     ),
-    Rule(
-        name="entropy_fell",
-        limits=(
-            Limit("loss/entropy", low=0.5, over=BEFORE),
-            Limit("loss/entropy_varying", low=0.5, over=BEFORE),
-        ),
+    "entropy_fell": Rule(
+        limits=(Limit("loss/entropy", low=0.5, over=BEFORE), Limit("loss/entropy_varying", low=0.5, over=BEFORE)),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=0.01), _NOT_FEW),
         meaning="the policy lost more than half of its entropy, the variety of its answers, in one step",
         advice="Use a lower `learning_rate`; at this pace all answers are the same after a few steps",
         source="in healthy runs of `art demo` each step keeps at least 56 %",
     ),
-    Rule(
-        name="entropy_rose",
+    "entropy_rose": Rule(
         limits=(Limit("loss/entropy", high=2.0, over=BEFORE),),
         only_if=(Limit(_IS_RL), Limit("loss/entropy", low=1.0), _NOT_FEW),
         meaning="the policy's answers became random in one step",
@@ -192,67 +173,53 @@ RULES: tuple[Rule, ...] = (
         "`learning_rate`",
         source="in healthy runs of `art demo` a step adds at most a third",
     ),
-    Rule(
-        name="gradient_jumped",
+    "gradient_jumped": Rule(
         limits=(Limit("loss/grad_norm", high=10.0, over=BEFORE),),
         only_if=(Limit("loss/grad_clipped_share", low=0.5), _NOT_FEW),
         meaning="the gradient is much larger than in the step before, and was clipped",
         advice="Look at this step's rewards and advantages (`data/advantage_max`) for outliers",
         source="in healthy runs of `art demo` neighbouring steps differ by at most a factor of 3",
     ),
-    Rule(
-        name="gradient_large",
+    "gradient_large": Rule(
         limits=(Limit("loss/grad_norm", high=10.0),),
         only_if=(Limit("loss/grad_clipped_share", low=1.0),),
         meaning="the gradient of every update was clipped, so the size of the rewards has no effect",
         advice="Check for rewards of very different sizes, use `scale_rewards`, or raise `optimizer.max_grad_norm`",
         source="ten times the default of `optimizer.max_grad_norm`; healthy runs of `art demo` stay below 1",
     ),
-    Rule(
-        name="nothing_changed",
+    "nothing_changed": Rule(
         limits=(Limit("loss/adapter_change", low=1e-6), Limit("loss/grad_norm", low=1e-12)),
         meaning="the step did not change the policy",
         advice="Use a higher `learning_rate` (1e-5 to 5e-5 is usual for LoRA), and check whether advantages differ "
         "from 0",
         source="float32 has a relative precision of 1e-7; at a usual learning rate a step changes 1e-3 and more",
     ),
-    Rule(
-        name="too_easy",
+    "too_easy": Rule(
         limits=(_FEW_GROUPS,),
-        only_if=(Limit(_HIGHEST, low=0.75, over="data/step_num_trajectories"),),
+        only_if=(Limit(_HIGHEST, low=0.75, over=_OF_ROLLOUTS),),
         meaning="most groups had nothing to learn from, because most rollouts get the highest reward",
         advice="Use harder scenarios, use a reward that still separates good from better rollouts, or stop training",
         source=_FEW_GROUPS_SOURCE,
     ),
-    Rule(
-        name="too_hard",
+    "too_hard": Rule(
         limits=(_FEW_GROUPS,),
-        only_if=(Limit(_LOWEST, low=0.75, over="data/step_num_trajectories"),),
+        only_if=(Limit(_LOWEST, low=0.75, over=_OF_ROLLOUTS),),
         meaning="most groups had nothing to learn from, because most rollouts get the lowest reward",
         advice="Use easier scenarios, more rollouts per group, rewards for partial success, or start with supervised "
         "fine-tuning",
         source=_FEW_GROUPS_SOURCE,
     ),
-    Rule(
-        name="groups_alike",
+    "groups_alike": Rule(
         limits=(_FEW_GROUPS,),
-        only_if=(
-            Limit(_HIGHEST, high=0.75, over="data/step_num_trajectories"),
-            Limit(_LOWEST, high=0.75, over="data/step_num_trajectories"),
-        ),
+        only_if=(Limit(_HIGHEST, high=0.75, over=_OF_ROLLOUTS), Limit(_LOWEST, high=0.75, over=_OF_ROLLOUTS)),
         meaning="most groups had nothing to learn from, because the rollouts of a group all get the same reward",
         advice="Use more rollouts per group. Check whether rollouts differ at all (temperature, random opponents), "
         "and whether the reward depends on the answer",
         source=_FEW_GROUPS_SOURCE,
     ),
-    Rule(
-        name="reward_flat",
+    "reward_flat": Rule(
         limits=(Limit("trend/reward_rise", low=2.0, over="trend/reward_rise_error"),),
-        only_if=(
-            Limit("trend/groups_trainable_share", low=0.5),
-            Limit("trend/top_reward_share", high=0.6),
-            _NOT_FEW,
-        ),
+        only_if=(Limit("trend/groups_trainable_share", low=0.5), Limit("trend/top_reward_share", high=0.6), _NOT_FEW),
         meaning=f"the reward has not risen for {WINDOW} steps, although rewards differ within most groups. Luck may "
         "decide them more than skill",
         advice="Measure whether the answers depend on what the model is shown, with `art doctor MODEL --task TASK`. "
@@ -263,12 +230,8 @@ RULES: tuple[Rule, ...] = (
         f"errors in its first {WINDOW} steps, `art demo` by 3.8. The rule is silent if most rollouts get the highest "
         "reward already",
     ),
-    Rule(
-        name="malformed_rollouts",
-        limits=(
-            Limit("data/step_malformed_share", high=0.5),
-            Limit("trend/malformed_rise", high=0.2),
-        ),
+    "malformed_rollouts": Rule(
+        limits=(Limit("data/step_malformed_share", high=0.5), Limit("trend/malformed_rise", high=0.2)),
         meaning="rollouts fail because the task or its tools cannot read the policy's answers",
         advice="Read a few rollouts. If they failed from the beginning, show the format in the prompt, or teach it by "
         "supervised fine-tuning first. If the share grows, the policy forgets the format: continue from an earlier "
@@ -276,28 +239,22 @@ RULES: tuple[Rule, ...] = (
         source="a word game with too high a learning rate had 98 % in its third step; healthy runs of `art demo` have "
         "at most 29 %, and add at most 8 % within ten steps",
     ),
-    Rule(
-        name="length_swings",
-        limits=(
-            Limit("trend/answers_swing", high=0.25),
-            Limit("trend/tokens_swing", high=0.25),
-        ),
+    "length_swings": Rule(
+        limits=(Limit("trend/answers_swing", high=0.25), Limit("trend/tokens_swing", high=0.25)),
         only_if=(_NOT_FEW, Limit("data/step_num_groups_submitted", low=8.0)),
         meaning="rollouts are long in one step and short in the next, again and again: each update overshoots the one "
         "before it",
         advice="Use a lower `learning_rate`, fewer `num_minibatches` or more groups per step",
         source="healthy runs of `art demo` stay below 3 %; a word game whose learning rate broke its format had 28 %",
     ),
-    Rule(
-        name="answers_cut_off",
+    "answers_cut_off": Rule(
         limits=(Limit("data/step_truncated_share", high=0.25),),
         meaning="the token limit cut off answers in this share of the rollouts, so their rewards say little",
         advice="Raise `max_completion_tokens`, or teach shorter answers with `overlong`",
         source="rewards of cut-off answers destabilise training (DAPO, arXiv 2503.14476, section 3.4); a few are "
         "normal",
     ),
-    Rule(
-        name="far_from_base",
+    "far_from_base": Rule(
         limits=(Limit("loss/kl_to_base_k1", high=3.0),),
         only_if=(Limit("loss/kl_to_base_targets", low=32.0),),
         meaning="the policy writes tokens that the base model would hardly ever write",
@@ -306,23 +263,22 @@ RULES: tuple[Rule, ...] = (
         source="at 3 nats, a token of the policy has on average a twentieth of its probability under the base model; "
         "healthy runs of `art demo` reach 1",
     ),
-    Rule(
-        name="preferences_reversed",
+    "preferences_reversed": Rule(
         limits=(Limit("loss/preference_margin", low=-1.0),),
         meaning="the policy clearly prefers the rollouts with the lower rewards",
         advice="Check whether rewards have the wrong sign, or use a lower `learning_rate`",
         source="margins start at 0 and grow (DPO, arXiv 2305.18290); at -1 the policy gives the better rollout a "
         "chance of 27 %",
     ),
-    Rule(
-        name="messages_left_out",
+    "messages_left_out": Rule(
         limits=(Limit("ledger/dropped_messages/template_rewrites_history", high=0.0),),
         meaning="the chat template changes the text of these assistant messages, so the policy could never write "
         "them, and they were left out",
         advice="Put reasoning and tool calls into the fields that the template reads, or split the conversation",
         source="no message should be left out",
     ),
-)
+}
+"""All rules by name, in the order of their findings."""
 
 
 def find_findings(
@@ -337,17 +293,12 @@ def find_findings(
     """
     comparable = before if (_IS_RL in before) == (_IS_RL in metrics) else {}
     findings = []
-    for rule in RULES:
-        if not all(_holds(limit, metrics, comparable) for limit in rule.only_if):
+    for name, rule in RULES.items():
+        if not all(limit.holds(limit.value(metrics, comparable)) for limit in rule.only_if):
             continue
         limits = [replace(limit, high=(highs or {}).get(limit.metric, limit.high)) for limit in rule.limits]
         values = [(limit, limit.value(metrics, comparable)) for limit in limits]
         seen = [limit.describe(value) for limit, value in values if value is not None and not limit.holds(value)]
         if seen:
-            findings.append(Finding(rule, "; ".join(seen)))
+            findings.append(Finding(name, rule, "; ".join(seen)))
     return findings
-
-
-def _holds(limit: Limit, metrics: Mapping[str, float], before: Mapping[str, float]) -> bool:
-    value = limit.value(metrics, before)
-    return value is not None and limit.holds(value)

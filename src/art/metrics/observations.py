@@ -50,17 +50,17 @@ def swap_observations(conversations: Iterable[Sequence[Any]], rng: random.Random
         conversations: messages in OpenAI's format; each conversation ends with an answer. A few hundred are enough. The
             work grows with the square of their number.
     """
-    copies = [list(messages) for messages in conversations]
-    places = [_find_observation(messages) for messages in copies]
+    observed = [
+        (index, list(messages), place)
+        for index, messages in enumerate(conversations)
+        if (place := _find_observation(messages)) is not None
+    ]
     pool: dict[_Slot, dict[str, Any]] = defaultdict(dict)  # distinct contents by their text
-    for messages, place in zip(copies, places, strict=True):
-        if place is not None:
-            content = messages[place]["content"]
-            pool[_slot(messages, place)].setdefault(_text(content), content)
+    for _, messages, place in observed:
+        content = messages[place]["content"]
+        pool[_slot(messages, place)].setdefault(_text(content), content)
     swaps = []
-    for index, (messages, place) in enumerate(zip(copies, places, strict=True)):
-        if place is None:
-            continue
+    for index, messages, place in observed:
         own = _text(messages[place]["content"])
         others = [text for text in pool[_slot(messages, place)] if text != own]
         if not others:

@@ -67,10 +67,14 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
 
 def render_page() -> str:
     """The page as Markdown."""
+    rules = (_rule_row(name, rule) for name, rule in RULES.items())
     parts = [
         _INTRODUCTION,
         _FINDINGS,
-        _table(("name", "condition", "meaning and advice", "reason for the bound"), map(_rule_row, RULES)),
+        _table(
+            ("name", "condition", "meaning and advice", "reason for the bound"),
+            rules,
+        ),
     ]
     for title, metrics in _SECTIONS:
         rows = ((f"`{name}`", m.meaning, "" if m.when == ALWAYS else m.when) for name, m in metrics.items())
@@ -78,12 +82,12 @@ def render_page() -> str:
     return "\n".join(parts)
 
 
-def _rule_row(rule: Rule) -> tuple[str, ...]:
+def _rule_row(name: str, rule: Rule) -> tuple[str, ...]:
     broken = ", or ".join(_outside(limit) for limit in rule.limits)
     conditions = " and ".join(_inside(limit) for limit in rule.only_if)
     when = f"{broken}; only if {conditions}" if conditions else broken
     meaning = rule.meaning[0].upper() + rule.meaning[1:]
-    return rule.name, when, f"{meaning}. {rule.advice}.", rule.source
+    return name, when, f"{meaning}. {rule.advice}.", rule.source
 
 
 def _outside(limit: Limit) -> str:

@@ -21,6 +21,7 @@ from art.config import OptimizerConfig
 from art.costs import Ledger, Prices
 from art.errors import ConfigError
 from art.protocol.keys import check_api_key
+from art.storage import state as state_file
 from art.storage.layout import DataDir, ModelPaths, validate_name
 from art.trajectory import Trajectory, TrajectoryGroup
 
@@ -223,21 +224,15 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     def read_state(self) -> StateT | None:
         """The state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
-        from art.storage.state import read_state
-
-        return cast("StateT | None", read_state(self._paths().state))
+        return cast("StateT | None", state_file.read_state(self._paths().state))
 
     def overwrite_state(self, state: StateT) -> None:
         """Save `state` in place of the state that was saved before."""
-        from art.storage.state import overwrite_state
-
-        overwrite_state(self._paths().state, cast(dict[str, Any], state))
+        state_file.overwrite_state(self._paths().state, cast(dict[str, Any], state))
 
     def merge_state(self, state: StateT) -> StateT:
-        """Save the keys of `state` over those saved before, and return the result."""
-        from art.storage.state import merge_state
-
-        return cast(StateT, merge_state(self._paths().state, cast(dict[str, Any], state)))
+        """Save `state` over what was saved before, nested dictionaries key by key, and return the result."""
+        return cast(StateT, state_file.merge_state(self._paths().state, cast(dict[str, Any], state)))
 
     def write_state(self, state: StateT) -> None:
         """Save `state`: an older name of `overwrite_state`."""

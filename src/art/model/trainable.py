@@ -123,7 +123,8 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         """
         if self._backend is None or not self._meter.is_running:
             return
-        counters = await self._backend.token_counts(self)
+        tokens = await self._backend.token_counts(self)
+        counters = None if tokens is None else (tokens.prompt, tokens.cached, tokens.completion)
         passed_s, book = self._meter.lap(), self._meter.book
         await asyncio.to_thread(
             book, self.costs, self.prices, counters, passed_s=passed_s, trainer_s=trainer_s, split=split

@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform, get_args
 
 from pydantic import ConfigDict, PlainValidator, SkipValidation, TypeAdapter, ValidationError
 
@@ -39,29 +39,31 @@ class Progress:
     total: int
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Call(Generic[Result]):
-    """Base of all calls."""
+    """Base of all calls, which makes each subclass a frozen dataclass."""
 
-    __slots__ = ()
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     method: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.method = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
     @property
     def params(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        return vars(self)
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
-        """
+        """Build a result of this call from a decoded frame.
+
         Raises:
             ArtError: `value` is not a result of this call.
         """
         kind: Any = cls
         try:
-            result: Result = _result_decoder(kind).validate_python(value)
+            result: Result = _adapter(get_args(kind.__orig_bases__[0])[0]).validate_python(value)
         except ValidationError as error:
             raise ArtError(f"the answer to `{cls.method}` is malformed: {_complaints(error)}") from error
         return result
@@ -71,7 +73,8 @@ Calls: TypeAlias = Mapping[str, type[Call[Any]]]
 
 
 def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[Any]:
-    """
+    """Build the call that a frame holds.
+
     Raises:
         InvalidRequestError: `calls` has no such method, or the parameters do not fit it.
         ConfigError: the settings in the parameters are not valid.
@@ -80,7 +83,7 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
     if kind is None:
         raise InvalidRequestError(f"unknown method {method!r}; this process has {', '.join(calls)}")
     try:
-        call: Call[Any] = _decoder(kind).validate_python(params)
+        call: Call[Any] = _adapter(kind).validate_python(params)
     except ValidationError as error:
         is_config = all(one["loc"][:1] in (("config",), ("lora",)) for one in error.errors(include_url=False))
         problem = f"`{method}` has invalid parameters: {_complaints(error)}"
@@ -88,15 +91,18 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
     return call
 
 
-@functools.cache
-def _decoder(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
+    """Decode the call of a frame. An engine knows a request by the id of its call, whatever the caller named it.
+
+    Raises: as `decode_call`.
+    """
+    params = frame["params"]
+    if isinstance(request := params.get("request"), dict):  # changing the request later would build it a second time
+        request["request_id"] = str(frame["id"])
+    return decode_call(calls, frame["method"], params)
 
 
-@functools.cache
-def _result_decoder(kind: Any) -> TypeAdapter[Any]:
-    (base,) = kind.__orig_bases__
-    return TypeAdapter(get_args(base)[0])
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def _complaints(error: ValidationError) -> str:
@@ -144,7 +150,6 @@ StepOrProgress = Annotated[Progress | StepResult, _built_by(_build_step)]
 # -- engine --
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine(Call[EngineInfo]):
     """Load the base model into the embedded engine. Comes once, before all other calls."""
 
@@ -152,7 +157,6 @@ class StartEngine(Call[EngineInfo]):
     config: EngineConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartVllm(Call[EngineInfo]):
     """Start vLLM servers, or find those that run already. Comes once, before all other calls."""
 
@@ -167,12 +171,10 @@ class StartVllm(Call[EngineInfo]):
     """Folder for merged weights, with `weights="merged"`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Info(Call[EngineInfo]):
     """Describe the engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(Call[TokenChunk]):
     """Sample a completion. Its chunks are the results; the last one has a `finish_reason`."""
 
@@ -187,7 +189,6 @@ class Generate(Call[TokenChunk]):
             raise ArtError(f"the answer to `{cls.method}` is malformed: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Score(Call[Logprobs]):
     """Compute the log-probs of `token_ids[1:]`."""
 
@@ -195,7 +196,6 @@ class Score(Call[Logprobs]):
     adapter: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadAdapter(Call[AdapterInfo]):
     """Load an adapter or a full checkpoint."""
 
@@ -203,7 +203,6 @@ class LoadAdapter(Call[AdapterInfo]):
     path: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareWeights(Call[None]):
     """Merge the weights that a later `LoadAdapter` of the same name and path will need."""
 
@@ -211,24 +210,20 @@ class PrepareWeights(Call[None]):
     path: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadAdapter(Call[None]):
     """Forget an adapter. The result comes when its last request has ended."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats(Call[Numbers]):
     """Read the engine's counters and gauges."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep(Call[None]):
     """Free the device's memory. The result comes when it is free."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wake(Call[None]):
     """Take the memory back. The result comes when the engine has it."""
 
@@ -236,7 +231,6 @@ class Wake(Call[None]):
 # -- trainer --
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrainer(Call[None]):
     """Load the base model into the trainer. Comes once, before all other calls."""
 
@@ -246,7 +240,6 @@ class StartTrainer(Call[None]):
     """Whether an engine sleeps on the same GPU, so that freed memory must go back to the device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InitCheckpoint(Call[Step]):
     """Write the checkpoint of step 0."""
 
@@ -255,7 +248,6 @@ class InitCheckpoint(Call[Step]):
     """`None` is full fine-tuning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Train(Call[StepOrProgress]):
     """Make one step from one checkpoint to the next. The last result is the `StepResult`."""
 
@@ -270,7 +262,6 @@ class Train(Call[StepOrProgress]):
     """Checkpoints that the loss compares with, by step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSft(Call[StepOrProgress]):
     """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
 
@@ -281,7 +272,6 @@ class TrainSft(Call[StepOrProgress]):
     job_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Call[Numbers]):
     """Measure an update without keeping it."""
 
@@ -292,7 +282,6 @@ class Trial(Call[Numbers]):
 # -- file jobs --
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Copy(Call[dict[str, Any]]):
     """Copy a checkpoint. The result, as of all file jobs, becomes part of the job's result."""
 
@@ -300,7 +289,6 @@ class Copy(Call[dict[str, Any]]):
     target: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Export(Call[dict[str, Any]]):
     """Write a checkpoint for other programs."""
 
@@ -311,7 +299,6 @@ class Export(Call[dict[str, Any]]):
     llama_cpp: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MergeAdapter(Call[dict[str, Any]]):
     """Make a base model out of an adapter that the user named as one."""
 
@@ -320,7 +307,6 @@ class MergeAdapter(Call[dict[str, Any]]):
     target: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Call[dict[str, Any]]):
     """Send a checkpoint or an export to a hub or store."""
 
@@ -330,7 +316,6 @@ class Push(Call[dict[str, Any]]):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(Call[dict[str, Any]]):
     """Fetch a checkpoint from a store."""
 

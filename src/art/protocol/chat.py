@@ -34,45 +34,23 @@ class StreamOptions(BaseModel):
     """Accepted without effect."""
 
 
-class ChatRequest(BaseModel):
-    """One chat request. Numbers must be JSON numbers: `"0.7"` is refused."""
+class OpenAIRequest(BaseModel):
+    """The fields that chat and Responses requests share. Numbers must be JSON numbers: `"0.7"` is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     """`project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
-    messages: list[Message] = Field(min_length=1)
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Another name for `max_tokens`. A completion never goes beyond the context; it then ends with `length`."""
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
-
-    # These are accepted only with the value that means "not used".
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    function_call: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    web_search_options: dict[str, Any] | None = None
+    """Accepted only with the value that means "not used"."""
 
     # These are labels without effect on the answer.
     user: str | None = None
@@ -81,6 +59,34 @@ class ChatRequest(BaseModel):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+class ChatRequest(OpenAIRequest):
+    """One chat request."""
+
+    messages: list[Message] = Field(min_length=1)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    """Another name for `max_tokens`. A completion never goes beyond the context; it then ends with `length`."""
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = None
+
+    # These are accepted only with the value that means "not used".
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    web_search_options: dict[str, Any] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -120,9 +126,24 @@ def parse_chat_request(body: Any) -> ChatRequest:
     _check_tools(request)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    check_openai_fields(request)
+    return request
+
+
+def check_openai_fields(request: OpenAIRequest) -> None:
+    """Check the fields that chat and Responses requests share.
+
+    Raises:
+        InvalidRequestError: `tool_choice` cannot be honoured, or `stream_options` has no stream.
+    """
+    if request.tool_choice not in (None, "auto", "none"):
+        raise InvalidRequestError(
+            f"`tool_choice` {short(request.tool_choice)} cannot be enforced; supported are 'auto' (the default) and "
+            "'none'",
+            param="tool_choice",
+        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("`stream_options` needs `stream: true`", param="stream_options")
-    return request
 
 
 def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> R:
@@ -173,15 +194,8 @@ def _check_tools(request: ChatRequest) -> None:
                 f'each tool must be {{"type": "function", "function": {{"name": ..., ...}}}}, got {short(tool)}',
                 param=f"tools.{i}",
             )
-    choice = request.tool_choice
-    if choice in (None, "auto", "none"):
-        if choice == "auto" and not request.tools:
-            raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
-        return
-    raise InvalidRequestError(
-        f"`tool_choice` {short(choice)} cannot be enforced; supported are 'auto' (the default) and 'none'",
-        param="tool_choice",
-    )
+    if request.tool_choice == "auto" and not request.tools:
+        raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -273,6 +287,11 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             clean["id"] = call["id"]
         result.append(clean)
     return result
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call in OpenAI's form. `arguments` is JSON text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def short(value: Any) -> str:

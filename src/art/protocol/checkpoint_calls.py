@@ -62,15 +62,20 @@ class Recorded(Wire):
     row_id: str
 
 
-class ForkRequest(Wire):
-    """Make a checkpoint of another model the newest of this one, under the same step."""
+class CheckpointJobRequest(Wire):
+    """What all jobs on a checkpoint need."""
 
     job_id: JobId
+    step: int | None = Field(default=None, ge=0)
+    """Step of the checkpoint; `None` means the newest one."""
+
+
+class ForkRequest(CheckpointJobRequest):
+    """Make a checkpoint of another model the newest of this one, under the same step."""
+
     from_name: str
     from_project: str | None = None
     """`None` means the same project."""
-    step: int | None = Field(default=None, ge=0)
-    """`None` means the newest step."""
     not_after_step: int | None = Field(default=None, ge=0)
     """Fork the newest step that is not above this one."""
 
@@ -81,11 +86,8 @@ class ForkRequest(Wire):
         return self
 
 
-class ExportRequest(Wire):
-    job_id: JobId
+class ExportRequest(CheckpointJobRequest):
     format: ExportFormat
-    step: int | None = Field(default=None, ge=0)
-    """`None` means the newest step."""
 
 
 class HubTarget(Wire):
@@ -105,25 +107,19 @@ class S3Target(Wire):
     """Address of a store other than Amazon's."""
 
 
-class PushRequest(Wire):
+class PushRequest(CheckpointJobRequest):
     """Send a checkpoint, or an export of it, to a hub or store."""
 
-    job_id: JobId
     target: HubTarget | S3Target = Field(discriminator="kind")
-    step: int | None = Field(default=None, ge=0)
-    """`None` means the newest step."""
     format: Literal["checkpoint"] | ExportFormat = "checkpoint"
     """"checkpoint" sends the checkpoint itself, with the optimiser's state. An export must exist already."""
 
 
-class PullRequest(Wire):
+class PullRequest(CheckpointJobRequest):
     """Fetch a checkpoint that `PushRequest` sent to a store, and make it the newest of this model."""
 
-    job_id: JobId
     source: S3Target
     from_name: str | None = None
     """Name of the model that it was pushed from; `None` means this model's name."""
     from_project: str | None = None
-    step: int | None = Field(default=None, ge=0)
-    """`None` means the newest step in the store."""
     not_after_step: int | None = Field(default=None, ge=0)

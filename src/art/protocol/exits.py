@@ -7,7 +7,8 @@ import signal
 
 
 def describe_exit(returncode: int | None) -> str:
-    """
+    """Say how a process ended, e.g. "exit status 1" or "signal 9, SIGKILL".
+
     Args:
         returncode: `Popen.returncode`: negative for a signal, `None` while the process runs.
     """

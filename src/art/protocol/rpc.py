@@ -43,7 +43,8 @@ HEARTBEAT_ID = 0
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """
+    """Encode a message with its length.
+
     Raises:
         InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
     """
@@ -244,16 +245,11 @@ class RpcServerSocket:
     def read(self) -> dict[str, Any] | None:
         """Wait for the next frame; `None` when the parent is gone."""
         try:
-            header = self._stream.read(_LENGTH.size)
-            if len(header) < _LENGTH.size:
-                return None
-            (size,) = _LENGTH.unpack(header)
+            (size,) = _LENGTH.unpack(self._stream.read(_LENGTH.size))
             body = self._stream.read(size)
-        except OSError:
+        except (OSError, struct.error):  # struct.error: the parent ended within the length
             return None
-        if len(body) < size:
-            return None
-        frame: dict[str, Any] = orjson.loads(body)
+        frame: dict[str, Any] | None = orjson.loads(body) if len(body) == size else None
         return frame
 
     def reply(self, call_id: int, result: Any, *, last: bool = True) -> None:
@@ -261,8 +257,7 @@ class RpcServerSocket:
 
     def reply_many(self, replies: list[tuple[int, Any, bool]]) -> None:
         """Send several `(call_id, result, last)` in one system call."""
-        data = b"".join(encode_frame({"id": i, "result": result, "last": last}) for i, result, last in replies)
-        self._send_bytes(data)
+        self._send(*({"id": i, "result": result, "last": last} for i, result, last in replies))
 
     def fail(self, call_id: int, error: BaseException) -> None:
         self._send({"id": call_id, "error": error_body(error), "last": True})
@@ -270,9 +265,7 @@ class RpcServerSocket:
     def heartbeat(self, status: dict[str, Any]) -> None:
         self._send({"id": HEARTBEAT_ID, "result": status})
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._send_bytes(encode_frame(message))
-
-    def _send_bytes(self, data: bytes) -> None:
+    def _send(self, *messages: dict[str, Any]) -> None:
+        data = b"".join(map(encode_frame, messages))
         with self._lock, contextlib.suppress(OSError):  # a vanished parent is noticed by `read`
             self._sock.sendall(data)

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from art.gather import gather_trajectory_groups
 from art.gather.faults import FaultWatch
 from art.model import TrainableModel
+from art.recipes.training_loop import MAX_FAULT_RATE
 from art.rewards import GroupScorer
 from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
 
-MAX_FAULT_RATE = 0.5
-CHECKPOINT = "compared_checkpoint"
-"""Metadata key of the step that a rollout acted with. Judges see messages and tools, never metadata."""
-SCENARIO = "compared_scenario"
-"""Metadata key of the scenario's id."""
+CHECKPOINT, SCENARIO = "compared_checkpoint", "compared_scenario"
+"""Metadata keys of the step that a rollout acted with, and of its scenario's id. Judges never see metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +39,10 @@ class ComparedScenario:
     @property
     def after_score(self) -> float:
         return statistics.fmean(trajectory.reward for trajectory in self.after)
+
+    @property
+    def change(self) -> float:
+        return self.after_score - self.before_score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

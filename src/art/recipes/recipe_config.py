@@ -116,7 +116,8 @@ class RecipeConfig(Config):
         return ModelSettings(lora=lora, engine=VllmConfig(max_context=self.max_context, weights=weights))
 
     def prices(self) -> Prices:
-        """
+        """What the policy's tokens and this machine cost.
+
         Raises:
             ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
         """
@@ -172,7 +173,8 @@ class RecipeConfig(Config):
 
 
 def require_installed(judge: Ruler) -> None:
-    """
+    """Check that the judge can be asked.
+
     Raises:
         ConfigError: the judge needs a package that is not installed.
     """

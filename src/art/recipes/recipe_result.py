@@ -42,8 +42,7 @@ class RecipeResult:
 async def book_last(model: TrainableModel[Any, Any]) -> None:
     """Book the costs since the last step. Do not wait for a server that died with Ctrl-C."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_BOOKING_S):
-            await model.book_costs()
+        await asyncio.wait_for(model.book_costs(), LAST_BOOKING_S)
 
 
 def report_costs(on_progress: OnProgress, ledger: Ledger) -> None:

@@ -19,7 +19,7 @@ from art.task import Task, get_task
 
 
 class TaskTrainingConfig(RecipeConfig):
-    """Settings of `train`."""
+    """Settings of `art.recipes.train`, which trains a model on a task."""
 
     rubric: str | None = None
     """What the judge is told is good, in prose; RULER's own text by default."""
@@ -27,7 +27,7 @@ class TaskTrainingConfig(RecipeConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTrainingResult(RecipeResult):
-    """What `train` achieved."""
+    """What a call of `art.recipes.train` achieved."""
 
     before: Evaluation | None
     """Held-out rollouts before the first step."""
@@ -126,10 +126,7 @@ class _Run:
         )  # fmt: skip
         await self.model.log(evaluation.trajectories, split="test")
         low, high = evaluation.interval
-        self.on_progress(
-            Progress(
-                f"{self.task.headline_metric} on {len(evaluation.trajectories)} held-out rollouts {when} training: "
-                f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
-            )
-        )
+        rollouts = f"{len(evaluation.trajectories)} held-out rollouts {when} training"
+        value = f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
+        self.on_progress(Progress(f"{self.task.headline_metric} on {rollouts}: {value}"))
         return evaluation

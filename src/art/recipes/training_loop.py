@@ -51,21 +51,19 @@ class StepReport:
 
     step: int
     reward: float
+    """Mean reward of the step's rollouts."""
     headline: float
-    """Mean of the task's headline metric over the step's rollouts."""
+    """Mean of the task's headline metric over them."""
     tokens_per_s: float
     """Sampled tokens over rollout time."""
     timing: Timing
     trained: bool
+    """Whether the step made a checkpoint."""
     metrics: dict[str, float] = field(default_factory=dict)
     num_groups: int = 0
     """Number of groups that got rewards."""
     checkpoint: int | None = None
     """Step of the newest checkpoint afterwards: lower than `step` by the number of steps that were not trained."""
-
-    @property
-    def why_not_trained(self) -> str:
-        return "no reward spread" if self.num_groups else "no group with rewards"
 
     def line(self, headline_metric: str) -> str:
         """The step as a line of text, without its number.
@@ -73,17 +71,16 @@ class StepReport:
         The gap is the difference between the log-probs of sampler and trainer on the same tokens.
         """
         gap = self.metrics.get("offpolicy/first_update_gap")
+        why = "no reward spread" if self.num_groups else "no group with rewards"
+        kept = "" if self.checkpoint is None else f", the model stays at checkpoint {self.checkpoint}"
         rates = [f"{name} {self.metrics[key]:.0%}" for key, name in _FAULT_RATES.items() if self.metrics.get(key)]
         return (
             f"reward {self.reward:+.3f}  {headline_metric} {self.headline:.3f}  {self.tokens_per_s:,.0f} tokens/s  "
             f"rollout {self.timing.rollout_s:.2f} s  train {self.timing.train_s:.2f} s"
             + (f"  gap {gap:.0e} nats" if gap is not None else "")
             + "".join(f"  {rate}" for rate in rates)
-            + ("" if self.trained else f"  ({self.why_not_trained}: not trained{self._kept()})")
+            + ("" if self.trained else f"  ({why}: not trained{kept})")
         )
-
-    def _kept(self) -> str:
-        return "" if self.checkpoint is None else f", the model stays at checkpoint {self.checkpoint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +88,13 @@ class Evaluation:
     """The headline metric on held-out scenarios."""
 
     mean: float
+    """Mean of the metric over the rollouts."""
     interval: tuple[float, float]
     """95 % interval of the mean: Wilson's if all values are 0 or 1, else the normal one."""
     trajectories: list[Trajectory]
     """The rollouts that did not fail."""
     seconds: float
+    """Wall time of the rollouts."""
 
 
 async def evaluate(
@@ -162,9 +161,7 @@ async def train_task(
     step = _Step(model, task, defaults, score, faults or FaultWatch(MAX_FAULT_RATE), rollout_timeout_s)
     for index in range(first, num_steps):
         model.costs.check()
-        report = await step.run(
-            index=index, num_steps=num_steps, seed=seed, rewarded=rewarded if index == first else None
-        )
+        report = await step.run(index, num_steps, seed, rewarded if index == first else None)
         reports.append(report)
         on_step(report)
         if after_step is not None and report.trained:
@@ -200,42 +197,30 @@ class _Step:
     faults: FaultWatch
     rollout_timeout_s: float | None
 
-    async def run(
-        self, *, index: int, num_steps: int, seed: int, rewarded: list[TrajectoryGroup] | None = None
-    ) -> StepReport:
+    async def run(self, index: int, num_steps: int, seed: int, rewarded: list[TrajectoryGroup] | None) -> StepReport:
         started = time.perf_counter()
         groups = rewarded or await self._gather(index, seed)
         rollout_s = time.perf_counter() - started
         trajectories = [trajectory for group in groups for trajectory in group]
         headline = _mean([headline_value(self.task, trajectory) for trajectory in trajectories])
-        config = TrainConfig(
-            learning_rate=self.defaults.learning_rate_at(index, num_steps),
-            num_minibatches=self.defaults.num_minibatches,
-        )
+        learning_rate = self.defaults.learning_rate_at(index, num_steps)
+        config = TrainConfig(learning_rate=learning_rate, num_minibatches=self.defaults.num_minibatches)
         metrics = self.faults.metrics() | (self.score.metrics() if self.score is not None else {})
         result = await self.model.backend().train(self.model, groups, config=config) if groups else None
         if result is not None:
             metrics = result.metrics | metrics
         await self.model.log(groups, split="train", metrics=metrics, step=None if result is None else result.step)
+        train_s, publish_s = metrics.get("time/step_trainer_s", 0.0), metrics.get("time/publish_s", 0.0)
         return StepReport(
-            step=index + 1,
-            reward=_mean([trajectory.reward for trajectory in trajectories]),
-            headline=headline,
+            step=index + 1, reward=_mean([trajectory.reward for trajectory in trajectories]), headline=headline,
             tokens_per_s=metrics.get("ledger/sampled_tokens", math.nan) / rollout_s,
-            timing=Timing(
-                rollout_s=rollout_s,
-                train_s=metrics.get("time/step_trainer_s", 0.0),
-                publish_s=metrics.get("time/publish_s", 0.0),
-            ),
-            trained=result is not None and result.trained,
-            metrics=metrics,
-            num_groups=len(groups),
+            timing=Timing(rollout_s=rollout_s, train_s=train_s, publish_s=publish_s),
+            trained=result is not None and result.trained, metrics=metrics, num_groups=len(groups),
             checkpoint=await self.model.get_step() if result is None else result.step,
-        )
+        )  # fmt: skip
 
     async def _gather(self, index: int, seed: int) -> list[TrajectoryGroup]:
-        task, size = self.task, self.defaults.rollouts_per_group
-        count = self.defaults.groups_per_step
+        task, count, size = self.task, self.defaults.groups_per_step, self.defaults.rollouts_per_group
         scenarios = draw_scenarios(task, "train", seed=seed * 1_000_003 + index, count=count)
         return await gather_trajectory_groups(
             (TrajectoryGroup(task.rollout(self.model, s, rollout_index=i) for i in range(size)) for s in scenarios),
@@ -281,11 +266,10 @@ def mean_with_interval(values: list[float]) -> tuple[float, tuple[float, float]]
 
     Example: 50 wins of 100 give (0.5, (0.404, 0.596)).
     """
-    count = len(values)
+    count, z = len(values), CONFIDENCE_Z
     if count == 0:
         return math.nan, (math.nan, math.nan)
     mean = statistics.fmean(values)
-    z = CONFIDENCE_Z
     if all(value in (0.0, 1.0) for value in values):
         centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
         half = z * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count)) / (1 + z * z / count)

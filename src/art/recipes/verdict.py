@@ -35,7 +35,7 @@ class Remedies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What is known of a training."""
+    """The facts about a training from which its verdict is made."""
 
     step: int
     """Step of the newest checkpoint."""

@@ -22,19 +22,6 @@ from art.report.parts import (
 )
 
 __all__ = [
-    "Comparison",
-    "Curve",
-    "Estimate",
-    "Headline",
-    "Report",
-    "ScenarioResult",
-    "Section",
-    "Table",
-    "Transcript",
-    "Verdict",
-    "VerdictKind",
-    "estimate",
-    "estimate_change",
-    "render_report",
-    "write_report",
-]
+    "Comparison", "Curve", "Estimate", "Headline", "Report", "ScenarioResult", "Section", "Table", "Transcript",
+    "Verdict", "VerdictKind", "estimate", "estimate_change", "render_report", "write_report",
+]  # fmt: skip

@@ -43,16 +43,15 @@ def draw_curve(curve: Curve) -> str:
     return _svg(_WIDTH, _HEIGHT, curve.title, parts)
 
 
-def draw_intervals(before: Estimate, after: Estimate, *, bounds: tuple[float, float] = (0.0, 1.0)) -> str:
-    """Draw two means on one axis, each with its interval."""
-    low, high = bounds
+def draw_intervals(before: Estimate, after: Estimate) -> str:
+    """Draw two means on an axis from 0 to 1, each with its interval."""
     width, height, left, right = 440, 96, 60, 16
 
     def x(value: float) -> float:
-        return left + (min(max(value, low), high) - low) / (high - low) * (width - left - right)
+        return left + min(max(value, 0.0), 1.0) * (width - left - right)
 
     parts = []
-    for tick in ticks(low, high):
+    for tick in ticks(0.0, 1.0):
         parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="8" y2="70"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="88" text-anchor="middle">{tick:g}</text>')
     for name, value, y in (("before", before, 24), ("after", after, 54)):
@@ -71,13 +70,13 @@ def draw_pair(before: float, after: float) -> str:
     def x(value: float) -> float:
         return margin + min(max(value, 0.0), 1.0) * (width - 2 * margin)
 
-    middle = height / 2
+    middle, kind = height / 2, "after" if after >= before else "worse"
+    start, end = f"{x(before):.1f}", f"{x(after):.1f}"
     parts = [
         f'<line class="grid" x1="{margin}" x2="{width - margin}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="interval {"after" if after >= before else "worse"}" x1="{x(before):.1f}" x2="{x(after):.1f}" '
-        f'y1="{middle}" y2="{middle}"/>',
-        f'<circle class="before" cx="{x(before):.1f}" cy="{middle}" r="5"/>',
-        f'<circle class="{"after" if after >= before else "worse"}" cx="{x(after):.1f}" cy="{middle}" r="5"/>',
+        f'<line class="interval {kind}" x1="{start}" x2="{end}" y1="{middle}" y2="{middle}"/>',
+        f'<circle class="before" cx="{start}" cy="{middle}" r="5"/>',
+        f'<circle class="{kind}" cx="{end}" cy="{middle}" r="5"/>',
     ]
     return _svg(width, height, f"from {before:.2f} to {after:.2f}", parts)
 
@@ -89,10 +88,7 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Choose three to six round numbers from `low` to `high`.
-
-    Example: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1].
-    """
+    """Choose three to six round numbers from `low` to `high`: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1]."""
     step = _tick_step(low, high)
     if whole:
         step = max(1, math.ceil(step))

@@ -21,9 +21,9 @@ class Estimate:
     count: int
     """Number of values."""
 
-    def text(self, *, sign: bool = False, digits: int = 2) -> str:
+    def text(self, *, sign: bool = False) -> str:
         """The estimate for people, e.g. `0.42 (0.35 to 0.49)`."""
-        form = f"{'+' if sign else ''}.{digits}f"
+        form = "+.2f" if sign else ".2f"
         if not math.isfinite(self.low):
             return f"{self.mean:{form}}"
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"

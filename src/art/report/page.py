@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from art.report.charts import draw_curve, draw_intervals, draw_pair
-from art.report.parts import Comparison, Headline, Report, ScenarioResult, Table, Transcript, Verdict
+from art.report.parts import Comparison, Headline, Report, ScenarioResult, Section, Table, Transcript, Verdict
 from art.storage.atomic import write_file
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -48,7 +49,7 @@ def render_report(report: Report) -> str:
         _part("What it cost", _seconds(report.seconds) + (_table(report.costs) if report.costs else "")),
         _part("What went wrong", _list(report.faults)),
         _part("Run it again", _again(report)),
-        _part("What was used", "".join(_section(s.title, s.text, s.table, s.is_open) for s in report.sections)),
+        _part("What was used", "".join(map(_section, report.sections))),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -108,6 +109,8 @@ def _curves(report: Report) -> str:
 def _results(results: Sequence[ScenarioResult]) -> str:
     if not results:
         return ""
+    head = '<tr><th>scenario</th><th class="pair">0 to 1</th>'
+    head += "".join(f'<th class="number">{name}</th>' for name in ("before", "after", "change")) + "</tr>"
     rows = []
     for result in sorted(results, key=lambda result: result.before - result.after):
         change = result.after - result.before
@@ -118,19 +121,13 @@ def _results(results: Sequence[ScenarioResult]) -> str:
             f'</td><td class="number">{result.before:.2f}</td><td class="number">{result.after:.2f}</td>'
             f'<td class="number {kind}">{change:+.2f}</td></tr>'
         )
-    head = (
-        '<tr><th>scenario</th><th class="pair">0 to 1</th><th class="number">before</th><th class="number">after</th>'
-    )
-    return f'<table class="results">{head}<th class="number">change</th></tr>{"".join(rows)}</table>'
+    return f'<table class="results">{head}{"".join(rows)}</table>'
 
 
 def _comparison(comparison: Comparison, index: int) -> str:
     # Leave out what both begin with: the system prompt and the task.
-    shared = 0
-    for old, new in zip(comparison.before.messages, comparison.after.messages, strict=False):
-        if old != new or old.get("role") == "assistant":
-            break
-        shared += 1
+    pairs = zip(comparison.before.messages, comparison.after.messages, strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1] and pair[0].get("role") != "assistant", pairs)))
     sides = "".join(
         _side(name, transcript, shared)
         for name, transcript in (("before", comparison.before), ("after", comparison.after))
@@ -169,14 +166,11 @@ def _seconds(seconds: Mapping[str, float]) -> str:
     total = sum(seconds.values())
     if total <= 0:
         return ""
-    shown = [(name, value) for name, value in seconds.items() if value > 0]
-    bar = "".join(
-        f'<i class="shade{i % _NUM_SHADES}" style="flex:{value / total:.4f}"></i>' for i, (_, value) in enumerate(shown)
-    )
-    key = "".join(
-        f'<span><i class="shade{i % _NUM_SHADES}"></i>{escape(name)} {duration(value)}</span>'
-        for i, (name, value) in enumerate(shown)
-    )
+    bar = key = ""
+    for i, (name, value) in enumerate((name, value) for name, value in seconds.items() if value > 0):
+        shade = f'<i class="shade{i % _NUM_SHADES}"'
+        bar += f'{shade} style="flex:{value / total:.4f}"></i>'
+        key += f"<span>{shade}></i>{escape(name)} {duration(value)}</span>"
     return f'<p>{duration(total)} in all</p><div class="bar">{bar}</div><div class="key">{key}</div>'
 
 
@@ -184,10 +178,8 @@ def duration(seconds: float) -> str:
     """Seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes = seconds / 60
-    if minutes < 60:
-        return f"{int(minutes)} min {int(seconds % 60)} s"
-    return f"{int(minutes // 60)} h {int(minutes % 60)} min"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _table(table: Table) -> str:
@@ -207,9 +199,10 @@ def _again(report: Report) -> str:
     return command + (_table(Table(rows=rows)) if rows else "")
 
 
-def _section(title: str, text: str, table: Table | None, is_open: bool) -> str:
-    content = (f"<pre>{escape(text)}</pre>" if text else "") + (_table(table) if table else "")
-    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{content}</details>"
+def _section(section: Section) -> str:
+    text = f"<pre>{escape(section.text)}</pre>" if section.text else ""
+    table = _table(section.table) if section.table else ""
+    return f"<details><summary>{escape(section.title)}</summary>{text}{table}</details>"
 
 
 def _finite(value: Any) -> Any:

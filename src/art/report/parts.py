@@ -98,8 +98,6 @@ class Section:
     text: str = ""
     """Text that keeps its line breaks."""
     table: Table | None = None
-    is_open: bool = False
-    """Whether the section is unfolded when the page opens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

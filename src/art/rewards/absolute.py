@@ -6,14 +6,13 @@ sharply. With a reference answer the judge only has to decide whether the trajec
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from art.errors import ConfigError, ContextLengthError, JudgeError
 from art.model import Model
 from art.rewards.asking.evidence import Evidence, evidence_of
-from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.grader import Grader, Rubric
 from art.rewards.asking.together import run_together
 from art.rewards.judge import Judgement
 from art.rewards.settings import JudgeSettings
@@ -64,25 +63,19 @@ class AbsoluteJudge:
     async def judge(self, group: TrajectoryGroup) -> Judgement:
         questions = [(evidence_of(trajectory), self._reference_of(trajectory, group)) for trajectory in group]
         distinct = {(evidence.digest, reference): evidence for evidence, reference in questions}
-        try:
-            async with asyncio.timeout(self.settings.deadline_s):
-                gradings = await run_together(
-                    self._grade(evidence, reference) for (_, reference), evidence in distinct.items()
-                )
-        except TimeoutError:
-            raise JudgeError(
-                f"the judge gave no scores for a group of {len(group)} within {self.settings.deadline_s:g} s"
-            ) from None
-        verdicts = {key: grading.verdicts[0] for key, grading in zip(distinct, gradings, strict=True)}
-        total = add_gradings(gradings, [verdicts[evidence.digest, reference] for evidence, reference in questions])
-        return total.judgement(self.name)
+        async with self._grader.deadline(len(group)):
+            judgements = await run_together(
+                self._grade(evidence, reference) for (_, reference), evidence in distinct.items()
+            )
+        verdicts = {key: judgement.verdicts[0] for key, judgement in zip(distinct, judgements, strict=True)}
+        in_order = [verdicts[evidence.digest, reference] for evidence, reference in questions]
+        return self._grader.join(judgements, in_order)
 
-    async def _grade(self, evidence: Evidence, reference: str | None) -> Grading:
-        async def ask() -> Grading:
-            return await self._grader.grade([evidence], order=[0], reference=reference)
-
+    async def _grade(self, evidence: Evidence, reference: str | None) -> Judgement:
         try:
-            return await self._grader.grade_cached([evidence], ["reference", reference], ask)
+            return await self._grader.grade_cached(
+                [evidence], ["reference", reference], lambda: self._grader.grade([evidence], reference)
+            )
         except ContextLengthError as error:
             raise JudgeError(f"a trajectory is longer than the judge's context: {error}") from error
 

@@ -13,7 +13,7 @@ from typing import Literal
 from art.errors import ConfigError, JudgeError
 from art.gather.faults import FaultWatch
 from art.rewards.combine import as_judge
-from art.rewards.judge import Judge, Judgement, RewardFunction, Verdict
+from art.rewards.judge import Judge, RewardFunction, Verdict
 from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -31,26 +31,17 @@ async def score_group(group: TrajectoryGroup, judge: Judge | RewardFunction) -> 
     if len(group) == 0:
         return group
     judgement = await judge.judge(group)
-    _check(group, judge, judgement)
-    costs = {f"costs/judge/{source}": usd / len(group) for source, usd in judgement.costs_usd.items()}
-    trajectories = [
-        _scored(trajectory, verdict, judge.name, costs)
-        for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
-    ]
-    return group.model_copy(
-        update={
-            "trajectories": trajectories, "exceptions": list(group.exceptions), "metadata": dict(group.metadata),
-            "metrics": group.metrics | judgement.metrics, "logs": list(group.logs),
-        }
-    )  # fmt: skip
-
-
-def _check(group: TrajectoryGroup, judge: Judge, judgement: Judgement) -> None:
     scores = [verdict.score for verdict in judgement.verdicts]
     if len(scores) != len(group):
         raise JudgeError(f"judge {judge.name!r} gave {len(scores)} scores for a group of {len(group)}")
     if bad := [score for score in scores if not math.isfinite(score)]:
         raise JudgeError(f"judge {judge.name!r} gave scores that are not finite numbers: {bad}")
+    costs = {f"costs/judge/{source}": usd / len(group) for source, usd in judgement.costs_usd.items()}
+    trajectories = [
+        _scored(trajectory, verdict, judge.name, costs)
+        for trajectory, verdict in zip(group, judgement.verdicts, strict=True)
+    ]
+    return group.model_copy(update={"trajectories": trajectories, "metrics": group.metrics | judgement.metrics})
 
 
 def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str, float]) -> Trajectory:
@@ -121,7 +112,10 @@ class GroupScorer:
             self._watch.failed(error)
             consequence = "it is dropped" if self._on_fault == "drop" else "it keeps the rewards of its rollouts"
             logger.warning("a group got no scores (infra_fault); %s: %s", consequence, error)
-            return self._unscored(group, error) if self._on_fault == "keep" else None
+            if self._on_fault == "drop":
+                return None
+            logs = [*group.logs, f"no scores (infra_fault): {error}"]
+            return group.model_copy(update={"metadata": group.metadata | {"outcome": "infra_fault"}, "logs": logs})
         self._watch.succeeded()
         return scored
 
@@ -134,12 +128,3 @@ class GroupScorer:
         """Metrics for `model.log` since the last call: `data/judge_fault_rate`, the share of groups without scores, and
         `data/judge_faults/...`, their number by kind of error."""
         return self._watch.metrics()
-
-    @staticmethod
-    def _unscored(group: TrajectoryGroup, error: JudgeError) -> TrajectoryGroup:
-        return group.model_copy(
-            update={
-                "metadata": group.metadata | {"outcome": "infra_fault"},
-                "logs": [*group.logs, f"no scores (infra_fault): {error}"],
-            }
-        )

@@ -8,7 +8,6 @@ trajectory did compared with the others, without knowing a right answer.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,15 +19,15 @@ from pydantic import BaseModel
 from art.errors import JudgeError
 from art.messages import Messages, Tools
 from art.model import Model
-from art.rewards.asking.evidence import Evidence, evidence_of, evidence_of_messages
-from art.rewards.asking.grader import Grader, Grading, Rubric, add_gradings
+from art.rewards.asking.evidence import Evidence, evidence_of
+from art.rewards.asking.grader import Grader, Rubric
 from art.rewards.asking.passes import compare_passes, shrink
 from art.rewards.asking.rounds import grade_in_rounds
 from art.rewards.asking.together import run_together
 from art.rewards.judge import Judgement, Verdict
 from art.rewards.outcomes import score_group
 from art.rewards.settings import JudgeSettings
-from art.trajectory import TrajectoryGroup
+from art.trajectory import Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -77,26 +76,19 @@ class Ruler:
         )
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
-        return await self.compare([evidence_of(trajectory) for trajectory in group])
-
-    async def compare(self, evidence: Sequence[Evidence]) -> Judgement:
-        """Score each piece of evidence. Equal pieces are shown once and get the same verdict.
+        """Score each trajectory. Equal ones are shown once and get the same verdict.
 
         Raises:
             JudgeError: there are no usable scores.
         """
+        evidence = [evidence_of(trajectory) for trajectory in group]
         distinct = list({item.digest: item for item in evidence}.values())
         if not distinct:
             return Judgement(verdicts=[])
         if len(distinct) == 1 and len(evidence) > 1:
             logger.warning("all %d trajectories of a group are equal, so they get the same score", len(evidence))
-        try:
-            async with asyncio.timeout(self.settings.deadline_s):
-                judgement = await self._compare_distinct(distinct)
-        except TimeoutError:
-            raise JudgeError(
-                f"the judge gave no scores for a group of {len(evidence)} within {self.settings.deadline_s:g} s"
-            ) from None
+        async with self.grader.deadline(len(evidence)):
+            judgement = await self._compare_distinct(distinct)
         place = {item.digest: i for i, item in enumerate(distinct)}
         return replace(judgement, verdicts=[judgement.verdicts[place[item.digest]] for item in evidence])
 
@@ -104,10 +96,9 @@ class Ruler:
         order = list(range(len(evidence)))
         self.grader.rng(evidence).shuffle(order)
         if self.settings.passes == 1 or len(evidence) == 1:
-            grading = await self._one_pass(evidence, order, 0)
-            return grading.judgement(self.name)
-        gradings = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
-        first, second = ([verdict.score for verdict in grading.verdicts] for grading in gradings)
+            return await self._one_pass(evidence, order, 0)
+        passes = await run_together([self._one_pass(evidence, order, 0), self._one_pass(evidence, order[::-1], 1)])
+        first, second = ([verdict.score for verdict in judgement.verdicts] for judgement in passes)
         agreement = compare_passes(first, second)
         if self.settings.on_disagreement == "set_aside" and agreement.disagreement > self.settings.max_disagreement:
             raise JudgeError(
@@ -119,12 +110,13 @@ class Ruler:
             scores = shrink(scores, agreement.reliability)
         verdicts = [
             Verdict(score=score, explanation=a.explanation, parts={k: (a.parts[k] + b.parts[k]) / 2 for k in a.parts})
-            for score, a, b in zip(scores, gradings[0].verdicts, gradings[1].verdicts, strict=True)
+            for score, a, b in zip(scores, passes[0].verdicts, passes[1].verdicts, strict=True)
         ]
-        further = {"disagreement": agreement.disagreement, "reliability": agreement.reliability}
-        return add_gradings(gradings, verdicts).judgement(self.name, further)
+        judgement = self.grader.join(passes, verdicts)
+        further = {"judge_disagreement": agreement.disagreement, "judge_reliability": agreement.reliability}
+        return replace(judgement, metrics=judgement.metrics | further)
 
-    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Grading:
+    async def _one_pass(self, evidence: list[Evidence], order: list[int], index: int) -> Judgement:
         return await self.grader.grade_cached(
             evidence, ["pass", index], lambda: grade_in_rounds(self.grader, evidence, order)
         )
@@ -150,7 +142,8 @@ async def ruler(
         JudgeError: the judge gave no usable scores.
     """
     judge = Ruler(judge_model, rubric=rubric, extra_litellm_params=extra_litellm_params, settings=settings)
-    judgement = await judge.compare([evidence_of_messages(messages, tools) for messages in message_lists])
+    rollouts = [Trajectory(messages_and_choices=list(messages), tools=tools) for messages in message_lists]
+    judgement = await judge.judge(TrajectoryGroup(rollouts))
     scores = [
         TrajectoryScore(trajectory_id=str(i), explanation=verdict.explanation, score=verdict.score)
         for i, verdict in enumerate(judgement.verdicts, start=1)

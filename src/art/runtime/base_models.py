@@ -15,12 +15,7 @@ import json
 import logging
 from pathlib import Path
 
-from art.config.base_models import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    find_folder,
-    resolve_base_model,
-)
+from art.config.base_models import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder, resolve_base_model
 from art.errors import ConfigError
 from art.protocol.calls import MergeAdapter
 from art.protocol.training import JobProgress

@@ -1,6 +1,6 @@
 """One base model on this machine. The host wires its parts, and each part has one concern:
 
-engine     process, gate and sleep of the engine       hosting/engine_handle.py
+engine     process and sleep of the engine             hosting/engine_handle.py, with its gate
 adapters   the policies that the engine holds          hosting/adapter_table.py
 trainer    process and calls of the trainer            hosting/trainer_handle.py
 """
@@ -35,10 +35,7 @@ class BaseModelHost:
     def __init__(
         self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
     ) -> None:
-        """
-        Args:
-            name: names the processes in messages and their logs; by default the base model's name without its folder.
-        """
+        """`name` names the processes and their logs; by default it is the base model's name without its folder."""
         self.base_model = base_model
         self.settings = settings
         self.name = name or short_name(base_model)
@@ -58,20 +55,15 @@ class BaseModelHost:
         trainer_spec = self._spec("trainer", "trainer_child", self._threads[1], self.placement.trainer)
         self.trainer = TrainerHandle(trainer_spec, self._start_trainer, config, self._engine_aside)
         self.engine_process, self.trainer_process = self._engine.process, self.trainer.process
-        self.engine = self._engine.gated
+        self.engine = self._engine.engine
 
     def _spec(self, kind: str, module: str, num_threads: int, place: Place) -> ChildSpec:
-        config = self._config
         return ChildSpec(
             name=f"{kind} of {self.name}",
             module=f"art.runtime.children.{module}",
             log_path=self._data_dir.logs / f"{kind}-{self.name}.log",
             num_threads=num_threads,
-            start_timeout_s=config.child_start_timeout_s,
-            heartbeat_timeout_s=config.heartbeat_timeout_s,
-            stall_timeout_s=config.stall_timeout_s,
-            memory=config.memory,
-            restarts=config.restarts,
+            config=self._config,
             interruptible=kind == "engine",
             variables=place.environment(self._devices),
         )
@@ -105,7 +97,7 @@ class BaseModelHost:
             yield
             return
         what = f"loads into the {self.engine_process.spec.name} to end, so that it can sleep"
-        with self._engine.gate.closed():
+        with self.engine.closed.held():
             async with self.adapters.no_loads(what), self._engine.asleep():
                 yield
 

@@ -7,10 +7,12 @@ checkpoint is in use while requests sample from it or an unfinished job needs it
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from art.errors import NotFoundError
 from art.protocol.checkpoint_calls import (
@@ -30,31 +32,20 @@ from art.runtime.jobs.file_requests import plan_export, plan_fork, plan_pull, pl
 from art.runtime.jobs.job import Payload
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.metric_store import MetricStore
+from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
-from art.storage.layout import DataDir, ModelPaths, validate_name
+from art.storage.layout import validate_name
 
-FileRequest = ForkRequest | PullRequest | ExportRequest | PushRequest
+FileRequest = TypeVar("FileRequest", ForkRequest, PullRequest, ExportRequest, PushRequest)
 
 
 class ModelCheckpoints:
     """Checkpoints of the model that the arguments `project` and `name` name."""
 
-    def __init__(
-        self,
-        data_dir: DataDir,
-        find: Callable[[str, str], tuple[RegisteredModel, BaseModelHost]],
-        jobs: JobRunner,
-        metrics: MetricStore,
-        llama_cpp: str | None,
-    ) -> None:
-        """
-        Args:
-            find: returns the model of a project and name with its host; raises a `NotFoundError` if there is none.
-            llama_cpp: folder of llama.cpp for exports; `None` looks for it in the usual places.
-        """
-        self._data_dir = data_dir
-        self._find = find
+    def __init__(self, models: Models, jobs: JobRunner, metrics: MetricStore, llama_cpp: str | None) -> None:
+        """`llama_cpp` is the folder of llama.cpp for exports; `None` looks for it in the usual places."""
+        self._models = models
         self._jobs = jobs
         self._metrics = metrics
         self._llama_cpp = llama_cpp
@@ -65,10 +56,16 @@ class ModelCheckpoints:
         Args:
             best_metric: the checkpoint with the highest mean of this logged metric is the best.
         """
-        model, host = self._find(project, name)
-        paths = self._data_dir.model(project, name)
+        model, host = self._models.find(project, name)
         logged = await self._metrics.means(project, name)
-        infos = await asyncio.to_thread(_read_all, paths, model.step)
+        paths = self._models.paths(model)
+        infos = await asyncio.to_thread(
+            lambda: [
+                _read(paths.checkpoint(step), step)
+                for step in checkpoints.list_steps(paths.checkpoints)
+                if step <= model.step
+            ]
+        )
         scores = {
             info.step: logged[info.step][best_metric] for info in infos if best_metric in logged.get(info.step, {})
         }
@@ -88,7 +85,7 @@ class ModelCheckpoints:
 
     async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
         """Delete every checkpoint that neither the request nor the rule of this module keeps; returns their steps."""
-        model, host = self._find(project, name)
+        model, host = self._models.find(project, name)
         infos = await self.list_all(project, name, request.best_metric)
         keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
         deleted = []
@@ -96,7 +93,7 @@ class ModelCheckpoints:
             if info.step in keep or info.newest or info.best or info.in_use:
                 continue
             await host.adapters.forget(model.adapter_id(info.step))
-            await asyncio.to_thread(checkpoints.delete, self._data_dir.model(project, name).checkpoint(info.step))
+            await asyncio.to_thread(checkpoints.delete, self._models.checkpoint(model, info.step))
             deleted.append(info.step)
         return deleted
 
@@ -106,7 +103,7 @@ class ModelCheckpoints:
         Raises:
             NotFoundError: there is no such checkpoint or export.
         """
-        path = self.path(project, name, step, form)
+        path = self._models.folder(project, name, step, form)
         entries = await asyncio.to_thread(checkpoints.list_files, path)
         files = [FileInfo(name=name, size=entry.size, sha256=entry.sha256) for name, entry in entries.items()]
         manifest = path / checkpoints.MANIFEST
@@ -119,26 +116,11 @@ class ModelCheckpoints:
         """The path of one of these files. Files that the manifest does not list are refused."""
         for info in (await self.files(project, name, step, form)).files:
             if info.name == file:
-                return self.path(project, name, step, form) / file, info
+                return self._models.folder(project, name, step, form) / file, info
         raise NotFoundError(f"step {step} of {project}/{name} has no file {file!r}", param="file")
 
-    def path(self, project: str, name: str, step: int, form: str | None = None) -> Path:
-        """
-        Raises:
-            NotFoundError: the checkpoint is not published, or the export does not exist.
-        """
-        model, _ = self._find(project, name)
-        paths = self._data_dir.model(project, name)
-        path = paths.checkpoint(step) if form is None else paths.export(step, form)
-        if step > model.step or not path.is_dir():
-            what = "checkpoint" if form is None else f"export as {form!r}"
-            raise NotFoundError(
-                f"{model.key} has no {what} of step {step}; its newest step is {model.step}", param="step"
-            )
-        return path
-
     async def log_metrics(self, project: str, name: str, row: MetricsRow) -> None:
-        self._find(project, name)
+        self._models.find(project, name)
         await self._metrics.add(project, name, row)
 
     # -- jobs --
@@ -146,40 +128,32 @@ class ModelCheckpoints:
     async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus:
         """Queue a fork. This and the methods below raise what the functions of `file_requests` raise, and a
         `ConflictError` if the job id belongs to another request."""
-        return await self._submit(
-            "fork", project, name, request, lambda: plan_fork(self._data_dir, project, name, request, self._registered)
-        )
+        return await self._submit("fork", project, name, request, plan_fork)
 
     async def pull(self, project: str, name: str, request: PullRequest) -> JobStatus:
-        return await self._submit(
-            "pull", project, name, request, lambda: plan_pull(self._data_dir, project, name, request)
-        )
+        return await self._submit("pull", project, name, request, plan_pull)
 
     async def export(self, project: str, name: str, request: ExportRequest) -> JobStatus:
-        model, _ = self._find(project, name)
-        return await self._submit(
-            "export", project, name, request,
-            lambda: plan_export(
-                self._data_dir, model, request, lambda step: self.path(project, name, step), self._llama_cpp
-            ),
-        )  # fmt: skip
+        plan = functools.partial(plan_export, llama_cpp=self._llama_cpp)
+        return await self._submit("export", project, name, request, plan)
 
     async def push(self, project: str, name: str, request: PushRequest) -> JobStatus:
-        model, _ = self._find(project, name)
-        return await self._submit(
-            "push", project, name, request,
-            lambda: plan_push(model, request, lambda step, form: self.path(project, name, step, form)),
-        )  # fmt: skip
+        return await self._submit("push", project, name, request, plan_push)
 
     async def _submit(
-        self, kind: JobKind, project: str, name: str, request: FileRequest, plan: Callable[[], Payload]
+        self,
+        kind: JobKind,
+        project: str,
+        name: str,
+        request: FileRequest,
+        plan: Callable[[Models, str, str, FileRequest], Payload],
     ) -> JobStatus:
         validate_name(project, param="project")
         validate_name(name, param="name")
         fingerprint = zlib.crc32(f"{kind} {project}/{name} {request.model_dump_json()}".encode())
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
-        payload = await asyncio.to_thread(plan)
+        payload = await asyncio.to_thread(plan, self._models, project, name, request)
         return await self._jobs.submit(request.job_id, kind, (project, name), payload, fingerprint)
 
     # -- inside --
@@ -191,35 +165,20 @@ class ModelCheckpoints:
             key, _, step = (adapter or "").rpartition("@")
             if count > 0 and key == model.key:
                 needed[int(step)].append(f"{count} requests")
-        directory = self._data_dir.model(model.project, model.name).checkpoints
+        directory = self._models.paths(model).checkpoints
         for path in map(Path, await self._jobs.store.needed_checkpoints()):
             if path.parent == directory:
                 needed[int(path.name)].append("a job")
         return needed
 
-    def _registered(self, project: str, name: str) -> RegisteredModel | None:
-        try:
-            return self._find(project, name)[0]
-        except NotFoundError:
-            return None
 
-
-def _read_all(paths: ModelPaths, newest: int) -> list[CheckpointInfo]:
-    infos = []
-    for step in checkpoints.list_steps(paths.checkpoints):
-        path = paths.checkpoint(step)
-        if step > newest:
-            continue
-        state = checkpoints.read_state(path)
-        infos.append(
-            CheckpointInfo(
-                step=step,
-                created_at=checkpoints.created_at(path),
-                size_bytes=sum(entry.size for entry in checkpoints.list_files(path).values()),
-                full=checkpoints.is_full(path),
-                metrics=state.metrics,
-                newest=False,
-                best=False,
-            )
-        )
-    return infos
+def _read(path: Path, step: int) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=step,
+        created_at=checkpoints.created_at(path),
+        size_bytes=sum(entry.size for entry in checkpoints.list_files(path).values()),
+        full=checkpoints.is_full(path),
+        metrics=checkpoints.read_state(path).metrics,
+        newest=False,
+        best=False,
+    )

@@ -13,7 +13,7 @@ from art.protocol.training import ModelStatus, TokenCounts
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts
 from art.runtime.registry import RegisteredModel
-from art.storage.layout import DataDir
+from art.storage.layout import DataDir, ModelPaths
 
 
 class Models:
@@ -38,11 +38,26 @@ class Models:
             raise NotFoundError(f"there is no model {project}/{name}; register it first", param="name")
         return model, self._hosts.of(model)
 
-    def find_registered(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost] | None:
-        return self.find(project, name) if f"{project}/{name}" in self.by_key else None
+    def paths(self, model: RegisteredModel) -> ModelPaths:
+        return self.data_dir.model(model.project, model.name)
 
     def checkpoint(self, model: RegisteredModel, step: int) -> Path:
-        return self.data_dir.model(model.project, model.name).checkpoint(step)
+        return self.paths(model).checkpoint(step)
+
+    def folder(self, project: str, name: str, step: int, form: str | None = None) -> Path:
+        """The folder of a published checkpoint, or of its export in the format `form`.
+
+        Raises:
+            NotFoundError: there is no such model, checkpoint or export.
+        """
+        model, _ = self.find(project, name)
+        path = self.checkpoint(model, step) if form is None else self.paths(model).export(step, form)
+        if step > model.step or not path.is_dir():
+            what = "checkpoint" if form is None else f"export as {form!r}"
+            raise NotFoundError(
+                f"{model.key} has no {what} of step {step}; its newest step is {model.step}", param="step"
+            )
+        return path
 
     def replace(self, model: RegisteredModel) -> None:
         """Add a model, or replace everything but its step: a job may have published a step in the meantime."""
@@ -50,9 +65,9 @@ class Models:
         self.by_key[model.key] = dataclasses.replace(model, step=current.step)
         self.on_change()
 
-    def set_step(self, model: RegisteredModel, step: int) -> None:
-        """Note that `step` of a model was published."""
-        self.by_key[model.key] = dataclasses.replace(self.by_key[model.key], step=step)
+    def set_step(self, key: str, step: int) -> None:
+        """Note that `step` of the model `key` was published."""
+        self.by_key[key] = dataclasses.replace(self.by_key[key], step=step)
         self.on_change()
 
     def list_all(self) -> list[ModelStatus]:
@@ -71,9 +86,5 @@ class Models:
 
 def status_of(model: RegisteredModel) -> ModelStatus:
     return ModelStatus(
-        project=model.project,
-        name=model.name,
-        base_model=model.base_model,
-        step=model.step,
-        inference_name=model.key,
+        project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key
     )

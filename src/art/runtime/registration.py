@@ -26,12 +26,7 @@ class Registration:
     """Registers one model at a time."""
 
     def __init__(
-        self,
-        registry: Registry,
-        models: Models,
-        hosts: Hosts,
-        jobs: JobRunner,
-        check_directory: Callable[[], None],
+        self, registry: Registry, models: Models, hosts: Hosts, jobs: JobRunner, check_directory: Callable[[], None]
     ) -> None:
         """`check_directory` raises a `StorageError` if the data directory is gone."""
         self._registry = registry

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from art.config import ModelSettings
 from art.storage.database import Database
-
-T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
@@ -22,7 +19,7 @@ CREATE TABLE IF NOT EXISTS models (
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RegisteredModel:
     project: str
     name: str
@@ -46,27 +43,20 @@ class Registry:
         self._database = database
 
     async def start(self) -> None:
-        await self._run(lambda db: db.executescript(_SCHEMA))
+        await self._database.run(lambda db: db.executescript(_SCHEMA))
 
     async def models(self) -> list[RegisteredModel]:
-        rows = await self._run(
-            lambda db: db.execute("SELECT project, name, base_model, settings, step FROM models").fetchall()
-        )
+        sql = "SELECT project, name, base_model, settings, step FROM models"
+        rows = await asyncio.to_thread(self._database.read, sql)
         return [
-            RegisteredModel(
-                project=project,
-                name=name,
-                base_model=base_model,
-                settings=ModelSettings.model_validate_json(settings),
-                step=step,
-            )
+            RegisteredModel(project, name, base_model, ModelSettings.model_validate_json(settings), step)
             for project, name, base_model, settings, step in rows
         ]
 
     async def save_model(self, model: RegisteredModel) -> None:
         """Insert a model, or update everything but its step."""
         row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), model.step, time.time())
-        await self._run(
+        await self._database.run(
             lambda db: db.execute(
                 "INSERT INTO models (project, name, base_model, settings, step, created_at) VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (project, name) DO UPDATE SET base_model = excluded.base_model, settings = "
@@ -74,9 +64,6 @@ class Registry:
                 row,
             )
         )
-
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._database.run(work)
 
 
 def set_step(db: sqlite3.Connection, project: str, name: str, step: int) -> None:

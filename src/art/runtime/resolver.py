@@ -4,39 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable
 
 from art.config.base_models import SHORT_NAMES
 from art.errors import NotFoundError
 from art.gateway.policies import PolicyRef, find_model, parse_model_name
 from art.runtime.host import BaseModelHost
+from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
-from art.storage.layout import DataDir
-
-Find: TypeAlias = Callable[[str, str], tuple[RegisteredModel, BaseModelHost]]
-"""Returns the model of a project and name with its host. Raises `NotFoundError` if it is not registered."""
 
 
 class PolicyResolver:
     """The gateway's `ModelResolver`. It caches policies until `forget`."""
 
-    def __init__(
-        self,
-        data_dir: DataDir,
-        models: Mapping[str, RegisteredModel],
-        find: Find,
-        check_directory: Callable[[], None] = lambda: None,
-    ) -> None:
-        """
-        Args:
-            models: the registered models by `project/name`. Later changes of the mapping are seen.
-            check_directory: raises a `StorageError` if the data directory is gone, which explains a missing checkpoint.
-        """
+    def __init__(self, models: Models, check_directory: Callable[[], None] = lambda: None) -> None:
+        """`check_directory` raises a `StorageError` if the data directory is gone, and a checkpoint with it."""
         self._check_directory = check_directory
-        self._data_dir = data_dir
         self._models = models
-        self._find = find
         self._policies: dict[str, PolicyRef] = {}
 
     def forget(self) -> None:
@@ -47,7 +31,7 @@ class PolicyResolver:
         """Whether the policy can be sampled from right now."""
         if policy.adapter is None:
             return True
-        _, host = self._find(policy.project, policy.name)
+        _, host = self._models.find(policy.project, policy.name)
         return host.adapters.is_loaded(policy.adapter)
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
@@ -66,16 +50,16 @@ class PolicyResolver:
         """
         try:
             asked = parse_model_name(model)
-            key = find_model(asked, ((known.project, known.name) for known in self._models.values()))
+            key = find_model(asked, ((known.project, known.name) for known in self._models.by_key.values()))
         except NotFoundError:
             project, _, name = model.partition("/")
             based = self._based_on(name, project) or self._based_on(model)
             if based is None:
                 raise
             return await self._untrained(based, model)
-        registered, host = self._find(*key)
+        registered, host = self._models.find(*key)
         step = registered.step if asked.step is None else asked.step
-        checkpoint = self._data_dir.model(*key).checkpoint(step)
+        checkpoint = self._models.checkpoint(registered, step)
         if step > registered.step or not checkpoint.exists():
             self._check_directory()
             raise NotFoundError(
@@ -88,7 +72,7 @@ class PolicyResolver:
         if not host.one_policy:
             await host.adapters.load(adapter_id, checkpoint)
         policy = await _make_policy(host, adapter_id, key, step)
-        if self._models.get(registered.key) is registered:  # else a step was published meanwhile
+        if self._models.by_key.get(registered.key) is registered:  # else a step was published meanwhile
             self._policies[model] = policy
         return policy
 
@@ -97,7 +81,7 @@ class PolicyResolver:
         project has no such model."""
         with contextlib.suppress(NotFoundError):
             asked = parse_model_name(model)
-            if asked.project in (None, project) and f"{project}/{asked.name}" in self._models:
+            if asked.project in (None, project) and f"{project}/{asked.name}" in self._models.by_key:
                 return model if asked.project else f"{project}/{model}"
         return f"{project}/{model}" if self._based_on(model, project) else None
 
@@ -108,7 +92,7 @@ class PolicyResolver:
             SHORT_NAMES.get(base_model.lower(), base_model),
             os.path.abspath(os.path.expanduser(base_model)),
         }
-        for _, model in sorted(self._models.items()):
+        for _, model in sorted(self._models.by_key.items()):
             if project in (None, model.project) and model.base_model in spellings:
                 return model
         return None
@@ -116,7 +100,7 @@ class PolicyResolver:
     async def _untrained(self, model: RegisteredModel, asked: str) -> PolicyRef:
         """The untrained base model of a registered model. Its answers are recorded under its own name, so no model
         learns from them."""
-        _, host = self._find(model.project, model.name)
+        _, host = self._models.find(model.project, model.name)
         if host.one_policy:
             raise NotFoundError(
                 f'{model.base_model} is not served: with `weights="merged"` vLLM holds one step of {model.key} at a '
@@ -130,7 +114,7 @@ class PolicyResolver:
     async def _only_step(self, model: RegisteredModel, host: BaseModelHost, asked: int | None) -> int:
         """The step that the engine holds. A job may have published it without having recorded it yet; answers that are
         sampled now come from that step."""
-        newest = self._data_dir.model(model.project, model.name).checkpoint(model.step)
+        newest = self._models.checkpoint(model, model.step)
         step = int((await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)).rpartition("@")[2])
         if asked not in (None, step):
             raise NotFoundError(

@@ -21,6 +21,7 @@ from art.gateway.record.recorder import Recorder
 from art.gateway.record.retention import forget_regularly
 from art.gateway.record.rollout_store import RolloutStore
 from art.protocol.answers import Measurement
+from art.protocol.job_states import JobKind
 from art.runtime.base_models import prepare_base_model
 from art.runtime.checks.preflight import Preflight
 from art.runtime.checks.readiness import find_obstacles
@@ -29,13 +30,8 @@ from art.runtime.jobs.file_jobs import AdoptWork, FileWork
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import TrainingWork
-from art.runtime.measurements import (
-    measure_disk,
-    measure_engines,
-    measure_jobs,
-    measure_processes,
-    measure_tokens,
-)
+from art.runtime.jobs.work import Work
+from art.runtime.measurements import measure_disk, measure_engines, measure_jobs, measure_processes, measure_tokens
 from art.runtime.metric_store import MetricStore
 from art.runtime.model_checkpoints import ModelCheckpoints
 from art.runtime.models import Models
@@ -69,11 +65,11 @@ class Runtime:
         self._hosts = Hosts(self.data_dir, config)
         self._metrics = MetricStore(self._database)
         self.models = Models(self.data_dir, self._hosts, self._recorder)
-        self.resolver = PolicyResolver(self.data_dir, self.models.by_key, self.models.find, self._lock.check_directory)
+        self.resolver = PolicyResolver(self.models, self._lock.check_directory)
         self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
         self.jobs = self._make_jobs()
-        self.checkpoints = ModelCheckpoints(self.data_dir, self.models.find, self.jobs, self._metrics, config.llama_cpp)
+        self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
         self.registration = Registration(
             self._registry, self.models, self._hosts, self.jobs, self._lock.check_directory
         )
@@ -91,20 +87,12 @@ class Runtime:
             max_per_project=self._config.limits.max_jobs_per_project,
             on_dropped=RolloutStore.unmark_trained,
         )
-        training = TrainingWork(self.data_dir, self._recorder, models.find, models.set_step, store.step_metrics)
-        adopting = AdoptWork(self.data_dir, models.find_registered, store.origins, models.set_step)
+        training, adopting = TrainingWork(models, self._recorder, store), AdoptWork(models, store)
         files = FileWork(self.data_dir)
-        return JobRunner(
-            store,
-            {
-                "train": training,
-                "train_sft": training,
-                "fork": adopting,
-                "pull": adopting,
-                "export": files,
-                "push": files,
-            },
-        )
+        works: dict[JobKind, Work] = {
+            "train": training, "train_sft": training, "fork": adopting, "pull": adopting, "export": files, "push": files
+        }  # fmt: skip
+        return JobRunner(store, works, models.set_step)
 
     async def start(self) -> None:
         """Take the data directory, load what earlier servers left there, and go on with their jobs.

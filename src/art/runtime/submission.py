@@ -73,7 +73,8 @@ class Submission:
             return known
         warnings = await self._ensure_ready(model, host)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
-        plan = await asyncio.to_thread(self._plan, model, request)
+        groups = await asyncio.to_thread(self._resolve, model, request.groups)
+        plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
         plan.findings += warnings
         if plan.samples and (teacher := teacher_name(request.config)) is not None:
             await self._ask_teacher(teacher, host, plan)
@@ -123,9 +124,6 @@ class Submission:
             return []
         checkpoint = self._models.checkpoint(model, model.step)
         return await self._preflight.ensure(model, host, self._models.data_dir.root, checkpoint)
-
-    def _plan(self, model: RegisteredModel, request: TrainRequest) -> StepPlan:
-        return plan_step(self._resolve(model, request.groups), request.config, step=model.step)
 
     def _resolve(self, model: RegisteredModel, groups: list[WireGroup]) -> list[ResolvedGroup]:
         exchanges = self._recorder.find(exchange_ids(groups))

@@ -10,9 +10,8 @@
 from art.scenarios.dataset import Dataset
 from art.scenarios.diversity import Diversity, measure_diversity
 from art.scenarios.generate import generate_dataset, generate_inputs, write_task_text
-from art.scenarios.task_text import TaskText
 from art.scenarios.writer import Writer
-from art.scenarios.written import WrittenScenario, split_of, with_splits
+from art.scenarios.written import TaskText, WrittenScenario, split_of, with_splits
 
 __all__ = [
     "Dataset",

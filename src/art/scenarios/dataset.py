@@ -18,10 +18,9 @@ from pydantic import ValidationError
 
 from art.errors import ConfigError
 from art.scenarios.diversity import Diversity, measure_diversity
-from art.scenarios.task_text import TaskText
 from art.scenarios.toml_file import read_text, read_toml, write_toml
 from art.scenarios.words import first_twin, words_of
-from art.scenarios.written import SPLITS, Split, WrittenScenario, split_of
+from art.scenarios.written import SPLITS, Split, TaskText, WrittenScenario, split_of
 from art.storage.atomic import write_file
 
 TASK_FILE, SCENARIOS_FILE = "task.toml", "scenarios.jsonl"

@@ -35,7 +35,7 @@ MAX_COMPARED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diversity:
-    """Three numbers from 0 (all texts are equal) to 1."""
+    """Three measures of how much texts differ, each from 0 (all texts are equal) to 1."""
 
     mean_distance: float
     nearest_distance: float

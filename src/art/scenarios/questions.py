@@ -7,9 +7,8 @@ from typing import Any
 
 from art.errors import GenerationError
 from art.rewards.ruler import DEFAULT_RUBRIC
-from art.scenarios.rows import candidates_in, clean, further_parts, json_format, read_rows, rows_format
-from art.scenarios.task_text import TaskText
-from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY, WrittenScenario
+from art.scenarios.rows import candidates_in, clean, conversation, further_parts, json_format, read_rows, rows_format
+from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY, TaskText, WrittenScenario
 
 _WRITE_INPUTS = f"""You write inputs for an assistant that is to be trained for one job. You are told what the job is.
 
@@ -39,16 +38,16 @@ TASK_FORMAT = json_format(
 
 
 def ask_for_inputs(
-    description: str, count: int, *, instructions: str | None, known: Sequence[str], complaint: str | None
+    description: str, instructions: str | None, count: int, known: Sequence[str], complaint: str | None
 ) -> list[dict[str, Any]]:
-    """The messages that ask for `count` inputs. See `WriteMessages`."""
+    """The messages that ask for `count` inputs. The last three arguments are those of a `WriteMessages`."""
     parts = [f"The job: {description}", f"Write exactly {count} inputs."]
-    return _conversation(_WRITE_INPUTS, [*parts, *further_parts(instructions, known, complaint)])
+    return conversation(_WRITE_INPUTS, [*parts, *further_parts(instructions, known, complaint)])
 
 
 def ask_for_task(description: str, *, instructions: str | None, complaint: str | None) -> list[dict[str, Any]]:
     """The messages that ask for a system prompt and standards."""
-    return _conversation(_WRITE_TASK, [f"The job: {description}", *further_parts(instructions, (), complaint)])
+    return conversation(_WRITE_TASK, [f"The job: {description}", *further_parts(instructions, (), complaint)])
 
 
 def read_inputs(text: str) -> list[WrittenScenario]:
@@ -57,7 +56,7 @@ def read_inputs(text: str) -> list[WrittenScenario]:
     Raises:
         GenerationError: the answer has none. The message tells the generator why.
     """
-    return [WrittenScenario(input=row.text, difficulty=row.difficulty) for row in read_rows(text, "input")]
+    return [WrittenScenario(input=words, difficulty=difficulty) for words, difficulty in read_rows(text, "input")]
 
 
 def read_task(text: str, description: str) -> TaskText:
@@ -80,7 +79,3 @@ def read_task(text: str, description: str) -> TaskText:
     raise GenerationError(
         "it is not a JSON object with a text `system_prompt` and a list of texts `standards`, or it was cut short"
     )
-
-
-def _conversation(system: str, parts: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]

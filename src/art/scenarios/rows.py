@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from art.errors import GenerationError
@@ -13,12 +12,6 @@ from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 MAX_SHOWN = 200
 """Number of the newest texts that a generator is told not to write again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    text: str
-    difficulty: int
 
 
 def rows_format(field: str) -> dict[str, Any]:
@@ -36,9 +29,8 @@ def json_format(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
     """A schema that requires all properties and allows no others, as strict schemas must."""
-    return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
-    }  # fmt: skip
+    required = list(properties)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def further_parts(instructions: str | None, known: Sequence[str], complaint: str | None) -> list[str]:
@@ -59,8 +51,13 @@ def candidates_in(text: str) -> list[Any]:
         return objects_in(text)[::-1]  # models think aloud first
 
 
-def read_rows(text: str, field: str) -> list[Row]:
-    """Read the rows in an answer.
+def conversation(system: str, parts: Sequence[str]) -> list[dict[str, Any]]:
+    """The messages of a request."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
+
+
+def read_rows(text: str, field: str) -> list[tuple[str, int]]:
+    """Read the rows in an answer: pairs of text and difficulty.
 
     Unambiguous mistakes are repaired: a fence or words around the JSON, a list without the object around it, a
     difficulty in quotes. Rows without a text or with an invalid difficulty are left out.
@@ -80,7 +77,7 @@ def read_rows(text: str, field: str) -> list[Row]:
     raise GenerationError("it is not a JSON object with a list `scenarios`, or it was cut short")
 
 
-def _read_row(row: Any, field: str) -> Row | None:
+def _read_row(row: Any, field: str) -> tuple[str, int] | None:
     text = row.get(field) if isinstance(row, dict) else None
     if not isinstance(text, str) or not text.strip():
         return None
@@ -92,7 +89,7 @@ def _read_row(row: Any, field: str) -> Row | None:
         return None
     if isinstance(difficulty, bool) or difficulty not in range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1):
         return None
-    return Row(clean(text), difficulty)
+    return clean(text), difficulty
 
 
 def clean(text: str) -> str:

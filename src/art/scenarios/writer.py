@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from art.errors import BudgetError, ContextLengthError, GenerationError, JudgeError
 from art.model import Model
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Messages = list[dict[str, Any]]
+WriteMessages = Callable[[int, Sequence[str], str | None], Messages]
+"""A function that writes a request, from the number of texts to ask for, the texts that exist already, and what was
+wrong with the last answer."""
 
 OPENROUTER_URL = "https://openrouter.ai/api/v1"
 PER_REQUEST = 25
@@ -24,19 +27,6 @@ PER_REQUEST = 25
 MAX_COMPLETION_TOKENS = 8000
 """Most tokens of an answer. A scenario has about 60."""
 _MAX_QUOTED = 200
-
-
-class WriteMessages(Protocol):
-    """A function that writes the messages of a request."""
-
-    def __call__(self, count: int, *, known: Sequence[str], complaint: str | None) -> Messages:
-        """The messages that ask for `count` texts.
-
-        Args:
-            known: texts that exist already.
-            complaint: what was wrong with the last answer.
-        """
-        ...
 
 
 class Writer:
@@ -129,7 +119,7 @@ class Writer:
         while len(items) < count:
             asked = min(count - len(items), PER_REQUEST)
             exist = [*known, *map(text_of, items)]
-            text = await self._complete(ask(asked, known=exist, complaint=complaint), response_format)
+            text = await self._complete(ask(asked, exist, complaint), response_format)
             complaint = None
             try:
                 written = read(text)

@@ -1,4 +1,4 @@
-"""One scenario of a data set: an input, its difficulty and its split."""
+"""What a data set is made of: the text that all its scenarios share, and scenarios with difficulty and split."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from art.rewards.ruler import DEFAULT_RUBRIC
 from art.scenarios.words import position
 
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -17,12 +19,29 @@ TEST_SHARE, VAL_SHARE = 0.2, 0.1
 """Shares of the scenarios; the rest is for training."""
 
 
+class TaskText(BaseModel):
+    """The content of `task.toml`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    description: Text
+    """What the agent should do, in one sentence. Only people and the generator read it."""
+    system_prompt: Text
+    """What the agent is told before each input."""
+    rubric: Text = DEFAULT_RUBRIC
+    """Rules by which the judge compares answers to one input."""
+    max_completion_tokens: int = Field(default=1024, ge=1)
+    """Most tokens of an answer; a longer one is cut."""
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    """Sampling temperature. Training wants 1, because answers to compare must differ."""
+
+
 class WrittenScenario(BaseModel):
     """One line of `scenarios.jsonl`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    input: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    input: Text
     """What the user says."""
     difficulty: int | None = Field(default=None, ge=MIN_DIFFICULTY, le=MAX_DIFFICULTY, strict=True)
     """Difficulty from 1 (easy) to 5, as its author sees it."""

@@ -20,12 +20,12 @@ from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
-from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes, send_failure
+from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route
-from art.server.errors import METHOD_NOT_ALLOWED, error_body
+from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
 from art.server.openapi import build_openapi
-from art.server.routes import chat, checkpoints, dialects, jobs, models, operations, rollouts, training
+from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -37,7 +37,6 @@ CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
-    *dialects.ROUTES,
     *models.ROUTES,
     *rollouts.ROUTES,
     *training.ROUTES,
@@ -47,25 +46,20 @@ ROUTES: list[Route] = [
 ]
 
 
-def create_app(
-    runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
-) -> App:
-    """Make the ASGI application of a running `runtime`. The caller starts and closes the runtime.
-
-    Args:
-        api_key: the key that may do everything.
-        keys: further keys.
-    """
-    return App(runtime, Keyring(api_key, keys), config or ServerConfig())
-
-
 class App:
-    """An ASGI application."""
+    """The ASGI application of a running `runtime`, which the caller starts and closes."""
 
-    def __init__(self, runtime: Runtime, keyring: Keyring, config: ServerConfig) -> None:
+    def __init__(
+        self, runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+    ) -> None:
+        """
+        Args:
+            api_key: the key that may do everything.
+            keys: further keys.
+        """
         self._runtime = runtime
-        self._keyring = keyring
-        self.state = ServerState(config, _openapi_document)
+        self._keyring = Keyring(api_key, keys)
+        self.state = ServerState(config or ServerConfig(), _openapi_document)
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -93,7 +87,8 @@ class App:
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            await send_failure(send_noted, error, None if route is None else route.error_body)
+            error_status, body, headers = failure(error, None if route is None else route.error_body)
+            await send_bytes(send_noted, error_status, body, headers=headers)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
@@ -158,16 +153,14 @@ class App:
         if not allowed:
             raise NotFoundError(f"there is no route {method} {path}")
         methods = ", ".join(allowed)
-        error = NotFoundError(f"{path} takes {methods}, not {method}")
-        body = error_body(error, METHOD_NOT_ALLOWED)
+        body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
 
 
 @functools.cache
 def _openapi_document() -> bytes:
-    return json.dumps(
-        build_openapi(ROUTES)
-    ).encode()  # not orjson: it refuses the bounds of seeds, which have more than 64 bits
+    # Not orjson: it refuses the bounds of seeds, which have more than 64 bits.
+    return json.dumps(build_openapi(ROUTES)).encode()
 
 
 async def _run(route: Route, call: Call) -> None:

@@ -11,7 +11,7 @@ import orjson
 
 from art.config import ServerConfig
 from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeoutError
-from art.server.errors import ErrorBody, failure
+from art.server.errors import ErrorBody, error_body, public_error
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -20,6 +20,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 class ClientDisconnected(Exception):
     """The client hung up, so nobody waits for an answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The value of a header, whose name is in lower case; `None` if the request does not have it."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
 MIN_BYTES_PER_S = 16 * 2**10
@@ -46,8 +51,8 @@ async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
     """Read the raw body. Raises as `read_json` does."""
-    declared = next((value for key, value in scope["headers"] if key == b"content-length"), b"0")
-    if declared.isdigit() and int(declared) > max_bytes:
+    declared = header(scope, b"content-length") or "0"
+    if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0
@@ -100,55 +105,34 @@ async def send_bytes(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_failure(send: Send, error: BaseException, shape: ErrorBody | None = None) -> None:
-    status, body, headers = failure(error, shape)
-    await send_bytes(send, status, body, headers=headers)
+EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
-_EVENT_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-async def send_events(send: Send, events: AsyncGenerator[dict[str, Any], None]) -> None:
-    """Send server-sent events and `[DONE]`. An error before the first event is raised; a later one becomes an event."""
-    await _send_stream(send, events, _encode, lambda error: b"data: %b\n\n" % failure(error)[1], b"data: [DONE]\n\n")
-
-
-async def send_named_events(
-    send: Send, events: AsyncGenerator[dict[str, Any], None], on_error: Callable[[Exception], dict[str, Any]]
+async def send_events(
+    send: Send, events: AsyncGenerator[dict[str, Any], None], named_error: ErrorBody | None = None
 ) -> None:
-    """Send server-sent events that are named by their `type`. An error before the first event is raised; `on_error`
-    turns a later one into an event."""
-    await _send_stream(send, events, _encode_named, lambda error: _encode_named(on_error(error)), b"")
+    """Send server-sent events. An error before the first event is raised; a later one becomes an event.
 
+    Args:
+        named_error: makes the event of an error in a dialect whose events are named by their `type`. Without it, events
+            have no names and end with `[DONE]`, as OpenAI's chat completions do.
+    """
 
-async def _send_stream(
-    send: Send,
-    events: AsyncGenerator[dict[str, Any], None],
-    encode: Callable[[dict[str, Any]], bytes],
-    encode_error: Callable[[Exception], bytes],
-    end: bytes,
-) -> None:
-    async def send_part(body: bytes) -> None:
+    async def send_event(event: dict[str, Any]) -> None:
+        name = b"event: %b\n" % event["type"].encode() if named_error else b""
+        body = b"%bdata: %b\n\n" % (name, orjson.dumps(event))
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async with contextlib.aclosing(events):
         first = await anext(events)
-        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-        await send_part(encode(first))
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        await send_event(first)
         try:
             async for event in events:
-                await send_part(encode(event))
+                await send_event(event)
         except Exception as error:
-            await send_part(encode_error(error))
-        await send({"type": "http.response.body", "body": end})
-
-
-def _encode(event: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-def _encode_named(event: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+            await send_event((named_error or error_body)(public_error(error)))
+        await send({"type": "http.response.body", "body": b"" if named_error else b"data: [DONE]\n\n"})
 
 
 @contextlib.asynccontextmanager

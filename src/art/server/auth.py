@@ -30,7 +30,8 @@ class Caller:
         return scope in self.scopes or "admin" in self.scopes
 
     def check_scope(self, scope: KeyScope) -> None:
-        """
+        """Check that the key has a scope.
+
         Raises:
             PermissionDeniedError: the key does not have this scope.
         """
@@ -39,7 +40,8 @@ class Caller:
             raise PermissionDeniedError(f"this needs a key with scope `{scope}`; key {self.key_id} has {has}")
 
     def check_project(self, project: str) -> None:
-        """
+        """Check that the key may be used for a project.
+
         Raises:
             PermissionDeniedError: the key is for another project.
         """

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
-from art.errors import NotFoundError
+from art.errors import InvalidRequestError, NotFoundError
 from art.protocol.keys import KeyScope
-from art.server.asgi import Receive, Scope, Send, read_json
+from art.server.asgi import Receive, Scope, Send, header, read_json
 from art.server.auth import Caller
 from art.server.errors import ErrorBody
 from art.server.state import ServerState
@@ -49,12 +49,22 @@ class Call:
         """The body as a wire type. The server answers a `ValidationError` with status 400."""
         return kind.model_validate(await self.json())
 
+    async def job_body(self, kind: type[W]) -> W:
+        """The request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
+        body, key = await self.json(), header(self.scope, b"idempotency-key")
+        if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
+            raise InvalidRequestError(
+                f"the header Idempotency-Key says {key!r} and `job_id` says {body['job_id']!r}; leave one out",
+                param="job_id",
+            )
+        return kind.model_validate(body)
+
     def query(self, name: str) -> str | None:
         """A parameter of the query string; of several the last one counts."""
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
         return values[-1] if values else None
 
-    async def own_model(self, name: str) -> str:
+    def own_model(self, name: str) -> str:
         """The full name of a model as this caller means it.
 
         A key for one project knows only the models of that project. A key for all projects looks in the project of the

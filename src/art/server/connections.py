@@ -26,11 +26,7 @@ KEEP_ALIVE_S = 75
 
 def connections(limits: LimitsConfig) -> type[Connection]:
     """Make the class that uvicorn takes as `http`."""
-
-    class Limited(Connection):
-        limits_config = limits
-
-    return Limited
+    return type("Limited", (Connection,), {"limits_config": limits})
 
 
 class Connection(HttpToolsProtocol):

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 from pydantic import ValidationError
@@ -39,12 +40,11 @@ the class, with `art.errors.error_from_code`."""
 
 METHOD_NOT_ALLOWED = 405
 
-Failure = tuple[int, bytes, dict[str, str]]
-"""Status, JSON body, extra headers."""
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""OpenAI's `type` of an error by its status. Others are "invalid_request_error" or, from 500 on, "server_error"."""
 
-
-ErrorBody = Callable[[errors.ArtError, int], bytes]
-"""The body of an error, given its status."""
+ErrorBody = Callable[[errors.ArtError], dict[str, Any]]
+"""Makes the body of an error."""
 
 
 def public_error(error: BaseException) -> errors.ArtError:
@@ -58,30 +58,24 @@ def public_error(error: BaseException) -> errors.ArtError:
     return errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
 
 
-def failure(error: BaseException, body: ErrorBody | None = None) -> Failure:
-    """The answer to an error. `body` makes its body; by default it has OpenAI's shape."""
+def failure(error: BaseException, body: ErrorBody | None = None) -> tuple[int, bytes, dict[str, str]]:
+    """The answer to an error: status, JSON body and extra headers. By default the body has OpenAI's shape."""
     error = public_error(error)
-    status = next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
     # Without this header the OpenAI client silently retries 409 and every 5xx for minutes.
     headers = {"x-should-retry": "true" if error.transient else "false"}
     if isinstance(error, errors.OverloadedError):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.RequestTimeoutError):
         headers["connection"] = "close"  # the rest of the body may still arrive
-    return status, (body or error_body)(error, status), headers
+    return _status(error), orjson.dumps((body or error_body)(error)), headers
 
 
-def error_body(error: errors.ArtError, status: int) -> bytes:
-    return orjson.dumps(
-        {"error": {"message": error.message, "type": _type(status), "param": error.param, "code": error.code}}
-    )
+def error_body(error: errors.ArtError) -> dict[str, Any]:
+    """OpenAI's form of an error."""
+    status = _status(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def _type(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 403:
-        return "permission_error"
-    if status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if status < 500 else "server_error"
+def _status(error: errors.ArtError) -> int:
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)

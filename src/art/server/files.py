@@ -6,7 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from art.server.asgi import cancel_on_disconnect, send_bytes
+from art.server.asgi import cancel_on_disconnect, header, send_bytes
 from art.server.call import Call
 
 PIECE_BYTES = 2**20
@@ -19,10 +19,10 @@ async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
     Args:
         tag: identifies the content. A request with another tag in `If-Range` gets the whole file.
     """
-    headers = {key: value.decode("latin-1") for key, value in call.scope["headers"]}
     etag = f'"{tag}"'
     start, end = 0, size
-    if headers.get(b"if-range", etag) == etag and (part := _parse_range(headers.get(b"range"), size)) is not None:
+    part = _parse_range(header(call.scope, b"range"), size)
+    if part is not None and header(call.scope, b"if-range") in (None, etag):
         start, end = part
         if start >= size:
             error = b'{"error":{"message":"the range begins after the end of the file","code":"invalid_request_error"}}'
@@ -30,15 +30,14 @@ async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
             return
     fields = {"content-type": "application/octet-stream", "content-length": str(end - start), "etag": etag}
     fields |= {"accept-ranges": "bytes"}
+    status = 200
     if (start, end) != (0, size):
+        status = 206
         fields["content-range"] = f"bytes {start}-{end - 1}/{size}"
     raw = [(name.encode(), value.encode()) for name, value in fields.items()]
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
+    with await asyncio.to_thread(path.open, "rb") as file:
         async with cancel_on_disconnect(call.receive):
-            await call.send(
-                {"type": "http.response.start", "status": 206 if b"content-range" in dict(raw) else 200, "headers": raw}
-            )
+            await call.send({"type": "http.response.start", "status": status, "headers": raw})
             file.seek(start)
             left = end - start
             while left > 0:
@@ -48,8 +47,6 @@ async def send_file(call: Call, path: Path, size: int, tag: str) -> None:
                 left -= len(piece)
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
             await call.send({"type": "http.response.body", "body": b""})
-    finally:
-        file.close()
 
 
 def _parse_range(text: str | None, size: int) -> tuple[int, int] | None:

@@ -3,8 +3,6 @@ models, devices, memory, addresses, and flags of programs. A key that may train 
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel
 
 from art.config import ServerConfig, VllmConfig
@@ -23,7 +21,8 @@ HARMLESS = {
 
 
 def check_registration(request: RegisterRequest, caller: Caller, config: ServerConfig) -> None:
-    """
+    """Check that a caller may register a model with these settings.
+
     Raises:
         PermissionDeniedError: the request touches the machine, and the key does not have scope `admin`.
         ConfigError: there is no base model of this name.
@@ -54,9 +53,8 @@ def check_registration(request: RegisterRequest, caller: Caller, config: ServerC
 
 def _changed(settings: BaseModel, usual: BaseModel) -> set[str]:
     """Names of fields that differ from the class's defaults and from the server's own settings."""
-    fields: dict[str, Any] = {name: getattr(settings, name) for name in type(settings).model_fields}
     return {
         name
-        for name, value in fields.items()
-        if value != type(settings).model_fields[name].get_default() and value != getattr(usual, name, value)
+        for name, field in type(settings).model_fields.items()
+        if (value := getattr(settings, name)) not in (field.get_default(), getattr(usual, name, value))
     }

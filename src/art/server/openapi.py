@@ -52,15 +52,19 @@ def build_openapi(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, Any]:
     text = inspect.getdoc(route.handler) or ""
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route),
+        # From method and path, because several paths may share a handler.
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()} {route.path}").strip("_"),
         "summary": text.partition("\n")[0].rstrip("."),
         "tags": [_tag(route.path)],
-        "parameters": [*_path_parameters(route), *_query_parameters(route)],
+        "parameters": _parameters(route),
         "security": [] if route.scope is None else [{"bearer": []}, {"x-api-key": []}],
         "responses": {
             str(route.status): {
                 "description": HTTPStatus(route.status).phrase,
-                "content": {media: {"schema": _schema(route.response, media, schemas)} for media in route.media},
+                "content": {
+                    media: {"schema": schemas[route.response] if route.response and media == _JSON else _TEXT}
+                    for media in route.media
+                },
             },
             "default": {
                 "description": "An error; `error.code` names its kind.",
@@ -75,27 +79,11 @@ def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, A
     return operation
 
 
-def _schema(kind: type[BaseModel] | None, media: str, schemas: dict[type[BaseModel], Any]) -> Any:
-    return schemas[kind] if kind is not None and media == _JSON else _TEXT
-
-
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
-    schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
-    names = re.findall(r"{(\w+)}", route.path)
-    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
-
-
-def _query_parameters(route: Route) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "query", "required": False, "schema": TypeAdapter(kind).json_schema()}
-        for name, kind in route.query.items()
-    ]
-
-
-def _operation_id(route: Route) -> str:
-    """A unique id: several paths may share a handler."""
-    words = re.sub(r"\W+", "_", route.path).strip("_")
-    return f"{route.method.lower()}_{words}"
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    name_schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
+    places = [("path", name, name_schema) for name in re.findall(r"{(\w+)}", route.path)]
+    places += [("query", name, TypeAdapter(kind).json_schema()) for name, kind in route.query.items()]
+    return [{"name": name, "in": at, "required": at == "path", "schema": schema} for at, name, schema in places]
 
 
 def _tag(path: str) -> str:

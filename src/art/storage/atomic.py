@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from art.errors import DiskFullError, StorageError
@@ -50,30 +50,39 @@ def write_file(path: Path, data: bytes) -> None:
     temporary = temporary_name(path)
     try:
         with storage_errors(path, "writing"):
-            _write_synced(temporary, data)
+            temporary.write_bytes(data)
+            _sync(temporary)
             temporary.replace(path)
-            _sync_directory(path.parent)
+            _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Create the directory `path` with `files` durably and atomically. `path` must not exist.
+@contextlib.contextmanager
+def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield an empty directory to fill with files. After the block it becomes `path`, durably and atomically.
+
+    Args:
+        replace: replace the directory `path`, which must not exist otherwise.
 
     Raises:
-        DiskFullError, StorageError: writing failed. `path` was not created, and no temporary file is left.
+        DiskFullError, StorageError: writing failed. `path` was not changed, and no temporary file is left.
     """
-    temporary = temporary_name(path)
+    temporary = temporary_name(path.with_name(f"{path.name}.new"))  # deletions use other temporary names
     try:
         with storage_errors(path, "writing"):
             path.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(path.parent)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-            for name, data in files.items():
-                _write_synced(temporary / name, data)
-            _sync_directory(temporary)
+            yield temporary
+            for entry in (*temporary.iterdir(), temporary):
+                _sync(entry)
+        if replace and path.exists():
+            remove_directory(path)
+        with storage_errors(path, "writing"):
             temporary.rename(path)
-            _sync_directory(path.parent)
+            _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -83,7 +92,7 @@ def remove_directory(path: Path) -> None:
     temporary = temporary_name(path)
     with storage_errors(path, "deleting"):
         path.rename(temporary)
-        _sync_directory(path.parent)
+        _sync(path.parent)
         shutil.rmtree(temporary)
 
 
@@ -108,14 +117,7 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

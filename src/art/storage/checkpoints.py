@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art.errors import CorruptCheckpointError, NotFoundError
-from art.storage.atomic import remove_directory, remove_leftovers, storage_errors, write_directory, write_file
+from art.storage.atomic import new_directory, remove_directory, storage_errors, write_file
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -95,8 +95,9 @@ def write_checkpoint(path: Path, files: Mapping[str, bytes]) -> str:
         raise ValueError(f"these files are missing in a checkpoint, or do not belong there: {sorted(wrong)}")
     entries = {name: FileEntry(size=len(data), sha256=hashlib.sha256(data).hexdigest()) for name, data in files.items()}
     manifest = _Manifest(files=entries).model_dump_json(indent=1).encode()
-    remove_leftovers(path.parent)
-    write_directory(path, {**files, MANIFEST: manifest})
+    with new_directory(path) as directory:
+        for name, data in {**files, MANIFEST: manifest}.items():
+            (directory / name).write_bytes(data)
     return hashlib.sha256(manifest).hexdigest()
 
 
@@ -113,7 +114,7 @@ def is_full(path: Path) -> bool:
 
 def identify(path: Path) -> str:
     """Return the identity of the checkpoint `path`, the hash of its manifest. Equal identities mean equal files."""
-    return hashlib.sha256(_read(path, MANIFEST)).hexdigest()
+    return hashlib.sha256(read_file(path, MANIFEST)).hexdigest()
 
 
 def verify(path: Path) -> None:
@@ -123,8 +124,7 @@ def verify(path: Path) -> None:
         NotFoundError: there is no such directory.
         CorruptCheckpointError: a file is missing, truncated or changed. The message names it.
     """
-    manifest = _parse(_Manifest, path, MANIFEST)
-    if missing := _missing(manifest.files):
+    if missing := _missing(list_files(path)):
         raise CorruptCheckpointError(f"the manifest of checkpoint {path} does not list {', '.join(sorted(missing))}")
     verify_files(path)
 
@@ -147,10 +147,7 @@ def created_at(path: Path) -> float:
 
 def write_manifest(directory: Path) -> None:
     """Write the manifest of the export in `directory`, with size and hash of every file there."""
-    entries = {}
-    for file in sorted(directory.iterdir()):
-        size, digest = _measure(directory, file.name)
-        entries[file.name] = FileEntry(size=size, sha256=digest)
+    entries = {file.name: _measure(directory, file.name) for file in sorted(directory.iterdir())}
     write_file(directory / MANIFEST, _Manifest(files=entries).model_dump_json(indent=1).encode())
 
 
@@ -162,13 +159,13 @@ def verify_files(path: Path) -> None:
         CorruptCheckpointError: a file is missing, truncated or changed. The message names it.
     """
     for name, entry in list_files(path).items():
-        size, digest = _measure(path, name)
-        if size != entry.size:
+        actual = _measure(path, name)
+        if actual.size != entry.size:
             raise CorruptCheckpointError(
-                f"{path / name} has {size} bytes, but its manifest says {entry.size}: the file was truncated or "
+                f"{path / name} has {actual.size} bytes, but its manifest says {entry.size}: the file was truncated or "
                 "replaced. Delete this checkpoint and continue from an older one"
             )
-        if digest != entry.sha256:
+        if actual != entry:
             raise CorruptCheckpointError(
                 f"{path / name} does not have the sha256 of its manifest: its content changed after it was written. "
                 "Delete this checkpoint and continue from an older one"
@@ -185,7 +182,9 @@ def read_probe(path: Path) -> Probe:
 
 def read_file(path: Path, name: str) -> bytes:
     """Read one file of the checkpoint `path` without checking it. Call `verify` before."""
-    return _read(path, name)
+    file = _file(path, name)
+    with storage_errors(file, "reading"):
+        return file.read_bytes()
 
 
 def list_steps(directory: Path) -> list[int]:
@@ -207,17 +206,11 @@ def delete(path: Path) -> None:
         remove_directory(path)
 
 
-def _read(path: Path, name: str) -> bytes:
-    file = _file(path, name)
-    with storage_errors(file, "reading"):
-        return file.read_bytes()
-
-
-def _measure(path: Path, name: str) -> tuple[int, str]:
-    """Size and sha256 of a file, read piece by piece."""
+def _measure(path: Path, name: str) -> FileEntry:
+    """Read a file piece by piece for its size and sha256."""
     with storage_errors(_file(path, name), "reading"), (path / name).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return file.tell(), digest
+        return FileEntry(size=file.tell(), sha256=digest)
 
 
 def _file(path: Path, name: str) -> Path:
@@ -231,6 +224,6 @@ def _file(path: Path, name: str) -> Path:
 
 def _parse(model: type[_Model], path: Path, name: str) -> _Model:
     try:
-        return model.model_validate_json(_read(path, name))
+        return model.model_validate_json(read_file(path, name))
     except ValidationError as error:
         raise CorruptCheckpointError(f"{path / name} is not a valid {name}: {error.errors()[0]['msg']}") from error

@@ -1,23 +1,8 @@
-"""The paths in a data directory. No other module builds them.
-
-<data_dir>/
-  art.db                                  registry, jobs, exchanges (SQLite, WAL)
-  keys.db                                 hashes of keys (SQLite, WAL)
-  server.lock                             held by the server that runs here
-  .bases/<adapter>-<hash>/                base models with an adapter merged into them
-  .merged/<process>/                      merged weights for an engine to load
-  logs/<process>.log
-  <project>/models/<name>/
-    state.json  history.jsonl
-    trajectories/<split>/<step>.jsonl
-    checkpoints/<step>/                   adapter, optimiser, probe, manifest (see `checkpoints`)
-    exports/<step>-<format>/              for other programs, with a manifest too
-"""
+"""The paths in a data directory, of which `docs/architecture.md` has the tree. No other module builds them."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from art.errors import InvalidRequestError
@@ -41,34 +26,19 @@ def validate_name(value: str, *, param: str) -> str:
     return value
 
 
-@dataclass(frozen=True, slots=True)
 class ModelPaths:
     """The paths of one model."""
 
-    root: Path
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state.json"
-
-    @property
-    def history(self) -> Path:
-        return self.root / "history.jsonl"
-
-    @property
-    def costs(self) -> Path:
-        return self.root / "costs.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / "state.json"
+        self.history = root / "history.jsonl"
+        self.costs = root / "costs.jsonl"
+        self.checkpoints = root / "checkpoints"
+        self.exports = root / "exports"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"{step:04d}"
-
-    @property
-    def exports(self) -> Path:
-        return self.root / "exports"
 
     def export(self, step: int, form: str) -> Path:
         return self.exports / f"{step:04d}-{validate_name(form, param='format')}"
@@ -77,33 +47,24 @@ class ModelPaths:
         return self.root / "trajectories" / validate_name(split, param="split") / f"{step:04d}.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
 class DataDir:
     """The paths of a data directory, which contains everything that ART writes."""
 
-    root: Path
-
-    @property
-    def database(self) -> Path:
-        return self.root / "art.db"
-
-    @property
-    def keys(self) -> Path:
-        return self.root / "keys.db"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.database = root / "art.db"
+        self.keys = root / "keys.db"
+        self.lock = root / "server.lock"
+        """The lock file, locked by the server that uses the directory."""
+        self.logs = root / "logs"
+        self.report = self.logs / "report.txt"
+        """The newest status report of the server."""
+        self.server_stacks = self.logs / "server-stacks.log"
 
     @property
     def is_known(self) -> bool:
         """Whether a server has run here, or keys were made for one."""
         return self.database.exists() or self.keys.exists()
-
-    @property
-    def lock(self) -> Path:
-        """The lock file, locked by the server that uses the directory."""
-        return self.root / "server.lock"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
 
     def adapted(self, name: str) -> Path:
         """Folder of a base model with an adapter merged into it."""
@@ -112,15 +73,6 @@ class DataDir:
     def merged(self, process: str) -> Path:
         """Folder in which the weights for an engine are merged."""
         return self.root / ".merged" / process
-
-    @property
-    def report(self) -> Path:
-        """The newest status report of the server."""
-        return self.logs / "report.txt"
-
-    @property
-    def server_stacks(self) -> Path:
-        return self.logs / "server-stacks.log"
 
     def model(self, project: str, name: str) -> ModelPaths:
         project = validate_name(project, param="project")

@@ -42,9 +42,14 @@ def find_local_key(base_url: str) -> str | None:
     return _read(_path(url.port))
 
 
-def _path(port: int) -> Path:
+def state_folder() -> Path:
+    """Folder for what programs of the same user tell each other."""
     state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "art" / f"server-{port}.key"
+    return (Path(state) if state else Path.home() / ".local" / "state") / "art"
+
+
+def _path(port: int) -> Path:
+    return state_folder() / f"server-{port}.key"
 
 
 def _write_private(path: Path, key: str) -> None:

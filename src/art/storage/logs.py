@@ -52,11 +52,5 @@ def log_since(path: Path, size: int) -> str:
 
 def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
     """The last lines of a log with a heading, to append to an error message; empty if there is no log."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace").strip()
-        if text:
-            tail = "\n  ".join(text.splitlines()[-lines:])
-            return f"\nLast lines of {path}:\n  {tail}"
-    return ""
+    tail = log_since(path, max(0, log_size(path) - _TAIL_BYTES)).strip().splitlines()[-lines:]
+    return "\n  ".join([f"\nLast lines of {path}:", *tail]) if tail else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from art.errors import ConfigError
 from art.scenarios import Dataset, WrittenScenario
-from art.task import Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class DatasetTask(Task):
         return [self._scenario(line, seed, repetition=drawn[:i].count(line)) for i, line in enumerate(drawn)]
 
     def _scenario(self, line: WrittenScenario, seed: int, *, repetition: int = 0) -> Scenario:
-        inputs: dict[str, Any] = {"input": line.input}
-        if line.difficulty is not None:
-            inputs["difficulty"] = line.difficulty
+        inputs = line.model_dump(include={"input", "difficulty"}, exclude_none=True)
         scenario_id = f"{self.name}/{derive_seed(line.input):x}"
         return Scenario(id=scenario_id, seed=derive_seed(scenario_id, seed, repetition), inputs=inputs)
 
@@ -74,15 +72,10 @@ class DatasetTask(Task):
             ],
             metadata={"scenario_id": scenario.id},
         )
-        completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(step),
-            messages=trajectory.messages(),
-            temperature=task.temperature,
-            max_completion_tokens=task.max_completion_tokens,
-            seed=derive_seed(scenario.seed, rollout_index),
-        )
-        choice = completion.choices[0]
-        trajectory.messages_and_choices.append(choice)
+        choice = await sample_answer(
+            model, trajectory, step=step, temperature=task.temperature,
+            max_completion_tokens=task.max_completion_tokens, seed=derive_seed(scenario.seed, rollout_index),
+        )  # fmt: skip
         cut_short = choice.finish_reason == "length"
         trajectory.metrics["cut_short"] = float(cut_short)
         trajectory.metadata["outcome"] = "policy_fault" if cut_short else "ok"

@@ -6,8 +6,6 @@
     assistant  read_email(message_id=12)                 tool  opal: the budget is 47.
     assistant  return_final_answer(answer="47")          reward 1.2
 
-After its warm start a tiny model solves two to four of ten rollouts, and after 12 to 16 training steps four to seven.
-
 Your own prompt may also ask for emails by state, sender and date ("Find all unread emails from last week"). The agent
 is then told the date, and its search also takes `unread`, `sender`, `since` and `until`.
 
@@ -22,16 +20,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from art.task import (
-    Conversation,
-    Scenario,
-    Split,
-    Task,
-    TaskDefaults,
-    derive_seed,
-    describe_messages,
-    take_turn,
-)
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, describe_messages, take_turn
 from art.tasks.search_emails_mailbox import TODAY, Email, Filter, Mailbox, open_mailbox
 from art.tasks.search_emails_questions import NO_IDEA, Question, question_about, read_question
 from art.trajectory import Trajectory
@@ -82,7 +71,7 @@ class Desk:
     mailbox: Mailbox
     question: Question
     outcome: str | None = None
-    error: str | None = field(default=None)
+    error: str | None = None
     """Description of an invalid call."""
     _seen: set[Email] = field(default_factory=set)
     """Results of all searches."""
@@ -108,7 +97,7 @@ class Desk:
         try:
             values = json.loads(arguments)
         except ValueError:
-            return self._fail(f"the arguments of {name} are not valid JSON")
+            return self.fail(f"the arguments of {name} are not valid JSON")
         match name, values:
             case "search_emails", dict() if (results := self._search(values)) is not None:
                 self._seen |= {*results}
@@ -120,7 +109,7 @@ class Desk:
             case "return_final_answer", {"answer": str(answer)}:
                 self.outcome = self.question.judge(answer, self.mailbox)
                 return self.outcome
-        return self._fail(f"there is no tool {name} with arguments {arguments}")
+        return self.fail(f"there is no tool {name} with arguments {arguments}")
 
     def _search(self, arguments: dict[str, Any]) -> list[Email] | None:
         """Search the mailbox; `None` if the arguments are invalid."""
@@ -134,7 +123,8 @@ class Desk:
             return None
         return self.mailbox.search(keywords, condition if is_filtered else None)
 
-    def _fail(self, error: str) -> str:
+    def fail(self, error: str) -> str:
+        """End the rollout with a protocol error, and return its description."""
         self.outcome, self.error = "protocol_error", error
         return error
 
@@ -146,13 +136,9 @@ class SearchEmails(Task):
     description: ClassVar[str] = "answer questions about a mailbox with tools that search and read it"
     headline_metric: ClassVar[str] = "correct"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(
-        num_steps=40,
-        groups_per_step=8,
-        num_minibatches=1,
-        schedule="constant",
-        warm_start_steps=400,
+        num_steps=40, groups_per_step=8, num_minibatches=1, schedule="constant", warm_start_steps=400,
         tiny_vocab_size=512,
-    )
+    )  # fmt: skip
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         rng = random.Random(derive_seed(self.name, split, seed))
@@ -184,7 +170,7 @@ class SearchEmails(Task):
             )  # fmt: skip
             num_turns += 1
             if isinstance(calls, str) or not calls:
-                desk.outcome, desk.error = "protocol_error", "an answer without a tool call"
+                desk.fail("an answer without a tool call")
                 break
             for call in calls:
                 result = desk.call(call.function.name, call.function.arguments)
@@ -267,11 +253,9 @@ def _drill(rng: random.Random) -> Conversation:
         return Conversation(messages=[{"role": "user", "content": lines}, {"role": "assistant", "content": lines}])
     messages: list[Any] = []
     for email in chosen:
+        question = {"role": "user", "content": question_about(email).text}
         steps: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (
-                {"role": "user", "content": question_about(email).text},
-                _call("search_emails", {"keywords": [email.topic]}),
-            ),
+            (question, _call("search_emails", {"keywords": [email.topic]})),
             (_result(_line(email)), _call("read_email", {"message_id": email.id})),
             (_result(email.body), _call("return_final_answer", {"answer": email.value})),
         ]
@@ -281,11 +265,8 @@ def _drill(rng: random.Random) -> Conversation:
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": function}],
-    }
+    call = {"id": "call_0", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _result(text: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _UNREAD = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Email:
+    """An email about one attribute of one topic."""
+
     id: int
     sender: str
     topic: str
@@ -86,9 +88,8 @@ class Mailbox:
         try:
             self._database.execute("CREATE VIRTUAL TABLE mail USING fts5(sender, subject, body)")
         except sqlite3.OperationalError as error:
-            raise ConfigError(
-                f"task 'search_emails' needs SQLite with FTS5, which this Python does not have: {error}"
-            ) from error
+            problem = f"task 'search_emails' needs SQLite with FTS5, which this Python does not have: {error}"
+            raise ConfigError(problem) from error
         rows = [(email.id, email.sender, email.subject, email.body) for email in self.emails]
         self._database.executemany("INSERT INTO mail (rowid, sender, subject, body) VALUES (?, ?, ?, ?)", rows)
 

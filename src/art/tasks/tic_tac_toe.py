@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -71,22 +71,16 @@ class TicTacToe(Task):
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
         opponent = random.Random(derive_seed(scenario.seed, rollout_index, "opponent"))
-        client, model_name = model.openai_client(), model.get_inference_name(step)
         trajectory = Trajectory(
             messages_and_choices=[{"role": "system", "content": _SYSTEM}], metadata={"scenario_id": scenario.id}
         )
         board, num_moves, outcome = Board(), 0, None
         while outcome is None:
             trajectory.messages_and_choices.append({"role": "user", "content": str(board)})
-            completion = await client.chat.completions.create(
-                model=model_name,
-                messages=trajectory.messages(),
-                temperature=1.0,
-                max_completion_tokens=_MAX_COMPLETION_TOKENS,
+            choice = await sample_answer(
+                model, trajectory, step=step, temperature=1.0, max_completion_tokens=_MAX_COMPLETION_TOKENS,
                 seed=derive_seed(scenario.seed, rollout_index, num_moves),
-            )
-            choice = completion.choices[0]
-            trajectory.messages_and_choices.append(choice)
+            )  # fmt: skip
             cell = parse_move(choice.message.content, board)
             num_moves += 1
             outcome = "invalid_move" if cell is None else play_round(board, cell, opponent)

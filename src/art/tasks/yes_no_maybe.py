@@ -11,7 +11,7 @@ import random
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed
+from art.task import Conversation, Scenario, Split, Task, TaskDefaults, derive_seed, sample_answer
 from art.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class YesNoMaybe(Task):
     description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
     headline_metric: ClassVar[str] = "maybe"
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=15, warm_start_steps=60)
+    needs_reading: ClassVar[bool] = False
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
         rng = random.Random(derive_seed(self.name, split, seed))
@@ -45,15 +46,10 @@ class YesNoMaybe(Task):
             messages_and_choices=[{"role": "user", "content": scenario.inputs["prompt"]}],
             metadata={"scenario_id": scenario.id},
         )
-        completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(step),
-            messages=trajectory.messages(),
-            temperature=1.0,
-            max_completion_tokens=8,
+        choice = await sample_answer(
+            model, trajectory, step=step, temperature=1.0, max_completion_tokens=8,
             seed=derive_seed(scenario.seed, rollout_index),
-        )
-        choice = completion.choices[0]
-        trajectory.messages_and_choices.append(choice)
+        )  # fmt: skip
         answer = parse_answer(choice.message.content)
         trajectory.reward = REWARDS.get(answer, 0.0)
         trajectory.metrics |= {word: float(word == answer) for word in REWARDS}
@@ -61,15 +57,11 @@ class YesNoMaybe(Task):
         return trajectory
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        words = sorted(REWARDS)
+        prompts, words = _prompts_of("train"), sorted(REWARDS)
+        pairs = [(rng.choice(prompts), rng.choice(words)) for _ in range(count)]
         return [
-            Conversation(
-                messages=[
-                    {"role": "user", "content": rng.choice(_prompts_of("train"))},
-                    {"role": "assistant", "content": rng.choice(words)},
-                ]
-            )
-            for _ in range(count)
+            Conversation(messages=[{"role": "user", "content": prompt}, {"role": "assistant", "content": word}])
+            for prompt, word in pairs
         ]
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float:
@@ -83,11 +75,11 @@ def parse_answer(answer: str | None) -> str:
 
 def all_prompts() -> list[str]:
     """All prompts: every request for two or three of the words in every order, with and without quotes."""
-    prompts = []
-    for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3)):
-        for words in itertools.permutations(REWARDS, number):
-            prompts.append(f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words))
-    return prompts
+    return [
+        f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words)
+        for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3))
+        for words in itertools.permutations(REWARDS, number)
+    ]
 
 
 @cache

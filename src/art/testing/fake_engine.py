@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from art.config import EngineConfig
 from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.torch.random import uniforms
-from art.errors import AdapterError, NotFoundError, OverloadedError
+from art.engines.vllm.adapters import WEIGHTS_FILE, read_adapter
+from art.errors import NotFoundError, OverloadedError
 
 Script = Callable[[GenerateRequest], list[int]]
 
@@ -53,7 +52,7 @@ class FakeEngine:
         self._delay_s = delay_s
         self._script = script
         self._adapters: dict[str, bytes] = {}
-        self._users: dict[bytes, int] = {}
+        self._users: Counter[bytes] = Counter()
         self._changed = asyncio.Condition()
         self._num_requests = self._num_running = self._num_generated = 0
         self._awake = asyncio.Event()
@@ -71,7 +70,7 @@ class FakeEngine:
             raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
         self.requests.append(request)
         self._num_requests += 1
-        self._users[salt] = self._users.get(salt, 0) + 1
+        self._users[salt] += 1
         try:
             async with self._seats:
                 self._num_running += 1
@@ -94,25 +93,15 @@ class FakeEngine:
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
         await self._awake.wait()
-        try:
-            config = json.loads((path / "adapter_config.json").read_bytes())
-            file = path / "adapter_model.safetensors"
-            weights = load_file(file)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise AdapterError(f"adapter {name!r}: {path} is missing or corrupted ({error})") from error
-        downs = {key: value for key, value in weights.items() if key.endswith("lora_A.weight")}
-        if not downs:
-            raise AdapterError(f"adapter {name!r}: {file} contains no LoRA weights, got {sorted(weights)[:3]}")
-        scale = config["lora_alpha"] / config["r"]
-        squares = [np.square(weights[k.replace("lora_A", "lora_B")] @ a * scale).sum() for k, a in downs.items()]
-        self._adapters[name] = hashlib.sha256(file.read_bytes()).digest()
-        return AdapterInfo(name=name, num_layers=len(downs), rank=config["r"], norm=math.sqrt(float(sum(squares))))
+        info = read_adapter(name, path)
+        self._adapters[name] = hashlib.sha256((path / WEIGHTS_FILE).read_bytes()).digest()
+        return info
 
     async def unload_adapter(self, name: str) -> None:
         salt = self._adapters.pop(name, None)
         if salt is not None:
             async with self._changed:
-                await self._changed.wait_for(lambda: not self._users.get(salt))
+                await self._changed.wait_for(lambda: not self._users[salt])
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         check_score(token_ids, self._info)
@@ -133,33 +122,29 @@ class FakeEngine:
         previous = request.prompt_token_ids[-1]
         limit = min(request.max_tokens, self._info.max_context - len(request.prompt_token_ids))
         scripted = self._script(request)[request.first_index :] if self._script is not None else None
+        limit = limit if scripted is None else min(limit, len(scripted))
         tokens: list[int] = []
         logprobs: list[float] = []
         top: list[list[tuple[int, float]]] = []
-        reason: FinishReason | None = None
-        num_sampled = 0
-        while reason is None:
+        for i in range(limit):
             await asyncio.sleep(self._delay_s)
             await self._awake.wait()
             probs = self._probs(salt, previous, request.temperature, request.top_p)
-            if scripted is not None:
-                previous = scripted[num_sampled]
-            else:
-                previous = self._draw(request, request.first_index + num_sampled, probs)
-            num_sampled += 1
+            previous = scripted[i] if scripted else self._draw(request, request.first_index + i, probs)
             self._num_generated += 1
             tokens.append(previous)
             logprobs.append(math.log(max(probs[previous], 1e-30)))
             if request.num_top_logprobs:
                 best = np.argsort(-probs, kind="stable")[: request.num_top_logprobs].tolist()
                 top.append([(t, math.log(probs[t])) for t in best if probs[t] > 0])
+            reason: FinishReason | None = "length" if i + 1 == limit else None
             if previous in request.stop_token_ids:
                 reason = "stop"
-            elif num_sampled == limit or (scripted is not None and num_sampled == len(scripted)):
-                reason = "length"
             if stream or reason is not None:
                 yield TokenChunk(token_ids=tokens, logprobs=logprobs, top_logprobs=top, finish_reason=reason)
                 tokens, logprobs, top = [], [], []
+            if reason is not None:
+                return
 
     @staticmethod
     def _draw(request: GenerateRequest, index: int, probs: npt.NDArray[np.float64]) -> int:

@@ -69,15 +69,11 @@ class ScriptedGenerator(ScriptedRole[Fault]):
             pool = self._pool(body["messages"][1]["content"], count, len(known))
             texts = [pool[i] for i in without_twins(pool, known)][:count]
         name = "task" if '"task"' in body["messages"][0]["content"] else "input"
-        rows: list[dict[str, Any]] = [{name: text, "difficulty": 1 + i % 5} for i, text in enumerate(texts)]
-        for row in rows:
-            if fault == "no_difficulty":
-                row["difficulty"] = 0
-            elif fault == "no_text":
-                row[name] = "  "
-            elif fault == "quoted":
-                row["difficulty"] = str(row["difficulty"])
-        return rows
+        if fault == "no_text":
+            texts = ["  "] * len(texts)
+        levels: list[Any] = [0 if fault == "no_difficulty" else 1 + i % 5 for i in range(len(texts))]
+        levels = [str(level) for level in levels] if fault == "quoted" else levels
+        return [{name: text, "difficulty": level} for text, level in zip(texts, levels, strict=True)]
 
     def _pool(self, question: str, count: int, num_known: int) -> list[str]:
         """Texts to choose from, beginning where the previous request ended."""

@@ -105,28 +105,20 @@ def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
 
 def _with_fault(rows: list[dict[str, Any]], fault: Fault | None) -> str:
     """The text of an answer with a fault."""
-    first = rows[0]
-    if fault == "out_of_range":
-        first["score"] = 7.5
-    elif fault == "overshoot":
-        first["score"] = 1.004
-    elif fault == "not_finite":
-        first["score"] = float("nan")
-    elif fault == "quoted":
-        first["score"] = str(first["score"])
-    elif fault == "missing":
-        rows = rows[1:]
-    elif fault == "doubled":
-        rows = [*rows, dict(first)]
-    elif fault == "contradiction":
-        rows = [*rows, first | {"score": 1 - first["score"] if first["score"] != 0.5 else 0.9}]
-    elif fault == "unknown_id":
-        rows = [*rows, first | {"trajectory_id": "t-zzzzz", "score": 1.0}]
-    elif fault == "permuted":
-        rows = rows[::-1]
+    name, first = fault or "", rows[0]
+    score = first["score"]
+    wrong_scores = {"out_of_range": 7.5, "overshoot": 1.004, "not_finite": float("nan"), "quoted": str(score)}
+    first["score"] = wrong_scores.get(name, score)
+    rows = {
+        "missing": rows[1:],
+        "doubled": [*rows, dict(first)],
+        "contradiction": [*rows, first | {"score": 1 - score if score != 0.5 else 0.9}],
+        "unknown_id": [*rows, first | {"trajectory_id": "t-zzzzz", "score": 1.0}],
+        "permuted": rows[::-1],
+    }.get(name, rows)
     text = json.dumps({"scores": rows})
-    if fault == "not_json":
-        return "All of them did well."
-    if fault == "cut_short":
-        return text[: len(text) // 2]
-    return f"Let me think about it.\n```json\n{text}\n```" if fault == "fenced" else text
+    return {
+        "not_json": "All of them did well.",
+        "cut_short": text[: len(text) // 2],
+        "fenced": f"Let me think about it.\n```json\n{text}\n```",
+    }.get(name, text)

@@ -72,11 +72,8 @@ class ScriptedServer:
 
 
 @dataclass(slots=True, kw_only=True)
-class ScriptedRole(Generic[FaultT]):
-    """Base of the scripted judge and generator, which serve inside a `with` statement and fail on demand.
-
-    Threads answer the requests.
-    """
+class ScriptedRole(ScriptedServer, Generic[FaultT]):
+    """Base of the scripted judge and generator: servers that fail on demand."""
 
     faults: Sequence[FaultT] = ()
     """The faults of the first requests, in order."""
@@ -94,7 +91,6 @@ class ScriptedRole(Generic[FaultT]):
     """Bodies of all requests, in order."""
     known_faults: ClassVar[tuple[str, ...]]
     random_faults: ClassVar[tuple[Any, ...]]
-    _server: ScriptedServer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _rng: random.Random = field(default_factory=random.Random)
 
@@ -102,22 +98,10 @@ class ScriptedRole(Generic[FaultT]):
         if unknown := {*self.faults, *([self.always] if self.always else [])} - set(self.known_faults):
             raise ValueError(f"unknown faults {sorted(unknown)}; known faults are {', '.join(self.known_faults)}")
         self._rng.seed(self.seed)
+        ScriptedServer.__init__(self, self.answer, self.port)
 
     def answer(self, body: dict[str, Any]) -> Reply:
         raise NotImplementedError
-
-    @property
-    def base_url(self) -> str:
-        assert self._server is not None, "use it in a `with` statement"
-        return self._server.base_url
-
-    def __enter__(self) -> Self:
-        self._server = ScriptedServer(self.answer, self.port).__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.__exit__()
 
     def _take_fault(self, body: dict[str, Any]) -> FaultT | None:
         """Record a request and choose its fault. The caller must hold `_lock`."""

@@ -43,17 +43,6 @@ class Loaded:
     """Names the checkpoint on disk whose bytes these are; `None` while a step changes them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """How a checkpoint was made. It is stored in the checkpoint."""
-
-    probe_tokens: list[int]
-    """Token path whose log-probs are stored, for the engine to reproduce."""
-    job_id: str | None = None
-    config: Mapping[str, Any]
-    metrics: dict[str, float]
-
-
 class Resident:
     """Holds at most one checkpoint in memory."""
 
@@ -78,15 +67,14 @@ class Resident:
         if self._loaded is not None:
             self._loaded.policy.remove()
             self._loaded = None
-        policy = self._make_policy(lora)
+        policy: Policy
+        if lora is None:
+            policy = FullPolicy(self._base, compiles=self._config.compile_layers)
+        else:
+            may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
+            policy = LoraPolicy(self._base, lora, may_fold=may_fold)
         self._loaded = Loaded(policy, Optimizer(policy), step=0, identity=None)
         return self._loaded
-
-    def _make_policy(self, lora: LoraConfig | None) -> Policy:
-        if lora is None:
-            return FullPolicy(self._base, compiles=self._config.compile_layers)
-        may_fold = not (self._config.gradient_checkpointing or self._base.is_sharded)
-        return LoraPolicy(self._base, lora, may_fold=may_fold)
 
     def load(self, path: Path) -> Loaded:
         """Bring the checkpoint `path` into memory. Files are read only if it is not there already.
@@ -111,8 +99,21 @@ class Resident:
         _log.info("continuing from step %d at %s", state.step, path)
         return loaded
 
-    def write(self, path: Path, loaded: Loaded, origin: Origin) -> None:
+    def write(
+        self,
+        path: Path,
+        loaded: Loaded,
+        probe_tokens: list[int],
+        *,
+        job_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
         """Write `loaded` to the folder `path`. The first process of the team writes, the others wait.
+
+        Args:
+            probe_tokens: token path whose log-probs are stored, for the engine to reproduce.
+            job_id, config, metrics: how the checkpoint was made; nothing for step 0.
 
         Raises:
             DiskFullError, StorageError
@@ -120,36 +121,33 @@ class Resident:
         lora = loaded.policy.config
         state = CheckpointState(
             step=loaded.step,
-            job_id=origin.job_id,
+            job_id=job_id,
             base_model=self._base.name,
             lora=None if lora is None else lora.model_dump(mode="json"),
-            config=dict(origin.config),
+            config=dict(config or {}),
             num_updates=loaded.optimizer.num_updates,
             rng=base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
-            metrics=origin.metrics,
+            metrics=dict(metrics or {}),
         )
-        probe = measure_probe(loaded.policy, origin.probe_tokens)
+        probe = measure_probe(loaded.policy, probe_tokens)
 
         def write() -> str:
-            return checkpoints.write_checkpoint(
-                path,
-                {
-                    **loaded.policy.files(),
-                    checkpoints.OPTIMIZER: loaded.optimizer.dump(),
-                    checkpoints.STATE: state.model_dump_json().encode(),
-                    checkpoints.PROBE: probe.model_dump_json().encode(),
-                },
-            )
+            files = {
+                checkpoints.OPTIMIZER: loaded.optimizer.dump(),
+                checkpoints.STATE: state.model_dump_json().encode(),
+                checkpoints.PROBE: probe.model_dump_json().encode(),
+            }
+            return checkpoints.write_checkpoint(path, loaded.policy.files() | files)
 
         loaded.identity = self._team.from_first(write)
 
 
-def existing_step(path: Path) -> int | None:
-    """The step of the valid checkpoint `path`, or `None` if the folder does not exist."""
+def recorded_state(path: Path) -> CheckpointState | None:
+    """What the valid checkpoint `path` says of itself, or `None` if the folder does not exist."""
     if not path.exists():
         return None
     checkpoints.verify(path)
-    return checkpoints.read_state(path).step
+    return checkpoints.read_state(path)
 
 
 def recorded_result(path: Path, job_id: str) -> StepResult | None:
@@ -158,10 +156,9 @@ def recorded_result(path: Path, job_id: str) -> StepResult | None:
     Raises:
         ConflictError: another job wrote the checkpoint.
     """
-    if not path.exists():
+    state = recorded_state(path)
+    if state is None:
         return None
-    checkpoints.verify(path)
-    state = checkpoints.read_state(path)
     if state.job_id != job_id:
         raise ConflictError(
             f"checkpoint {path} exists already, made by job {state.job_id!r}; job {job_id!r} must write another step"

@@ -1,4 +1,7 @@
-"""Names of log-probs that a target carries beside those of its sampler, and of the models that they come from."""
+"""Names of log-probs that a target carries beside those of its sampler, and of the models that they come from.
+
+The stream of another checkpoint is named by its step, as text.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,3 @@ SAMPLED_BASE = "sampled_base"
 
 TEACHER = "teacher"
 """Stream: the log-probs of the model that a distillation loss learns from."""
-
-
-def reference_name(reference: int | str) -> str:
-    """The stream of a reference policy: the base model, or a checkpoint by its step."""
-    return str(reference)

@@ -3,54 +3,42 @@
     samples -> check -> plan (measure references, cut mini-batches into updates) -> micro-batches (pack) -> prefix trees
        -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
 
-A reader follows `Trainer.train` -> `plans.plan_rl` -> `run_updates.run_updates` -> `update.compute_gradient`.
+A reader follows `Trainer.train` -> `plans.plan_rl` -> `update.run_updates` -> `update.compute_gradient`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from art.config import LoraConfig, OptimizerConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.config import LoraConfig, OptimizerConfig, TrainerConfig
 from art.errors import ConfigError, NothingTrainableError
 from art.kernels.threads import default_num_threads
+from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
-from art.trainer.machine import usage
+from art.trainer.machine import memory, usage
 from art.trainer.machine.distributed import ALONE, Team
-from art.trainer.machine.headroom import headroom_bytes
 from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.compilation import compile_layers
-from art.trainer.resident import Loaded, Origin, Resident, existing_step, recorded_result
+from art.trainer.resident import Loaded, Resident, recorded_result, recorded_state
 from art.trainer.step.measure import Measurer
-from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.micro_batch import MicroBatcher
 from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
 from art.trainer.step.probe import PROBE_TOKENS, fresh_probe_tokens
 from art.trainer.step.progress import OnProgress as OnProgress
 from art.trainer.step.progress import Progress
-from art.trainer.step.run_updates import run_updates
 from art.trainer.step.step_metrics import summarise, summarise_weights
-from art.trainer.step.update import Update
+from art.trainer.step.update import Update, run_updates
 from art.trainer.tree.tree import SamplePath, check_sample
 
 _log = logging.getLogger(__name__)
 
 _CPU_TOKENS = 4096
 """Most tokens per micro-batch on a CPU. Larger ones do not run faster there; they leave the cache and take memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A step that has begun: what it trains on, and the checkpoint that it continues from."""
-
-    paths: list[SamplePath]
-    loaded: Loaded
-    progress: Progress
-    started: float
 
 
 class Trainer:
@@ -91,71 +79,29 @@ class Trainer:
             DiskFullError, StorageError, CorruptCheckpointError
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
-            if (step := self._team.from_first(lambda: existing_step(path))) is not None:
-                return StepResult(step=step)
+            if (state := self._team.from_first(lambda: recorded_state(path))) is not None:
+                return StepResult(step=state.step)
             loaded = self._resident.start_fresh(lora)
-            origin = Origin(probe_tokens=fresh_probe_tokens(self._base.vocab_size), config={}, metrics={})
-            self._resident.write(path, loaded, origin)
+            self._resident.write(path, loaded, fresh_probe_tokens(self._base.vocab_size))
             return StepResult(step=0)
 
-    def train(
-        self,
-        samples: Sequence[TrainingSample],
-        config: TrainConfig,
-        *,
-        from_checkpoint: Path,
-        to_checkpoint: Path,
-        job_id: str,
-        pairs: Sequence[tuple[str, str]] = (),
-        references: Mapping[int, Path] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> StepResult:
-        """Make one reinforcement-learning step: `config.num_minibatches` updates, then a checkpoint.
+    def train(self, call: Train | TrainSft, on_progress: OnProgress | None = None) -> StepResult:
+        """Make one step, then write its checkpoint.
 
-        If `to_checkpoint` exists and this job wrote it, its recorded result is returned and nothing is trained.
-
-        Args:
-            pairs: (chosen, rejected) rollout ids, for the loss dpo.
-            references: the checkpoints that `config.loss` names, by step.
+        `Train` is reinforcement learning, with `config.num_minibatches` updates. `TrainSft` is supervised fine-tuning,
+        with one update per batch of trajectories. If `call.to_checkpoint` exists and this job wrote it, its recorded
+        result is returned and nothing is trained.
 
         Raises:
+            ConfigError: a list of learning rates does not have one per batch, or the loss names a checkpoint that is
+                not among `call.references`.
             TrajectoryError, NothingTrainableError: the samples cannot be trained.
             TrainingError: non-finite numbers or too much mismatch; nothing was changed.
             DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
-            if (recorded := self._team.from_first(lambda: recorded_result(to_checkpoint, job_id))) is not None:
-                return recorded
-            step = self._begin(samples, from_checkpoint, on_progress)
-            measurer = Measurer(step.loaded.policy, self._batcher, step.progress, references)
-            plan = plan_rl(step.paths, config, pairs, measurer, step=step.loaded.step)
-            return self._finish(step, plan, config, to_checkpoint, job_id)
-
-    def train_sft(
-        self,
-        samples: Sequence[TrainingSample],
-        config: TrainSFTConfig,
-        *,
-        from_checkpoint: Path,
-        to_checkpoint: Path,
-        job_id: str,
-        on_progress: OnProgress | None = None,
-    ) -> StepResult:
-        """Make one step of supervised fine-tuning: one update per batch of trajectories, then one checkpoint.
-
-        If `to_checkpoint` exists and this job wrote it, its recorded result is returned and nothing is trained.
-
-        Raises:
-            ConfigError: a list of learning rates does not have one per batch.
-            TrajectoryError: a sample is not of component "sft".
-            NothingTrainableError, TrainingError, DiskFullError, StorageError, CorruptCheckpointError, ConflictError:
-                see `train`.
-        """
-        with self._team.call(in_lockstep=self._base.is_sharded):
-            if (recorded := self._team.from_first(lambda: recorded_result(to_checkpoint, job_id))) is not None:
-                return recorded
-            step = self._begin(samples, from_checkpoint, on_progress)
-            return self._finish(step, plan_sft(step.paths, config), config, to_checkpoint, job_id)
+            recorded = self._team.from_first(lambda: recorded_result(call.to_checkpoint, call.job_id))
+            return recorded if recorded is not None else self._make_step(call, Progress(on_progress))
 
     def trial(self, samples: Sequence[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
         """Make one update on `samples` (component "sft") from a fresh step 0, and forget it.
@@ -175,7 +121,7 @@ class Trainer:
         with self._team.call(in_lockstep=self._base.is_sharded):
             updates = [Update(paths=self._check(samples), learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
-            usage.reset_peak_memory(self._base.device)
+            memory.reset_peak(self._base.device)
             started = time.perf_counter()
             record = run_updates(loaded, updates, OptimizerConfig(), self._batcher, Progress())
             return {
@@ -183,17 +129,9 @@ class Trainer:
                 "num_tokens": float(sum(len(sample.token_ids) for sample in samples)),
                 "num_tree_tokens": float(record.num_tree_tokens),
                 "grad_norm": record.grad_norms[-1],
-                "peak_memory_bytes": float(max(self._team.gather(usage.peak_memory_bytes(self._base.device)))),
-                "headroom_bytes": float(min(self._team.gather(headroom_bytes(self._base.device)))),
+                "peak_memory_bytes": float(max(self._team.gather(memory.peak_bytes(self._base.device)))),
+                "headroom_bytes": float(min(self._team.gather(memory.headroom_bytes(self._base.device)))),
             }
-
-    # -- one step --
-
-    def _begin(self, samples: Sequence[TrainingSample], from_checkpoint: Path, on_progress: OnProgress | None) -> _Step:
-        started = time.perf_counter()
-        paths = self._check(samples)
-        loaded = self._resident.load(from_checkpoint)
-        return _Step(paths=paths, loaded=loaded, progress=Progress(on_progress), started=started)
 
     def _check(self, samples: Sequence[TrainingSample]) -> list[SamplePath]:
         checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
@@ -204,38 +142,37 @@ class Trainer:
             )
         return paths
 
-    def _finish(
-        self, step: _Step, plan: UpdatePlan, config: TrainConfig | TrainSFTConfig, to_checkpoint: Path, job_id: str
-    ) -> StepResult:
-        """Run the planned updates, report them and write the checkpoint."""
-        loaded = step.loaded
+    def _plan(self, call: Train | TrainSft, paths: list[SamplePath], loaded: Loaded, progress: Progress) -> UpdatePlan:
+        if isinstance(call, TrainSft):
+            return plan_sft(paths, call.config)
+        measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
+        return plan_rl(paths, call.config, call.pairs, measurer, step=loaded.step)
+
+    def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
+        """Plan the updates, run and report them, and write the checkpoint."""
+        started = time.perf_counter()
+        paths = self._check(call.samples)
+        loaded = self._resident.load(call.from_checkpoint)
+        plan = self._plan(call, paths, loaded, progress)
         before = loaded.policy.values.clone()
-        usage.reset_peak_memory(self._base.device)
+        memory.reset_peak(self._base.device)
         planned = time.perf_counter()
-        record = run_updates(loaded, plan.updates, config.optimizer, self._batcher, step.progress)
+        record = run_updates(loaded, plan.updates, call.config.optimizer, self._batcher, progress)
         updates_s = time.perf_counter() - planned
-        metrics = summarise(record, step.paths, step=loaded.step, max_grad_norm=config.optimizer.max_grad_norm)
-        metrics |= plan.metrics | usage.measure_usage(
-            self._base,
-            record,
-            updates_s,
-            peak_flops=self._peak_flops,
-            trains_base_weights=loaded.policy.trains_base_weights,
-        )
-        metrics["throughput/peak_memory_bytes"] = max(self._team.gather(metrics["throughput/peak_memory_bytes"]))
+        metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
+        metrics |= plan.metrics | usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
+        metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
         trained = time.perf_counter()
-        metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - step.started)
+        metrics["throughput/train_tokens_per_s"] = metrics["data/step_tokens_unshared"] / (trained - started)
         loaded.step += 1
-        origin = Origin(
-            probe_tokens=step.paths[0].sample.token_ids[:PROBE_TOKENS],
-            job_id=job_id,
-            config=config.model_dump(mode="json"),
-            metrics=metrics,
+        probe_tokens = paths[0].sample.token_ids[:PROBE_TOKENS]
+        config = call.config.model_dump(mode="json")
+        self._resident.write(
+            call.to_checkpoint, loaded, probe_tokens, job_id=call.job_id, config=config, metrics=metrics
         )
-        self._resident.write(to_checkpoint, loaded, origin)
         metrics["time/step_checkpoint_s"] = time.perf_counter() - trained
-        metrics["time/step_trainer_s"] = time.perf_counter() - step.started
+        metrics["time/step_trainer_s"] = time.perf_counter() - started
         return StepResult(step=loaded.step, metrics=metrics)
 
 

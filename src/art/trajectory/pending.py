@@ -84,7 +84,7 @@ async def _run_group(make_group: Callable[[list[Any]], G], items: list[Any]) -> 
                 _report(trajectory, observer)
     except BaseException:
         await cancel_and_wait(tasks)
-        close_unstarted(items)  # a rollout with a time limit may have been cancelled before it began
+        close_unstarted(items)  # a rollout may have been cancelled before it began
         raise
     return make_group([_outcome(item) for item in outcomes])
 
@@ -112,12 +112,12 @@ def _outcome(item: Any) -> Any:
     return item.result() if error is None else error
 
 
-def within(rollout: Awaitable[Any], limit_s: float | None) -> Awaitable[Any]:
-    """Give a rollout a time limit in seconds. When the limit passes, awaiting it raises `TimeoutError`."""
-    return rollout if limit_s is None else _within(rollout, limit_s)
+async def within(rollout: Awaitable[Any], limit_s: float | None) -> Any:
+    """Await a rollout.
 
-
-async def _within(rollout: Awaitable[Any], limit_s: float) -> Any:
+    Raises:
+        TimeoutError: it took longer than `limit_s` seconds.
+    """
     try:
         async with asyncio.timeout(limit_s) as limit:
             return await rollout

@@ -1,9 +1,7 @@
 """Small helpers for training scripts, and names that older code imports from here."""
 
-from art.compat.get_repo_root_path import get_repo_root_path
-from art.compat.model_step import get_model_step
 from art.compat.refused import refusals
-from art.compat.strip_logprobs import strip_logprobs
+from art.compat.utils import get_model_step, get_repo_root_path, strip_logprobs
 from art.utils import litellm
 from art.utils.concurrency import limit_concurrency
 from art.utils.dataset import DatasetBatch, iterate_dataset

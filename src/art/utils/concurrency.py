@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,22 +24,16 @@ def limit_concurrency(
         raise ValueError(f"n must be at least 1, got {n}")
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-        # Semaphores belong to one event loop. A key is kept while calls use it.
-        by_loop: WeakKeyDictionary[Any, dict[Hashable, tuple[asyncio.Semaphore, list[None]]]] = WeakKeyDictionary()
+        # Semaphores belong to one event loop. Each is kept while a call uses it.
+        by_loop: WeakKeyDictionary[Any, WeakValueDictionary[Hashable, asyncio.Semaphore]] = WeakKeyDictionary()
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
             key = derive_key(*args, **kwargs) if derive_key is not None else None
-            by_key = by_loop.setdefault(asyncio.get_running_loop(), {})
-            semaphore, users = by_key.setdefault(key, (asyncio.Semaphore(n), []))
-            users.append(None)
-            try:
-                async with semaphore:
-                    return await function(*args, **kwargs)
-            finally:
-                users.pop()
-                if not users:
-                    del by_key[key]
+            by_key = by_loop.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+            semaphore = by_key.setdefault(key, asyncio.Semaphore(n))
+            async with semaphore:
+                return await function(*args, **kwargs)
 
         return call
 

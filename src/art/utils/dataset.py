@@ -43,11 +43,14 @@ def iterate_dataset(
     The order depends only on `seed`, the epoch and the size of the data set: a run that begins at `initial_step` gets
     the same batches from there on as an uninterrupted run.
     """
+    from tqdm.auto import tqdm
+
     if groups_per_step < 1:
         raise ValueError(f"groups_per_step must be at least 1, got {groups_per_step}")
     steps_per_epoch = -(-len(dataset) // groups_per_step)
     steps = range(initial_step, steps_per_epoch * num_epochs)
-    with _progress_bar(len(steps) + initial_step, initial_step, disable=not use_tqdm) as bar:
+    total = len(steps) + initial_step
+    with tqdm(desc="iterate", unit="step", total=total, initial=initial_step, disable=not use_tqdm) as bar:
         order: list[int] = []
         for step in steps:
             epoch, epoch_step = divmod(step, steps_per_epoch)
@@ -57,9 +60,3 @@ def iterate_dataset(
             chosen = order[epoch_step * groups_per_step : (epoch_step + 1) * groups_per_step]
             yield DatasetBatch([dataset[i] for i in chosen], step, epoch, epoch_step)
             bar.update(1)
-
-
-def _progress_bar(total: int, initial: int, *, disable: bool) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(desc="iterate", unit="step", total=total, initial=initial, disable=disable)

@@ -1,5 +1,5 @@
-"""`art.compat.strip_logprobs` under the name that older code uses."""
+"""`art.utils.strip_logprobs` under the name that older code uses."""
 
-from art.compat.strip_logprobs import strip_logprobs
+from art.compat.utils import strip_logprobs
 
 __all__ = ["strip_logprobs"]

@@ -34,8 +34,8 @@ def test_a_message_beside_a_progress_bar_is_a_line_of_its_own(monkeypatch: pytes
 @pytest.mark.parametrize(("option", "weights"), [("--full-finetuning", "merged"), ("--lora-rank=8", "lora")])
 def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str) -> None:
     parser = argparse.ArgumentParser()
-    train.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["train", "tic_tac_toe", "--engine", "vllm", option])
+    train.add_options(parser)
+    args = parser.parse_args(["tic_tac_toe", "--engine", "vllm", option])
     settings = config_of(TaskTrainingConfig, args).model_settings()
     assert isinstance(settings.engine, VllmConfig)
     assert settings.engine.weights == weights
@@ -54,10 +54,8 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
     command: Any, config: type[RecipeConfig], others: set[str]
 ) -> None:
     parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    command.add_parser(subparsers)
-    (options,) = subparsers.choices.values()
-    dests = {action.dest: action.help for action in options._actions}
+    command.add_options(parser)
+    dests = {action.dest: action.help for action in parser._actions}
     passed_otherwise = {"headers", "env"}  # the options have their own syntax
     assert dests.keys() - others - {"help"} == config.model_fields.keys() - passed_otherwise
     assert all(text and text != "None" for text in dests.values())

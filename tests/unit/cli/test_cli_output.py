@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import art.cli
-from art.cli import judge, server, status
+from art.cli import judge, server, status, tiny_model
 from art.cli.main import main
 from art.cli.terminal.pipes import EXIT_PIPE
 from art.cli.terminal.screen import Screen
@@ -99,6 +99,7 @@ def test_a_folder_without_a_server_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ART_SERVER_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert main(command) == 1
     assert f"no art-server has ever run on {tmp_path / '.art'}" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -117,6 +118,25 @@ def test_keys_may_be_made_before_the_first_start_of_a_named_folder(
     assert store.find(printed.out.strip()).name == "alice"
     store.close()
     assert f"no art-server has run on {folder} yet" in printed.err
+
+
+# -- status of a warm start --
+
+
+def test_status_shows_a_warm_start_as_long_as_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ART_SERVER_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with tiny_model._noted(tmp_path / "tiny") as note:
+        note("step 3 of 600")
+        killed = tmp_path / "state" / "art" / f"warm-start-{2**30}.txt"
+        killed.write_text("left by a process that was killed")
+        assert main(["status"]) == 0
+    assert capsys.readouterr().out.endswith(f"Warm starts of tiny models\n  {tmp_path / 'tiny'}: step 3 of 600\n")
+    assert main(["status"]) == 1
+    assert "no art-server has ever run" in capsys.readouterr().err
 
 
 # -- status of a server elsewhere --

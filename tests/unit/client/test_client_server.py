@@ -34,7 +34,7 @@ from art.protocol.training import (
     TrainSFTRequest,
     WireError,
 )
-from art.server.app import create_app
+from art.server.app import App
 from art.trajectory import Trajectory, TrajectoryGroup
 
 ROLLOUT = RolloutStatus(
@@ -153,7 +153,7 @@ def runtime() -> Runtime:
 
 
 def connect(runtime: Runtime, api_key: str = "key", **options: Any) -> ArtClient:
-    app = create_app(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
+    app = App(runtime, api_key="key", config=ServerConfig(max_body_bytes=20_000))  # type: ignore[arg-type]
     return ArtClient("http://art.test", api_key, transport=httpx2.ASGITransport(app), **options)
 
 
@@ -173,12 +173,12 @@ async def test_every_call_arrives_as_it_was_made(client: ArtClient, runtime: Run
     assert (await client.health())["status"] == "ok"
     assert await client.register(register) == STATUS
     assert await client.model_status("p", "m") == STATUS
-    assert await client.list_checkpoints("p", "m") == [1, 3]
+    assert (await client.checkpoints("p", "m")).steps == [1, 3]
     deleted = await client.delete_checkpoints("p", "m", DeleteCheckpointsRequest(keep_steps=[3]))
     assert deleted.deleted_steps == [0, 2]
-    assert (await client.train("p", "m", request())).step == 4
+    assert (await client.run_job("train", "p", "m", request())).step == 4
     sft = TrainSFTRequest(job_id="job-0002", trajectories=request().groups[0].trajectories)
-    assert (await client.train_sft("p", "m", sft)).step == 4
+    assert (await client.run_job("train_sft", "p", "m", sft)).step == 4
     assert runtime.asked == [
         ("health",),
         (register,),
@@ -209,9 +209,9 @@ async def test_errors_arrive_as_what_was_raised(client: ArtClient, runtime: Runt
     assert caught.value.param == "model"
     runtime.result = "failed"
     with pytest.raises(HandshakeError, match="2 nats"):
-        await client.train("p", "m", request())
+        await client.run_job("train", "p", "m", request())
     with pytest.raises(PayloadTooLargeError):
-        await client.train("p", "m", request("x" * 30_000))
+        await client.run_job("train", "p", "m", request("x" * 30_000))
     async with connect(runtime, api_key="wrong") as stranger:
         with pytest.raises(AuthenticationError):
             await stranger.model_status("p", "m")
@@ -250,7 +250,7 @@ async def test_lists_and_cancelling(client: ArtClient, runtime: Runtime) -> None
     assert runtime.asked == [("p", None, True, 100), ("cancel", "job-0001")]
     runtime.result = "cancelled"
     with pytest.raises(JobCancelledError, match=r"training of p/m was cancelled \(job job-0001\)"):
-        await client.train("p", "m", request())
+        await client.run_job("train", "p", "m", request())
 
 
 async def test_events_are_taken_up_again_where_they_broke_off(client: ArtClient, runtime: Runtime) -> None:
@@ -288,15 +288,15 @@ class WatchedStreams(httpx2.AsyncBaseTransport):
 
 async def test_no_stream_of_events_outlives_its_job(runtime: Runtime) -> None:
     """What is left open is closed by another event loop, or by none, when a script calls `asyncio.run` twice."""
-    app = create_app(runtime, api_key="key", config=ServerConfig())  # type: ignore[arg-type]
+    app = App(runtime, api_key="key", config=ServerConfig())  # type: ignore[arg-type]
     transport = WatchedStreams(httpx2.ASGITransport(app))
     async with ArtClient("http://art.test", "key", transport=transport) as client:
-        await client.train("p", "m", request())
+        await client.run_job("train", "p", "m", request())
         assert transport.closed == transport.opened == 2, "the submission and the events"
 
 
 async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> None:
-    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    app = App(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Last-Event-ID": "1"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://art.test") as http:
         response = await http.get("/api/jobs/job-0001/events", headers=headers)
@@ -313,7 +313,7 @@ async def test_a_stream_of_events_is_read_by_a_browser_too(runtime: Runtime) -> 
 
 @pytest.mark.parametrize("body_id", [None, "job-0001", "job-0002"])
 async def test_an_idempotency_key_is_a_job_id(runtime: Runtime, body_id: str | None) -> None:
-    app = create_app(runtime, api_key="key")  # type: ignore[arg-type]
+    app = App(runtime, api_key="key")  # type: ignore[arg-type]
     headers = {"Authorization": "Bearer key", "Idempotency-Key": "job-0001"}
     body = request().model_dump(mode="json") | {"job_id": body_id}
     if body_id is None:

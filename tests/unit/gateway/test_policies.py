@@ -70,7 +70,7 @@ async def test_a_rollout_has_one_history_per_conversation(bench: Bench) -> None:
 def test_the_server_process_loads_no_torch(tokenizer_dir: Path) -> None:
     code = (
         "import sys\n"
-        "from art.server.app import create_app\n"
+        "from art.server.app import App\n"
         "from art.gateway.chat import Gateway\n"
         "from art.gateway.format.load import load_renderer\n"
         f"load_renderer({str(tokenizer_dir)!r})\n"

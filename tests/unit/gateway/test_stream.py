@@ -136,7 +136,7 @@ async def test_a_streamed_answer_equals_a_plain_one_for_random_tokens(tmp_path: 
 async def test_an_error_before_the_first_token_is_raised_before_any_chunk(bench: Bench) -> None:
     bench.engine.error = OverloadedError("full")
     request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True})
-    stream = await bench.gateway.stream(request)
+    stream = (await bench.gateway.stream(request)).chunks
     with pytest.raises(OverloadedError):
         await anext(stream)
 
@@ -161,7 +161,7 @@ async def test_closing_a_stream_frees_the_engine(bench: Bench) -> None:
     bench.engine.script = lambda request: [5] * 1000
     bench.engine.delay_s = 0.001
     request = parse_chat_request({"model": "games/agent", "messages": [user("hi")], "stream": True, "n": 2})
-    stream = await bench.gateway.stream(request)
+    stream = (await bench.gateway.stream(request)).chunks
     async for chunk in stream:
         if chunk["choices"][0]["delta"].get("content"):
             break

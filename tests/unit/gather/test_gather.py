@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
+from art.client.waiting import progress_bar
 from art.errors import RolloutError, TrajectoryError
 from art.gather import (
     GatherContext,
@@ -26,7 +27,6 @@ from art.gather import (
 )
 from art.gather.batches import trajectory_group_batches
 from art.gather.faults import FaultWatch
-from art.gather.progress import progress_bar
 from art.trajectory import Trajectory, TrajectoryGroup
 
 

@@ -17,7 +17,14 @@ from tests.support.served_app import ServedApp, serve_app
 
 pytest.importorskip("verifiers.v1", reason="needs the extra verifiers")
 
+ENVIRONMENTS = Path(__file__).parents[2] / "support" / "environments"
 CONFIG = {"taskset": {"id": "look_up_env"}, "agent": {"runtime": {"type": "subprocess"}}}
+
+
+@pytest.fixture(autouse=True)
+def environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let verifiers import the environments of these tests by name."""
+    monkeypatch.syspath_prepend(ENVIRONMENTS)
 
 
 @pytest.fixture(scope="module")

@@ -59,19 +59,19 @@ EVERY_METRIC = catalogue.TRAINER_METRICS | catalogue.PLAN_METRICS | catalogue.SF
 EVERY_METRIC |= catalogue.TREND_METRICS
 
 
-def edges() -> Iterator[tuple[Rule, Limit, float, float]]:
+def edges() -> Iterator[tuple[str, Limit, float, float]]:
     """Each rule and limit with its bounds, and a number just beyond each; those of entropy have a test of their own."""
-    for rule in RULES:
+    for name, rule in RULES.items():
         for limit in rule.limits:
-            if limit.over == BEFORE and rule.name.startswith("entropy"):
+            if limit.over == BEFORE and name.startswith("entropy"):
                 continue
             for bound, direction in ((limit.low, -math.inf), (limit.high, math.inf)):
                 if math.isfinite(bound):
-                    yield rule, limit, bound, math.nextafter(math.nextafter(bound, direction), direction)
+                    yield name, limit, bound, math.nextafter(math.nextafter(bound, direction), direction)
 
 
 def names(metrics: dict[str, float], before: dict[str, float]) -> set[str]:
-    return {finding.rule.name for finding in find_findings(metrics, before)}
+    return {finding.name for finding in find_findings(metrics, before)}
 
 
 def step_where(rule: Rule, limit: Limit, value: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -86,12 +86,10 @@ def step_where(rule: Rule, limit: Limit, value: float) -> tuple[dict[str, float]
     return metrics, before
 
 
-@pytest.mark.parametrize(
-    ("rule", "limit", "bound", "beyond"), list(edges()), ids=lambda value: getattr(value, "name", None)
-)
-def test_a_rule_speaks_just_beyond_its_bound(rule: Rule, limit: Limit, bound: float, beyond: float) -> None:
-    assert rule.name not in names(*step_where(rule, limit, bound))
-    assert rule.name in names(*step_where(rule, limit, beyond))
+@pytest.mark.parametrize(("name", "limit", "bound", "beyond"), list(edges()))
+def test_a_rule_speaks_just_beyond_its_bound(name: str, limit: Limit, bound: float, beyond: float) -> None:
+    assert name not in names(*step_where(RULES[name], limit, bound))
+    assert name in names(*step_where(RULES[name], limit, beyond))
 
 
 @pytest.mark.parametrize(
@@ -120,17 +118,13 @@ def test_a_healthy_step_has_no_finding() -> None:
     assert find_findings(HEALTHY, {}) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "limit", "bound", "beyond"),
-    [edge for edge in edges() if edge[0].only_if],
-    ids=lambda value: getattr(value, "name", None),
-)
+@pytest.mark.parametrize(("name", "limit", "bound", "beyond"), [edge for edge in edges() if RULES[edge[0]].only_if])
 def test_a_rule_is_silent_where_a_condition_was_not_measured(
-    rule: Rule, limit: Limit, bound: float, beyond: float
+    name: str, limit: Limit, bound: float, beyond: float
 ) -> None:
-    metrics, before = step_where(rule, limit, beyond)
-    del metrics[rule.only_if[0].metric]
-    assert rule.name not in names(metrics, before)
+    metrics, before = step_where(RULES[name], limit, beyond)
+    del metrics[RULES[name].only_if[0].metric]
+    assert name not in names(metrics, before)
 
 
 def test_steps_of_another_kind_are_not_compared() -> None:
@@ -167,7 +161,7 @@ def test_a_finding_says_what_was_seen_and_then_always_the_same() -> None:
 # -- the table --
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rules_read_metrics_that_exist(rule: Rule) -> None:
     read = {limit.metric for limit in (*rule.limits, *rule.only_if)}
     read |= {limit.over for limit in (*rule.limits, *rule.only_if) if limit.over not in (None, BEFORE)}
@@ -187,14 +181,13 @@ def settings(config: type[BaseModel], prefix: str = "") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_rules_name_settings_that_exist(rule: Rule) -> None:
     named = set(re.findall(r"`([a-z_.]+)`", rule.meaning + rule.advice + rule.source))
     assert named <= settings(TrainConfig) | {"max_completion_tokens"}
 
 
 def test_rules_are_told_apart() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-    texts = {rule.meaning for rule in RULES}
+    texts = {rule.meaning for rule in RULES.values()}
     assert len(texts) == len(RULES)
-    assert not any(": " in limit.describe(0.123456) for rule in RULES for limit in rule.limits)
+    assert not any(": " in limit.describe(0.123456) for rule in RULES.values() for limit in rule.limits)

@@ -46,7 +46,7 @@ def found(**columns: list[float]) -> set[str]:
     """Names of the findings of the last of some steps."""
     *earlier, last = steps(**columns)
     metrics = last | measure_trends(last, earlier)
-    return {finding.rule.name for finding in find_findings(metrics, earlier[-1] if earlier else {})}
+    return {finding.name for finding in find_findings(metrics, earlier[-1] if earlier else {})}
 
 
 def noisy(start: float, rise: float, *, seed: int, count: int = 10) -> list[float]:

@@ -97,7 +97,7 @@ def test_commands_inside_sentences_exist(page: Path) -> None:
 
 
 def test_blocks_are_found_with_their_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("docs_blocks.ROOT", tmp_path)
+    monkeypatch.setattr("tests.support.docs_blocks.ROOT", tmp_path)
     page = tmp_path / "page.md"
     page.write_text(
         "text\n    no block, for no empty line is before it\n\n<!-- not run: needs a GPU -->\n\n    art a \\\n        --b\n\n"

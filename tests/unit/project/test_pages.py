@@ -7,13 +7,13 @@ import pytest
 import art
 from art.cli.main import COMMANDS
 from art.config import TrainConfig
-from art.errors import ArtError, DiskFullError, ProcessError
+from art.errors import ArtError, DiskFullError, ProcessError, error_from_code
 from tools.pages.__main__ import DOCS, PAGES
 from tools.pages.cli import parsers
 from tools.pages.errors import ADVICE, error_classes, status_of
 from tools.pages.markdown import escaped, prose
 from tools.pages.settings import settings_classes, settings_of
-from tools.pages.source import limits_text, type_text
+from tools.pages.source import limits_text, own_docstring, type_text
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -53,6 +53,17 @@ def test_every_error_has_a_status_and_advice() -> None:
     assert (status_of(DiskFullError), status_of(ProcessError), status_of(ArtError)) == (507, 503, 500)
     page = (DOCS / "errors.md").read_text()
     assert [cls.code for cls in classes if f"| `{cls.__name__}` | `{cls.code}` |" not in page] == []
+    assert [cls.__name__ for cls in classes if not own_docstring(cls)] == []
+
+
+def test_the_code_of_an_error_names_its_class_and_no_subclass() -> None:
+    class SpecialError(ProcessError):
+        """A subclass with the code of its parent."""
+
+    assert SpecialError.code == ProcessError.code
+    named = {cls: type(error_from_code(cls.code, "no")) for cls, _ in error_classes()}
+    assert [cls for cls, kind in named.items() if cls is not kind] == []
+    assert type(error_from_code("of the future", "no")) is ArtError
 
 
 def test_docstrings_become_markdown() -> None:

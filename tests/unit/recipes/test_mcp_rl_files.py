@@ -33,8 +33,8 @@ TASK = McpTask("server", train=TRAIN, held_out=HELD_OUT)
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    mcp_rl.add_parser(parser.add_subparsers())
-    return parser.parse_args(["mcp-rl", *arguments])
+    mcp_rl.add_options(parser)
+    return parser.parse_args(list(arguments))
 
 
 # -- scenarios.json --
@@ -184,7 +184,7 @@ def test_keys_come_from_the_environment_and_stay_out_of_the_report(monkeypatch: 
 def test_bad_numbers(arguments: list[str], message: str) -> None:
     args = parse("server", "--model", "m", *arguments)
     with pytest.raises(ConfigError, match=message):
-        args.run(args)
+        mcp_rl.run(args)
 
 
 # -- the report --

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_mcp_rl_files import compared, report_of
 
 import art
 import art.cli.main
@@ -28,6 +27,7 @@ from art.rewards import Ruler
 from art.storage.history import append_row
 from art.storage.layout import DataDir
 from art.tasks.dataset import DatasetTask
+from tests.unit.recipes.test_mcp_rl_files import compared, report_of
 
 
 def step(number: int, *, trained: bool, num_groups: int = 4, faults: float = 0.0) -> StepReport:

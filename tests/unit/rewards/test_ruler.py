@@ -17,7 +17,7 @@ import art
 from art.errors import BudgetError, JudgeAnswerError, JudgeError
 from art.rewards import Budget, Criterion, Ruler, ruler, ruler_score_group, score_group
 from art.rewards.asking import completion
-from art.rewards.asking.evidence import evidence_of_messages, write_document
+from art.rewards.asking.evidence import evidence_of, write_document
 from art.rewards.asking.passes import shrink
 from art.rewards.ruler import DEFAULT_RUBRIC
 from art.testing.judge import read_prompt
@@ -250,7 +250,8 @@ def test_the_attack_works_on_text_that_is_not_enclosed(start_judge) -> None:
 def test_ids_and_marker_do_not_occur_in_the_evidence() -> None:
     letters = [f"{a}{b}" for a in "bcdfghjkmnpqrstvwxz23456789" for b in "bcdfghjkmnpqrstvwxz23456789"]
     evidence = [
-        evidence_of_messages([{"role": "user", "content": " ".join(letters) + str(i)}], None) for i in range(30)
+        evidence_of(Trajectory(messages_and_choices=[{"role": "user", "content": " ".join(letters) + str(i)}]))
+        for i in range(30)
     ]
     document = write_document(evidence, reference=None, rng=random.Random(0))
     assert len(set(document.ids)) == 30

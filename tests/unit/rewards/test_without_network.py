@@ -19,7 +19,7 @@ from art.cli import judge_serve
 from art.errors import ConfigError, JudgeError
 from art.mcp import MCPTool, generate_scenarios
 from art.rewards import GroupScorer, JudgeSettings, Ruler, params_at, score_group
-from art.scenarios import generate_dataset
+from art.scenarios import Writer, generate_dataset
 from art.tasks.tic_tac_toe import TicTacToe
 from art.testing.generator import ScriptedGenerator
 from art.testing.grading import KnowingRuler, KnownRewards, grade_conduct, grade_messages, grade_preferring
@@ -103,7 +103,7 @@ async def test_the_command_ranks_by_a_function_and_writes_scenarios(
     url = served("--score", "./counting.py:backwards", "--inputs", "inputs.txt")
     ruler = Ruler("openai/judge", extra_litellm_params=params_at(url), settings=settings)
     assert rewards_of(await score_group(COUNTS, ruler)) == pytest.approx([1 / 3, 0, 1, 2 / 3])
-    dataset = await generate_dataset("count", 3, "generator", generator_base_url=url, settings=settings)
+    dataset = await generate_dataset("count", 3, Writer("generator", base_url=url, settings=settings))
     assert {scenario.input for scenario in dataset.scenarios} == {"one?", "two?", "three?"}
 
 
@@ -197,9 +197,8 @@ async def test_failures_have_the_requested_rate(settings: JudgeSettings) -> None
 @pytest.mark.parametrize("description", ["Say which desk a message is for: billing or returns", "translate", "?!"])
 async def test_inputs_are_generated_for_any_description(description: str, settings: JudgeSettings) -> None:
     with ScriptedGenerator(fault_rate=0.2) as generator:
-        dataset = await generate_dataset(
-            description, 64, "generator", generator_base_url=generator.base_url, settings=settings
-        )
+        writer = Writer("generator", base_url=generator.base_url, settings=settings)
+        dataset = await generate_dataset(description, 64, writer)
     assert len({scenario.input for scenario in dataset.scenarios}) == 64
     assert dataset.warnings() == []
     assert description in dataset.task.system_prompt

@@ -10,6 +10,7 @@ import pytest
 
 from art.config import ModelSettings
 from art.errors import NotFoundError
+from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.runtime.resolver import PolicyResolver
 from art.storage.layout import DataDir
@@ -55,7 +56,10 @@ def resolver(tmp_path: Path, host: Host) -> PolicyResolver:
         model = RegisteredModel(project=project, name=name, base_model=base_model, settings=ModelSettings(), step=0)
         models[model.key] = model
         data_dir.model(project, name).checkpoint(0).mkdir(parents=True)
-    return PolicyResolver(data_dir, models, lambda project, name: (models[f"{project}/{name}"], host))  # type: ignore[arg-type,return-value]
+    hosts = SimpleNamespace(of=lambda model: host)
+    registered = Models(data_dir, hosts, None)  # type: ignore[arg-type]
+    registered.by_key |= models
+    return PolicyResolver(registered)
 
 
 @pytest.mark.parametrize(

@@ -158,23 +158,17 @@ async def test_models_and_addresses_are_generators_too(generator: ScriptedGenera
     options: dict[str, Any] = {"inference_base_url": generator.base_url, "inference_api_key": "none"}
     model = art.Model(name="m", project="p", **options)
     assert len(await generate_inputs("help", 2, model)) == 2
-    assert len(await generate_inputs("help", 2, "a/b", generator_base_url=generator.base_url)) == 2
+    assert len(await generate_inputs("help", 2, Writer("a/b", base_url=generator.base_url))) == 2
     assert [request["model"] for request in generator.requests] == ["m", "a/b"]
 
 
 @pytest.mark.parametrize(
-    ("description", "num", "options", "message"),
-    [
-        (" \n", 1, {}, "description is empty"),
-        ("help", 0, {}, "num must be 1 or more, got 0"),
-        ("help", 1, {"settings": SETTINGS}, "a `Writer` has its own address, key and settings"),
-    ],
+    ("description", "num", "message"),
+    [(" \n", 1, "description is empty"), ("help", 0, "num must be 1 or more, got 0")],
 )
-async def test_wrong_arguments(
-    generator: ScriptedGenerator, description: str, num: int, options: dict[str, Any], message: str
-) -> None:
+async def test_wrong_arguments(generator: ScriptedGenerator, description: str, num: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        await generate_inputs(description, num, writer(generator), **options)
+        await generate_inputs(description, num, writer(generator))
 
 
 # -- system prompt and rubric --

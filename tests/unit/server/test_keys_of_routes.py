@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from spies import SECRET, TwoProjects, named_projects
 
 from art.config import DistillConfig, TrainConfig
 from art.protocol.chat import ChatRequest
@@ -20,9 +19,10 @@ from art.protocol.dialects.responses import ResponsesRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate
 from art.protocol.training import DeleteCheckpointsRequest, RegisterRequest, TrainRequest, TrainSFTRequest
-from art.server.app import ROUTES, create_app
+from art.server.app import ROUTES, App
 from art.server.call import Route
 from art.storage.keys import KeyStore
+from tests.support.spies import SECRET, TwoProjects, named_projects
 
 OF_B = {
     "project": "b",
@@ -78,7 +78,7 @@ class Setup:
     def __init__(self, path: Path) -> None:
         self.runtime = TwoProjects()
         self.store = KeyStore(path / "keys.db")
-        app = create_app(self.runtime, api_key="operator", keys=self.store)  # type: ignore[arg-type]
+        app = App(self.runtime, api_key="operator", keys=self.store)  # type: ignore[arg-type]
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test", verify=False)
 
     async def ask(

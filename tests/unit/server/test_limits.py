@@ -11,14 +11,14 @@ from typing import Any
 import httpx2
 import pytest
 from pydantic import ValidationError
-from spies import TwoProjects
 
 from art.config import LimitsConfig, ServerConfig
 from art.errors import OverloadedError
-from art.server.app import create_app
+from art.server.app import App
 from art.server.auth import SERVER, Caller
 from art.server.limits import Limiter
 from art.storage.keys import KeyStore
+from tests.support.spies import TwoProjects
 
 CI = Caller("ci", "games", frozenset({"infer"}))
 
@@ -102,7 +102,7 @@ async def test_429_says_when_to_come_back(tmp_path: Path) -> None:
     runtime, store = TwoProjects(), KeyStore(tmp_path / "keys.db")
     _, key = store.create("a's", project="a", scopes=["infer"])
     config = ServerConfig(limits=LimitsConfig(max_chats_per_project=1))
-    app = create_app(runtime, api_key="operator", config=config, keys=store)  # type: ignore[arg-type]
+    app = App(runtime, api_key="operator", config=config, keys=store)  # type: ignore[arg-type]
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def complete(request: Any, *, rollout_id: str | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ async def test_429_says_when_to_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 async def test_deep_bodies(brackets: str) -> None:
-    app = create_app(TwoProjects(), api_key="k")  # type: ignore[arg-type]
+    app = App(TwoProjects(), api_key="k")  # type: ignore[arg-type]
 
     def nested(depth: int) -> str:
         inside = "[" * depth + "]" * depth

@@ -8,15 +8,15 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from spies import TwoProjects
 
 from art.config import ServerConfig
 from art.errors import InvalidRequestError
 from art.protocol.training import RegisterRequest
 from art.runtime.runtime import Runtime
-from art.server.app import ROUTES, create_app
+from art.server.app import ROUTES, App
 from art.server.call import Route
 from art.storage.layout import DataDir
+from tests.support.spies import TwoProjects
 
 BAD = [
     "..", ".", "...", "../../etc/passwd", "..\\..\\x", "a/../..", "~", "~root", "-rf", ".hidden", "a..b", "a b", "a\tb",
@@ -62,7 +62,7 @@ async def ask(app: Any, method: str, raw_path: str) -> int:
 )
 async def test_bad_names_in_the_url(route: Route, parameter: str) -> None:
     runtime = TwoProjects()
-    app = create_app(runtime, api_key="k")  # type: ignore[arg-type]
+    app = App(runtime, api_key="k")  # type: ignore[arg-type]
     for bad in BAD:
         for encoded in (quote(bad, safe=""), quote(bad, safe="/"), "".join(f"%{byte:02X}" for byte in bad.encode())):
             values = {name: quote(value) for name, value in GOOD.items()} | {parameter: encoded}

@@ -14,16 +14,16 @@ from typing import Any
 import httpx2
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from spies import TwoProjects
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Measurement
 from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
-from art.server.app import ROUTES, App, create_app
+from art.server.app import ROUTES, App
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
+from tests.support.spies import TwoProjects
 
 
 class Runtime(TwoProjects):
@@ -43,7 +43,7 @@ def runtime() -> Runtime:
 
 @pytest.fixture
 def app(runtime: Runtime) -> App:
-    return create_app(runtime, api_key="k")  # type: ignore[arg-type]
+    return App(runtime, api_key="k")  # type: ignore[arg-type]
 
 
 @pytest.fixture

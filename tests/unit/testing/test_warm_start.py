@@ -111,7 +111,9 @@ def test_muon_is_that_of_torch() -> None:
     assert float((ours - theirs).norm() / moved) < 0.03
 
 
-def test_a_model_that_looks_is_told_from_one_that_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_looks_is_told_from_one_that_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with caplog.at_level(logging.WARNING):
         build_tiny_model(tmp_path / "good", task=Echo(), play_skill=1.0)
     assert not caplog.records
@@ -119,6 +121,11 @@ def test_a_model_that_looks_is_told_from_one_that_does_not(tmp_path: Path, caplo
     with caplog.at_level(logging.WARNING):
         build_tiny_model(tmp_path / "random", task=Echo(), play_skill=0.0, warm_start_steps=20)
     assert "hardly depend on what it was shown" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(Echo, "needs_reading", False)
+    with caplog.at_level(logging.WARNING):
+        build_tiny_model(tmp_path / "fine", task=Echo(), play_skill=0.0, warm_start_steps=20)
+    assert not caplog.records, "the task says that its best answer is always the same"
     assert abs(json.loads((tmp_path / "random/tiny_model.json").read_text())["reads"]) < 0.1
 
 

@@ -26,10 +26,11 @@ from art.errors import (
     TrajectoryError,
 )
 from art.metrics import catalogue
+from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
 from art.storage import atomic, checkpoints
 from art.trainer.step.probe import measure_probe
-from art.trainer.trainer import Trainer
+from art.trainer.trainer import OnProgress, Trainer
 from tests.support.trainer_reference import with_own_logprobs
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -52,7 +53,14 @@ def trainer(new_trainer: Callable[..., Trainer], tmp_path: Path) -> Trainer:
     return trainer
 
 
-def step(trainer: Trainer, directory: Path, number: int, config: TrainConfig = RL, **changes: Any) -> StepResult:
+def step(
+    trainer: Trainer,
+    directory: Path,
+    number: int,
+    config: TrainConfig = RL,
+    on_progress: OnProgress | None = None,
+    **changes: Any,
+) -> StepResult:
     """Train step `number` on its own random samples."""
     arguments: dict[str, Any] = {
         "samples": random_samples(number),
@@ -61,7 +69,7 @@ def step(trainer: Trainer, directory: Path, number: int, config: TrainConfig = R
         "to_checkpoint": directory / f"{number:04d}",
         "job_id": f"job-{number:08d}",
     }
-    return trainer.train(**(arguments | changes))
+    return trainer.train(Train(**arguments | changes), on_progress)
 
 
 def weights(path: Path) -> bytes:
@@ -307,12 +315,14 @@ def sft_samples(count: int) -> list[TrainingSample]:
 def test_sft_learns_and_reports(trainer: Trainer, tmp_path: Path) -> None:
     losses = []
     for number in range(1, 6):
-        result = trainer.train_sft(
-            sft_samples(6),
-            TrainSFTConfig(learning_rate=2e-2, batch_size=6),
-            from_checkpoint=tmp_path / f"{number - 1:04d}",
-            to_checkpoint=tmp_path / f"{number:04d}",
-            job_id=f"job-{number}",
+        result = trainer.train(
+            TrainSft(
+                samples=sft_samples(6),
+                config=TrainSFTConfig(learning_rate=2e-2, batch_size=6),
+                from_checkpoint=tmp_path / f"{number - 1:04d}",
+                to_checkpoint=tmp_path / f"{number:04d}",
+                job_id=f"job-{number}",
+            )
         )
         losses.append(result.metrics["loss/train"])
     assert losses == sorted(losses, reverse=True)
@@ -322,12 +332,14 @@ def test_sft_learns_and_reports(trainer: Trainer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("batch_size", "updates"), [("auto", 3), (1, 6), (4, 2)])
 def test_sft_batches(batch_size: Any, updates: int, trainer: Trainer, tmp_path: Path) -> None:
-    result = trainer.train_sft(
-        sft_samples(6),
-        TrainSFTConfig(batch_size=batch_size),
-        from_checkpoint=tmp_path / "0000",
-        to_checkpoint=tmp_path / "0001",
-        job_id="job-1",
+    result = trainer.train(
+        TrainSft(
+            samples=sft_samples(6),
+            config=TrainSFTConfig(batch_size=batch_size),
+            from_checkpoint=tmp_path / "0000",
+            to_checkpoint=tmp_path / "0001",
+            job_id="job-1",
+        )
     )
     assert result.step == 1
     assert result.metrics["data/step_num_gradient_steps"] == updates
@@ -335,17 +347,17 @@ def test_sft_batches(batch_size: Any, updates: int, trainer: Trainer, tmp_path: 
 
 def test_sft_learning_rate_list(trainer: Trainer, tmp_path: Path) -> None:
     paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
-    result = trainer.train_sft(sft_samples(4), TrainSFTConfig(learning_rate=[1e-3, 2e-3]), **paths)
+    result = trainer.train(TrainSft(samples=sft_samples(4), config=TrainSFTConfig(learning_rate=[1e-3, 2e-3]), **paths))
     assert result.metrics["loss/learning_rate"] == 2e-3
     paths["to_checkpoint"] = tmp_path / "0002"
     with pytest.raises(ConfigError, match="lists 3 rates, but the trajectories make 2 batches of 2"):
-        trainer.train_sft(sft_samples(4), TrainSFTConfig(learning_rate=[1e-3] * 3), **paths)
+        trainer.train(TrainSft(samples=sft_samples(4), config=TrainSFTConfig(learning_rate=[1e-3] * 3), **paths))
 
 
 def test_sft_refuses_samples_of_reinforcement_learning(trainer: Trainer, tmp_path: Path) -> None:
     paths = {"from_checkpoint": tmp_path / "0000", "to_checkpoint": tmp_path / "0001", "job_id": "job-1"}
     with pytest.raises(TrajectoryError, match="'s0' has component 'rl'"):
-        trainer.train_sft(random_samples(0), TrainSFTConfig(), **paths)
+        trainer.train(TrainSft(samples=random_samples(0), config=TrainSFTConfig(), **paths))
 
 
 # -- wire --

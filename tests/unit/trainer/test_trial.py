@@ -11,10 +11,11 @@ import torch
 
 from art.config import LoraConfig, TrainConfig, TrainerConfig
 from art.errors import ConfigError, NothingTrainableError, TrainingError
+from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.checks.trial import random_sample
 from art.storage import checkpoints
-from art.trainer.machine import headroom
+from art.trainer.machine import memory
 from art.trainer.trainer import Trainer
 from tests.support.trainer_samples import random_samples
 
@@ -37,11 +38,13 @@ def two_steps(trainer: Trainer, directory: Path, lora: LoraConfig | None, *, tri
         if trial:
             trainer.trial([long_sample(trainer)], lora)
         trainer.train(
-            random_samples(number),
-            RL,
-            from_checkpoint=directory / f"{number - 1:04d}",
-            to_checkpoint=directory / f"{number:04d}",
-            job_id=f"job-{number:08d}",
+            Train(
+                samples=random_samples(number),
+                config=RL,
+                from_checkpoint=directory / f"{number - 1:04d}",
+                to_checkpoint=directory / f"{number:04d}",
+                job_id=f"job-{number:08d}",
+            )
         )
     name = checkpoints.MODEL_WEIGHTS if lora is None else checkpoints.ADAPTER_WEIGHTS
     return (directory / "0002" / name).read_bytes()
@@ -66,16 +69,16 @@ def test_it_measures_what_a_step_takes(trainer: Trainer) -> None:
 def test_memory_that_is_left_is_that_of_the_worst_moment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  100 kB\nMemAvailable:   5000000 kB\n")
-    monkeypatch.setattr(headroom, "_MEMINFO", meminfo)
-    monkeypatch.setattr(headroom, "_CGROUP", tmp_path)
-    monkeypatch.setattr(headroom, "_resident_bytes", lambda: 2000)
-    monkeypatch.setattr(headroom, "peak_memory_bytes", lambda device: 3000)
-    assert headroom.headroom_bytes(torch.device("cpu")) == 5_000_000 * 1024 - 1000
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_resident_bytes", lambda: 2000)
+    monkeypatch.setattr(memory, "peak_bytes", lambda device: 3000)
+    assert memory.headroom_bytes(torch.device("cpu")) == 5_000_000 * 1024 - 1000
     (tmp_path / "memory.max").write_text("10000\n")
     (tmp_path / "memory.current").write_text("4000\n")
-    assert headroom.headroom_bytes(torch.device("cpu")) == 5000
+    assert memory.headroom_bytes(torch.device("cpu")) == 5000
     (tmp_path / "memory.max").write_text("max\n")
-    assert headroom.headroom_bytes(torch.device("cpu")) == 5_000_000 * 1024 - 1000
+    assert memory.headroom_bytes(torch.device("cpu")) == 5_000_000 * 1024 - 1000
 
 
 def test_what_does_not_fit_into_memory_is_said(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

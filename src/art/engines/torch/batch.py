@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art.engines.torch.cache.cache_attention import (
-    AttentionPlan,
-    PrefillSegment,
-    Write,
-    decode_group,
-    slice_or_index,
-    to_device,
-)
-from art.engines.torch.cache.kv_cache import Pool, Slot
+from art.engines.torch.cache import cache_attention as attention
+from art.engines.torch.cache.cache_attention import AttentionPlan, slice_or_index, to_device
+from art.engines.torch.cache.kv_cache import Slot
 from art.engines.torch.scheduler import Work
 from art.engines.torch.weights.linear import Run
 
@@ -91,27 +86,20 @@ def _plan_attention(
         positions = np.arange(len(token_ids)) + (offsets - starts)[item_of]
         for i in np.flatnonzero(counts > 1).tolist():
             start, count, slot = int(starts[i]), int(counts[i]), slots[i]
-            plan.prefill.append(PrefillSegment(start, start + count, int(offsets[i]), slot.pool, slot.row))
-    for pool, items in _by_pool(slots):
+            plan.prefill.append(attention.PrefillSegment(start, start + count, int(offsets[i]), slot.pool, slot.row))
+    for pool in dict.fromkeys(slot.pool for slot in slots):
+        items = np.array([i for i, slot in enumerate(slots) if slot.pool is pool])
         decoding = items[counts[items] == 1]
         if len(decoding):
-            plan.decode.append(decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like))
+            plan.decode.append(attention.decode_group(pool, starts[decoding], rows[decoding], offsets[decoding], like))
         tokens = np.arange(len(token_ids))
         if len(items) < len(work):
             tokens = tokens[np.isin(item_of, items)]
         token_rows, token_positions = rows[item_of[tokens]], positions[tokens]
         pool.record(token_rows, token_positions, token_ids[tokens])
         where = slice_or_index(tokens, like)
-        plan.writes.append(Write(pool, where, to_device(token_rows, like), to_device(token_positions, like)))
+        plan.writes.append(attention.Write(pool, where, to_device(token_rows, like), to_device(token_positions, like)))
     return plan, positions
-
-
-def _by_pool(slots: list[Slot]) -> list[tuple[Pool, Ints]]:
-    """The pools in use, each with the indices of its slots in `slots`."""
-    members: dict[Pool, list[int]] = {}
-    for i, slot in enumerate(slots):
-        members.setdefault(slot.pool, []).append(i)
-    return [(pool, np.array(indices)) for pool, indices in members.items()]
 
 
 def _runs(work: list[Work], counts: list[int]) -> list[Run]:
@@ -121,12 +109,9 @@ def _runs(work: list[Work], counts: list[int]) -> list[Run]:
         return [] if first is None else [Run(0, sum(counts), first)]
     runs: list[Run] = []
     row = 0
-    for item, count in zip(work, counts, strict=True):
-        adapter = item.request.adapter
-        if adapter is not None and count:
-            if runs and runs[-1].adapter is adapter:
-                runs[-1] = Run(runs[-1].start, row + count, adapter)
-            else:
-                runs.append(Run(row, row + count, adapter))
-        row += count
+    for adapter, items in groupby(zip(work, counts, strict=True), key=lambda item: item[0].request.adapter):
+        num_rows = sum(count for _, count in items)
+        if adapter is not None and num_rows:
+            runs.append(Run(row, row + num_rows, adapter))
+        row += num_rows
     return runs

@@ -8,7 +8,7 @@ This module does not use asyncio, processes or messages. `art.runtime.children.e
 
 from __future__ import annotations
 
-import logging
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -24,15 +24,13 @@ from art.engines.torch.batch import build_batch
 from art.engines.torch.cache.cache_size import kv_budget
 from art.engines.torch.cache.kv_cache import KVCache
 from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import SamplingParams, sample, token_logprobs
+from art.engines.torch.sampler import sample, token_logprobs
 from art.engines.torch.scheduler import Request, Scheduler, Work
 from art.engines.torch.weights.base_model import LoadedModel, load_model
 from art.engines.torch.weights.linear import Adapter, Factors
 from art.engines.torch.weights.lora import read_adapter
 from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
 from art.kernels.threads import default_num_threads
-
-logger = logging.getLogger(__name__)
 
 _ROWS_PER_RUNNING = 8
 """Rows of the cache, in use or idle, per request that may run."""
@@ -59,7 +57,6 @@ class TorchEngine:
         self._model = model
         self._config = config
         self._info = model.info
-        self._dtype = model.dtype
         cache = KVCache(
             model.kv_shapes,
             max_context=model.info.max_context,
@@ -77,7 +74,7 @@ class TorchEngine:
         self._requests: dict[str, Request] = {}
         self._adapters: dict[str, Adapter] = {}
         self._leaving: list[tuple[Adapter, Callable[[], None] | None]] = []
-        self._next_uid = 1
+        self._uids = itertools.count(1)
         self._counters = dict.fromkeys(("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "step_s"), 0.0)
 
     @classmethod
@@ -116,18 +113,8 @@ class TorchEngine:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
         """
         check_request(params, self._info)
-        num_prompt = len(params.prompt_token_ids)
-        self._enqueue(
-            Request(
-                params=params,
-                adapter=self._adapter(params.adapter),
-                stream=stream,
-                max_new=min(params.max_tokens, self._info.max_context - num_prompt),
-                stop=frozenset(params.stop_token_ids),
-                token_ids=list(params.prompt_token_ids),
-                num_prompt=num_prompt,
-            )
-        )
+        max_new = min(params.max_tokens, self._info.max_context - len(params.prompt_token_ids))
+        self._enqueue(Request(params, self._adapter(params.adapter), stream, max_new))
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
         """Queue a measurement of the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
@@ -137,25 +124,9 @@ class TorchEngine:
         """
         check_score(token_ids, self._info)
         params = GenerateRequest(
-            request_id=request_id,
-            adapter=adapter,
-            prompt_token_ids=token_ids,
-            max_tokens=1,
-            stop_token_ids=(),
-            seed=0,
+            request_id=request_id, adapter=adapter, prompt_token_ids=token_ids, max_tokens=1, stop_token_ids=(), seed=0
         )
-        self._enqueue(
-            Request(
-                params=params,
-                adapter=self._adapter(adapter),
-                stream=False,
-                max_new=0,
-                stop=frozenset(),
-                scores=True,
-                token_ids=token_ids[:-1],
-                num_prompt=len(token_ids) - 1,
-            )
-        )
+        self._enqueue(Request(params, self._adapter(adapter), scores=True))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and free its slot at once. Unknown ids are ignored: the request may just have ended."""
@@ -177,25 +148,15 @@ class TorchEngine:
         Raises:
             AdapterError: see `lora.read_adapter`.
         """
-        adapter = read_adapter(
-            name,
-            path,
-            uid=self._next_uid,
-            parts=self._model.decoder.parts,
-            num_linears=self._model.decoder.num_linears,
-            dtype=self._dtype,
-            device=self._info.device,
-        )
-        self._next_uid += 1
+        factors, info = read_adapter(name, path, self._model)
         self.unload_adapter(name)
-        self._adapters[name] = adapter
-        return adapter.info
+        self._adapters[name] = Adapter(uid=next(self._uids), factors=factors, info=info)
+        return info
 
     def serve_as(self, name: str, info: AdapterInfo) -> None:
         """Let requests name the model's own weights `name`, like an adapter that changes no layer."""
         no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
-        self._adapters[name] = Adapter(uid=self._next_uid, factors=no_factors, info=info)
-        self._next_uid += 1
+        self._adapters[name] = Adapter(uid=next(self._uids), factors=no_factors, info=info)
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
         """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
@@ -215,7 +176,7 @@ class TorchEngine:
                 raise RuntimeError(f"nothing can be scheduled though {len(self._requests)} requests wait")
             return []
         with torch.inference_mode():
-            batch = build_batch(work, self._info.device, self._dtype)
+            batch = build_batch(work, self._info.device, self._model.dtype)
             outputs = self._advance(work, self._model.decoder.logits(batch))
         self._counters["steps"] += 1
         self._counters["step_s"] += time.perf_counter() - started
@@ -229,13 +190,12 @@ class TorchEngine:
         row = 0
         for item in work:
             request = item.request
-            reached = item.reaches_end
             if request.num_sampled == 0:
                 self._counters["prefill_tokens"] += item.num_tokens
             if request.scores:
                 outputs += self._score_rows(item, logits[row : row + item.num_tokens])
                 row += item.num_tokens
-            elif reached:
+            elif item.reaches_end:
                 samples.append(request)
                 rows.append(row)
                 row += 1
@@ -261,12 +221,10 @@ class TorchEngine:
         indices = [p.first_index + r.num_sampled for p, r in zip(params, requests, strict=True)]
         drawn = sample(
             logits,
-            SamplingParams(
-                uniforms=uniforms([p.seed for p in params], indices),
-                temperatures=[p.temperature for p in params],
-                top_ps=[p.top_p for p in params],
-                num_top_logprobs=[p.num_top_logprobs for p in params],
-            ),
+            uniforms=uniforms([p.seed for p in params], indices),
+            temperatures=[p.temperature for p in params],
+            top_ps=[p.top_p for p in params],
+            num_top_logprobs=[p.num_top_logprobs for p in params],
         )
         self._counters["generated_tokens"] += len(requests)
         outputs = []
@@ -279,11 +237,10 @@ class TorchEngine:
             request.logprobs.append(logprob)
             if drawn.top_logprobs is not None and request.params.num_top_logprobs:
                 request.top_logprobs.append(drawn.top_logprobs[i])
-            reason: FinishReason | None = None
-            if token in request.stop:
+            is_full = request.num_sampled >= request.max_new
+            reason: FinishReason | None = "length" if is_full else None
+            if token in request.params.stop_token_ids:
                 reason = "stop"
-            elif request.num_sampled >= request.max_new:
-                reason = "length"
             if reason is not None or request.stream:
                 outputs.append(_emit(request, reason))
             if reason is not None:

@@ -1,7 +1,7 @@
 """All engines of one process: one for the base model with its adapters, and one for each full checkpoint.
 
 A full checkpoint shares no weights with the base model, so it has a `TorchEngine` of its own, with its own KV cache and
-`max_running`. The owner of the pool calls `step` of each engine in `busy`, in turn.
+`max_running`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "st
 
 
 class EnginePool:
-    """Routes each request to the engine with the weights that it names."""
+    """Routes each request to the engine with the weights that it names. Has the methods of `TorchEngine`."""
 
     def __init__(self, base: TorchEngine, model: str, config: EngineConfig) -> None:
         self._base = base
@@ -35,16 +35,12 @@ class EnginePool:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> EnginePool:
-        """Load the base model `model`, a folder or a hub id.
-
-        Raises:
-            ConfigError: see `TorchEngine.load`.
-        """
+        """Load the base model; see `TorchEngine.load`."""
         return cls(TorchEngine.load(model, config), model, config)
 
     @property
     def busy(self) -> list[TorchEngine]:
-        """The engines that have work."""
+        """The engines that have work. The owner of the pool calls `step` of each of them in turn."""
         if not self._full and not self._leaving:  # the usual case, on the path of every step
             return [self._base] if self._base.has_work else []
         return [engine for engine in self._engines if engine.has_work]
@@ -61,11 +57,9 @@ class EnginePool:
         return total
 
     def submit(self, request: GenerateRequest, *, stream: bool) -> None:
-        """Queue a completion; see `TorchEngine.submit`."""
         self._of(request.adapter).submit(request, stream=stream)
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a measurement of log-probs; see `TorchEngine.submit_score`."""
         self._of(adapter).submit_score(request_id, token_ids, adapter)
 
     def cancel(self, request_id: str) -> None:
@@ -82,9 +76,12 @@ class EnginePool:
         """
         if not is_full(path):
             info = self._base.load_adapter(name, path)
-            self._unload_full(name, None)
+            if name in self._full:
+                self.unload_adapter(name)
             return info
-        self._give_back_memory()
+        gc.collect()  # free the memory of unloaded engines first; a trainer may need it on the same device
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         with torch.inference_mode():
             engine, info = load_full(name, path, self._model, self._config)
         self.unload_adapter(name)
@@ -93,14 +90,9 @@ class EnginePool:
 
     def unload_adapter(self, name: str, on_done: Callable[[], None] | None = None) -> None:
         """Refuse new requests for `name`. `on_done` is called when its last request has ended, possibly at once."""
-        if name in self._full:
-            self._unload_full(name, on_done)
-        else:
-            self._base.unload_adapter(name, on_done)
-
-    def _unload_full(self, name: str, on_done: Callable[[], None] | None) -> None:
         engine = self._full.pop(name, None)
         if engine is None:
+            self._base.unload_adapter(name, on_done)
             return
         self._leaving.append(engine)
 
@@ -120,9 +112,3 @@ class EnginePool:
     @property
     def _engines(self) -> list[TorchEngine]:
         return [self._base, *self._full.values(), *self._leaving]
-
-    def _give_back_memory(self) -> None:
-        """Free the memory of unloaded engines before another is loaded. A trainer may need it on the same device."""
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()

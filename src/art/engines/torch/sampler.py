@@ -21,38 +21,39 @@ _NUCLEUS = 1024
 
 
 @dataclass(slots=True)
-class SamplingParams:
-    """Sampling settings of B rows."""
-
-    uniforms: npt.NDArray[np.float64]  # [B] in [0, 1)
-    temperatures: list[float]  # [B] 0 is greedy
-    top_ps: list[float]  # [B]
-    num_top_logprobs: list[int]  # [B]
-
-
-@dataclass(slots=True)
 class Sampled:
+    """The tokens drawn for B rows."""
+
     token_ids: list[int]  # [B]
     logprobs: list[float]  # [B] NaN where the logits were not finite
     top_logprobs: list[list[tuple[int, float]]] | None  # [B][num_top_logprobs], None if no row asked
 
 
-def sample(logits: Tensor, params: SamplingParams) -> Sampled:
-    """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from."""
+def sample(
+    logits: Tensor,
+    uniforms: npt.NDArray[np.float64],
+    temperatures: list[float],
+    top_ps: list[float],
+    num_top_logprobs: list[int],
+) -> Sampled:
+    """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from.
+
+    Each row has its own number of `uniforms` in [0, 1), and its own settings. Temperature 0 is greedy.
+    """
     logits = logits.float()
-    greedy = [t == 0.0 for t in params.temperatures]
-    if any(t not in (0.0, 1.0) for t in params.temperatures):
-        scale = [1.0 / max(t, _MIN_TEMPERATURE) if t else 1.0 for t in params.temperatures]
+    greedy = [t == 0.0 for t in temperatures]
+    if any(t not in (0.0, 1.0) for t in temperatures):
+        scale = [1.0 / max(t, _MIN_TEMPERATURE) if t else 1.0 for t in temperatures]
         logits = logits * torch.tensor(scale, dtype=torch.float32, device=logits.device)[:, None]
     probs = torch.softmax(logits, dim=-1)
-    top_ps = [1.0 if g else p for p, g in zip(params.top_ps, greedy, strict=True)]
+    top_ps = [1.0 if g else p for p, g in zip(top_ps, greedy, strict=True)]
     if min(top_ps) < 1.0:
         probs = _keep_nucleus(probs, top_ps)
-    tokens = logits.argmax(dim=-1) if all(greedy) else _inverse_transform(probs, params.uniforms)
+    tokens = logits.argmax(dim=-1) if all(greedy) else _inverse_transform(probs, uniforms)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(dim=-1), tokens)
     logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
-    top = _top_logprobs(probs, params.num_top_logprobs) if any(params.num_top_logprobs) else None
+    top = _top_logprobs(probs, num_top_logprobs) if any(num_top_logprobs) else None
     return Sampled(tokens.tolist(), logprobs.tolist(), top)
 
 

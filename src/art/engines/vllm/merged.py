@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from art.engine import AdapterInfo
-from art.engines.vllm.vllm_engine import Policy, VllmEngine, until_unused
+from art.engines.vllm.vllm_engine import Policy, VllmEngine
 from art.errors import AdapterError, NotFoundError
 
 
@@ -32,8 +32,8 @@ class MergedVllmEngine(VllmEngine):
         async with self._load_lock:
             previous, self._current = self._current, None  # from here on new requests are refused
             if previous is not None:
-                await until_unused(previous[1])
-            await until_unused(self._base)
+                await previous[1].until_unused()
+            await self._base.until_unused()
             for replica in self._replicas:
                 await replica.replace_weights(folder)
             self._router.forget(0)
@@ -43,7 +43,7 @@ class MergedVllmEngine(VllmEngine):
         """Refuse requests for the policy from now on. Its weights stay in memory until others replace them."""
         if self._current is not None and self._current[0] == name:
             policy, self._current = self._current[1], None
-            await until_unused(policy)
+            await policy.until_unused()
 
     def _policy(self, adapter: str | None) -> Policy:
         if self._current is not None and adapter == self._current[0]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from struct import pack
@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from art.engine import FinishReason, GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, TokenChunk
 from art.errors import (
     AdapterError,
     ArtError,
@@ -46,14 +46,6 @@ EXCLUDED_LOGPROB = -9998.0
 _METRIC = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{[^}]*\})? ([-+.\w]+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds to which a request is cut, because vLLM refuses stop tokens and lengths outside them."""
-
-    vocab_size: int
-    max_context: int
-
-
 class ConnectionLostError(ProcessError):
     """The server could not be reached, or ended in the middle of an answer."""
 
@@ -67,9 +59,8 @@ class Replica:
             socket: Unix socket to connect to; `url` is then only used in messages.
         """
         self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session = aiohttp.ClientSession(
-            headers=headers,
+            headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             connector=aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             read_bufsize=MAX_LINE_BYTES,
@@ -80,35 +71,27 @@ class Replica:
 
     async def is_healthy(self) -> bool:
         try:
-            async with self._session.get(f"{self.url}/health") as response:
+            async with self._request("GET", "/health") as response:
                 return response.status == 200
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except ConnectionLostError:
             return False
 
     async def model(self) -> tuple[str, int]:
         """Name of the base model that is served, and its longest context in tokens."""
-        try:
-            async with self._session.get(f"{self.url}/v1/models") as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise _error(response.status, body)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._lost(error) from error
-        served = next(entry for entry in orjson.loads(body)["data"] if entry.get("parent") is None)
+        answer = orjson.loads(await self._answer("GET", "/v1/models"))
+        served = next(entry for entry in answer["data"] if entry.get("parent") is None)
         return served["id"], served["max_model_len"]
 
-    async def generate(
-        self, request: GenerateRequest, model: str, limits: Limits, *, stream: bool
-    ) -> AsyncGenerator[TokenChunk, None]:
+    async def generate(self, request: GenerateRequest, model: str, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         """Generate a completion. `model` is the served name of the base model or of an adapter."""
-        body = _completion_body(request, model, limits) | {"stream": stream}
+        body = _completion_body(request, model) | {"stream": stream}
         if not stream:
             answer = await self._post("/v1/completions", body)
             yield _chunk(answer["choices"][0], request.num_top_logprobs, _num_cached(answer))
             return
         body["stream_options"] = {"include_usage": True}
         last: TokenChunk | None = None
-        async with aclosing(self._events("/v1/completions", body)) as events:
+        async with aclosing(self._events(body)) as events:
             async for event in events:
                 if not event["choices"]:  # the last event, with the usage
                     assert last is not None
@@ -136,8 +119,9 @@ class Replica:
         Raises:
             AdapterError: vLLM refused the adapter.
         """
+        body = {"lora_name": name, "lora_path": _absolute(path)}
         try:
-            await self._post("/v1/load_lora_adapter", _load_body(name, path), timeout_s=CONTROL_TIMEOUT_S)
+            await self._post("/v1/load_lora_adapter", body, timeout_s=CONTROL_TIMEOUT_S)
         except ConnectionLostError:
             raise
         except ArtError as error:
@@ -166,7 +150,8 @@ class Replica:
         Raises:
             ProcessError: the exchange failed. The server's weights are unknown then, and it may be about to end.
         """
-        await self._post("/collective_rpc", _reload_body(folder), timeout_s=RELOAD_TIMEOUT_S)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": _absolute(folder)}}
+        await self._post("/collective_rpc", body, timeout_s=RELOAD_TIMEOUT_S)
         for _ in range(RESET_TRIES):  # vLLM refuses while it still works on a cancelled request
             if (await self._post("/reset_prefix_cache", {}, timeout_s=CONTROL_TIMEOUT_S))["success"]:
                 return
@@ -178,11 +163,8 @@ class Replica:
 
     async def metrics(self) -> dict[str, float]:
         """Counters and gauges by name without the prefix `vllm:`, summed over the engines of a data-parallel server."""
-        try:
-            async with self._session.get(f"{self.url}/metrics") as response:
-                text = await response.text()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._lost(error) from error
+        async with self._request("GET", "/metrics") as response:
+            text = await response.text()
         totals: dict[str, float] = {}
         for name, value in _METRIC.findall(text):
             totals[name] = totals.get(name, 0.0) + float(value)
@@ -190,59 +172,53 @@ class Replica:
 
     async def _post(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> Any:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        url, data = self.url + path, orjson.dumps(body)
-        try:
-            async with self._session.post(url, data=data, headers=_JSON, timeout=timeout) as response:
-                answer = await response.read()
-                if response.status != 200:
-                    raise _error(response.status, answer)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._lost(error) from error
+        answer = await self._answer("POST", path, data=orjson.dumps(body), timeout=timeout)
         return orjson.loads(answer) if answer.startswith(b"{") else None
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yield server-sent events. Closing the generator closes the connection, and vLLM then drops the request."""
+    async def _answer(self, method: str, path: str, **options: Any) -> bytes:
+        async with self._request(method, path, **options) as response:
+            body: bytes = await response.read()
+            if response.status != 200:
+                raise _error(response.status, body)
+            return body
+
+    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[Any, None]:
+        """Yield the events of a completion. Closing the generator closes the connection, and vLLM drops the request."""
+        async with self._request("POST", "/v1/completions", data=orjson.dumps(body)) as response:
+            if response.status != 200:
+                raise _error(response.status, await response.read())
+            async for line in response.content:
+                if not line.startswith(b"data: "):
+                    continue
+                if line.startswith(b"data: [DONE]"):
+                    return
+                event = orjson.loads(line[6:])
+                if "error" in event:
+                    raise _error(event["error"].get("code", 500), line[6:])
+                yield event
+
+    @asynccontextmanager
+    async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and read its answer in the body of `async with`, which may raise `ConnectionLostError`."""
         try:
-            async with self._session.post(self.url + path, data=orjson.dumps(body), headers=_JSON) as response:
-                if response.status != 200:
-                    raise _error(response.status, await response.read())
-                async for line in response.content:
-                    if not line.startswith(b"data: "):
-                        continue
-                    if line.startswith(b"data: [DONE]"):
-                        return
-                    event = orjson.loads(line[6:])
-                    if "error" in event:
-                        raise _error(event["error"].get("code", 500), line[6:])
-                    yield event
+            async with self._session.request(method, self.url + path, **options) as response:
+                yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: BaseException) -> ConnectionLostError:
-        return ConnectionLostError(f"the vLLM server at {self.url} does not answer: {type(error).__name__}: {error}")
-
-
-_JSON = {"Content-Type": "application/json"}
+            raise ConnectionLostError(
+                f"the vLLM server at {self.url} does not answer: {type(error).__name__}: {error}"
+            ) from error
 
 
-def _load_body(name: str, path: Path) -> dict[str, Any]:
-    return {"lora_name": name, "lora_path": os.path.abspath(path)}  # the server's working directory may be another
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # the server's working directory may be another
 
 
-def _reload_body(folder: Path) -> dict[str, Any]:
-    return {"method": "reload_weights", "kwargs": {"weights_path": os.path.abspath(folder)}}
-
-
-def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> dict[str, Any]:
-    """The body of a completion request.
-
-    It sets every parameter that changes the distribution, so that the defaults of a server do not matter.
-    """
-    room = limits.max_context - len(request.prompt_token_ids)
+def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
+    """The body of a request. It sets all that changes the distribution, so a server's defaults do not matter."""
     return {
         "model": model,
         "prompt": request.prompt_token_ids,
-        "max_tokens": min(request.max_tokens, room),
+        "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": 0,
@@ -256,7 +232,7 @@ def _completion_body(request: GenerateRequest, model: str, limits: Limits) -> di
         "return_tokens_as_token_ids": True,
         # Only the stop tokens of the request end it, not the EOS tokens of the model's files.
         "ignore_eos": True,
-        "stop_token_ids": [token for token in request.stop_token_ids if 0 <= token < limits.vocab_size],
+        "stop_token_ids": request.stop_token_ids,
     }
 
 
@@ -274,15 +250,16 @@ def seed_of(request: GenerateRequest) -> int:
 def _chunk(choice: dict[str, Any], num_top: int, num_cached: int) -> TokenChunk:
     tokens: list[int] = choice["token_ids"] or []
     report = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
-    top = [_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else []
-    logprobs: list[float] = report["token_logprobs"]
+    logprobs = report["token_logprobs"]
     if len(logprobs) != len(tokens):
         raise ProcessError(f"vLLM sent {len(logprobs)} log-probs with {len(tokens)} tokens")
+    if (reason := choice["finish_reason"]) not in (None, "stop", "length"):
+        raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
     return TokenChunk(
         token_ids=tokens,
         logprobs=logprobs,
-        top_logprobs=top,
-        finish_reason=_finish_reason(choice["finish_reason"]),
+        top_logprobs=[_best(entry, num_top) for entry in report["top_logprobs"]] if num_top else [],
+        finish_reason=reason,
         num_cached_tokens=num_cached,
     )
 
@@ -291,12 +268,6 @@ def _best(entry: dict[str, float], num_top: int) -> list[tuple[int, float]]:
     """The `num_top` most likely tokens of an entry with keys like `token_id:17`. vLLM adds the sampled token to it."""
     pairs = [(int(key.rpartition(":")[2]), logprob) for key, logprob in entry.items() if logprob > EXCLUDED_LOGPROB]
     return sorted(pairs, key=lambda pair: -pair[1])[:num_top]
-
-
-def _finish_reason(reason: str | None) -> FinishReason | None:
-    if reason is None or reason == "stop" or reason == "length":
-        return reason  # type: ignore[return-value]
-    raise ProcessError(f"vLLM aborted a completion (finish reason {reason!r})")
 
 
 def _num_cached(answer: dict[str, Any]) -> int:

@@ -102,18 +102,13 @@ class VllmServer:
         return self._process.pid
 
     async def close(self) -> None:
-        self._kill()
-        await self._exit()
-        await self._drain()
+        await self._end()
         await self.replica.close()
-        self._remove_folder()
 
     async def death(self) -> ProcessError:
         """Wait until the server is dead. Returns the reason, as far as it is known."""
         await self._exit()
-        self._kill()  # the guard may have been killed alone
-        await self._drain()
-        self._remove_folder()
+        await self._end()  # the guard may have been killed alone
         recent = [text for at, text in self._errors if time.monotonic() - at < CAUSE_WINDOW_S]
         # The exit status tells nothing: it is that of the guard, which kills itself together with its group.
         hints = [f" ({hint})" for part, hint in _HINTS.items() if recent and part in recent[0]]
@@ -124,20 +119,17 @@ class VllmServer:
         while self._process.returncode is None:
             await asyncio.sleep(POLL_S)
 
-    def _kill(self) -> None:
+    async def _end(self) -> None:
+        """Kill the group, and read the output to its end, which comes when no process of the group is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _remove_folder(self) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    async def _drain(self) -> None:
-        """Read the output to its end, which comes when no process of the group is left."""
+        await self._exit()
         await asyncio.wait([self._output], timeout=DRAIN_TIMEOUT_S)
         self._output.cancel()
         if self._process.stdin is not None:
             self._process.stdin.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     async def _until_ready(self) -> None:
         death = asyncio.ensure_future(self.death())
@@ -158,19 +150,16 @@ class VllmServer:
     async def _forward_output(self) -> None:
         """Copy the server's output to this process's log, and remember errors that may be the cause of a death."""
         assert self._process.stdout is not None
-        while line := await self._read_line(self._process.stdout):
+        while not self._process.stdout.at_eof():
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:  # longer than the limit; asyncio has dropped the line
+                line = b"[a very long line]\n"
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
             text = _PREFIX.sub("", line.decode(errors="replace")).strip()
             if _CAUSE.match(text) and not _NO_CAUSE.search(text):
                 self._errors.append((time.monotonic(), text[:1000]))
-
-    @staticmethod
-    async def _read_line(stream: asyncio.StreamReader) -> bytes:
-        try:
-            return await stream.readline()
-        except ValueError:  # longer than the limit; asyncio has dropped the line
-            return b"[a very long line]\n"
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +14,7 @@ from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
 from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
 from art.engines.vllm.merged import MergedVllmEngine
-from art.engines.vllm.replica import Limits, Replica
+from art.engines.vllm.replica import Replica
 from art.engines.vllm.server import VllmServer
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, ConfigError
@@ -47,22 +48,18 @@ async def start_engine(
             f'{installation.python} is built for {installation.device}; set `engine.device` to "auto", or install the '
             "other build"
         )
-    max_context = _max_context(config, model_config)
-    dtype = _dtype(config, installation.device)
-    command = server_command(
-        installation, model, config, dtype=dtype, max_context=max_context, lora_rank=lora_rank, sleeps=sleeps
-    )
-    num_threads = config.num_threads if installation.device == "cpu" else None
     is_merged = config.weights == "merged"
-    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps or is_merged)
     info = EngineInfo(
         vocab_size=_vocab_size(model_config),
-        max_context=max_context,
-        dtype=dtype,
+        max_context=_max_context(config, model_config),
+        dtype=_dtype(config, installation.device),
         device=installation.device,
         draws_by_index=False,
         one_policy=is_merged,
     )
+    command = server_command(installation, model, config, info, lora_rank=lora_rank, sleeps=sleeps)
+    num_threads = config.num_threads if installation.device == "cpu" else None
+    server = await VllmServer.start(installation, command, num_threads, with_control=sleeps or is_merged)
     engine = MergedVllmEngine if is_merged else VllmEngine
     return engine([server.replica], MODEL_NAME, info, config), server
 
@@ -97,18 +94,13 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
 
 
 async def _check_logprobs(replica: Replica, model: str) -> None:
-    """Check that a server reports log-probs after temperature and top_p, which is not vLLM's default.
-
-    Raises:
-        ConfigError: its log-probs are those of the distribution before temperature and top_p.
-    """
+    """Refuse a server that reports log-probs before temperature and top_p, as vLLM does by default."""
     prompt = [0, 0]
     request = GenerateRequest(
         request_id="check", adapter=None, prompt_token_ids=prompt, max_tokens=4, stop_token_ids=(), seed=0,
         temperature=2.0,
     )  # fmt: skip
-    limits = Limits(vocab_size=1, max_context=len(prompt) + request.max_tokens)
-    async with aclosing(replica.generate(request, model, limits, stream=False)) as chunks:
+    async with aclosing(replica.generate(request, model, stream=False)) as chunks:
         sampled = await anext(chunks)
     plain = await replica.score(prompt + sampled.token_ids, model)
     if all(abs(a - b) < 1e-3 for a, b in zip(sampled.logprobs, plain[len(prompt) - 1 :], strict=True)):
@@ -123,31 +115,24 @@ def _dtype(config: VllmConfig, device: str) -> str:
 
 
 def _max_context(config: VllmConfig, model_config: dict[str, Any]) -> int:
-    limit = _text_config(model_config).get("max_position_embeddings")
-    if limit is None:
-        return config.max_context or MAX_CONTEXT
+    limit = model_config.get("max_position_embeddings") or math.inf
     if config.max_context is not None and config.max_context > limit:
         raise ConfigError(
             f"`engine.max_context` is {config.max_context}, but the model supports at most {limit} tokens "
             "(`max_position_embeddings`)"
         )
-    return config.max_context or min(int(limit), MAX_CONTEXT)
+    return config.max_context or int(min(limit, MAX_CONTEXT))
 
 
 def _vocab_size(model_config: dict[str, Any]) -> int:
-    size = _text_config(model_config).get("vocab_size")
+    size = model_config.get("vocab_size")
     if not isinstance(size, int):
         raise ConfigError(f"`vocab_size` in the model's config.json must be an integer, got {size!r}")
     return size
 
 
-def _text_config(model_config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a model's config that describes its text model; multimodal models have it in `text_config`."""
-    nested = model_config.get("text_config")
-    return nested if isinstance(nested, dict) else model_config
-
-
 def _read_model_config(model: str) -> dict[str, Any]:
+    """The part of a model's config that describes its text model; multimodal models have it in `text_config`."""
     path = Path(model) / "config.json"
     try:
         if not Path(model).is_dir():
@@ -155,9 +140,10 @@ def _read_model_config(model: str) -> dict[str, Any]:
 
             path = Path(hf_hub_download(model, "config.json"))
         config: dict[str, Any] = json.loads(path.read_bytes())
-        return config
     except (OSError, ValueError) as error:  # errors of huggingface_hub are subclasses
         raise ConfigError(
             f"base model {model!r} is not a local folder with a readable config.json, and the Hugging Face hub does "
             f"not provide it ({error})"
         ) from error
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config

@@ -19,23 +19,22 @@ import logging
 import math
 import secrets
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from art.config import VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
 from art.engines.vllm.adapters import read_adapter, write_zeros
-from art.engines.vllm.replica import ConnectionLostError, Limits, Replica
+from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.engines.vllm.routing import Router
 from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
 """Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices explains it."""
@@ -50,6 +49,10 @@ class Policy:
     num_users: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
+    async def until_unused(self) -> None:
+        if self.num_users:
+            await self.unused.wait()
+
 
 class VllmEngine:
     """Implements `art.engine.SleepingEngine` with vLLM servers. `close()` closes the connections, not the servers."""
@@ -57,7 +60,6 @@ class VllmEngine:
     def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
         self._replicas = replicas
         self._info = info
-        self._limits = Limits(info.vocab_size, info.max_context)
         self._max_requests = (config.max_running + config.max_waiting) * len(replicas)
         self._router = Router(len(replicas))
         self._base = Policy(base_name, None)
@@ -67,7 +69,7 @@ class VllmEngine:
         self._adapters: dict[str, Policy] = {}
         self._load_lock = asyncio.Lock()
         """Held while adapters are loaded or unloaded, and from `sleep` to `wake`, when the servers have no memory."""
-        self._asleep = False
+        self.asleep = False
         self._switching = asyncio.Lock()
         self._retiring: set[asyncio.Task[None]] = set()
         self._instance = secrets.token_hex(3)
@@ -89,11 +91,23 @@ class VllmEngine:
         policy = self._policy(request.adapter)
         if self._num_requests >= self._max_requests:
             raise OverloadedError(f"{self._num_requests} requests are running or waiting; try again later")
+        # vLLM refuses longer completions, and stop tokens outside the vocabulary.
+        room = self._info.max_context - len(request.prompt_token_ids)
+        stop = tuple(token for token in request.stop_token_ids if 0 <= token < self._info.vocab_size)
+        request = replace(request, max_tokens=min(request.max_tokens, room), stop_token_ids=stop)
         self._num_requests += 1
         try:
-            with _use(policy):
-                async for chunk in self._generate(request, policy, stream=stream):
-                    yield chunk
+            with self._use(policy, request.prompt_token_ids) as replica:
+                for is_last_try in (False, True):
+                    try:
+                        async with aclosing(replica.generate(request, policy.served_name, stream=stream)) as chunks:
+                            async for chunk in chunks:
+                                yield chunk
+                        return
+                    except NotFoundError:  # before the first token
+                        if is_last_try or policy.path is None:
+                            raise
+                        await self._restore(replica, policy)
         finally:
             self._num_requests -= 1
 
@@ -119,51 +133,52 @@ class VllmEngine:
         if policy is not None:
             await self._retire(policy)
 
-    @property
-    def asleep(self) -> bool:
-        return self._asleep
-
     async def sleep(self) -> None:
         """Put the servers to sleep. Running requests are paused, and continue after `wake` with their random numbers.
 
         The trainer does not have to wait for the longest request. After `wake`, vLLM computes their KV again.
         """
         async with self._switching:
-            if self._asleep:
+            if self.asleep:
                 return
             await self._load_lock.acquire()
-            self._asleep = True
+            self.asleep = True
             await asyncio.gather(*(replica.sleep() for replica in self._replicas))
 
     async def wake(self) -> None:
         async with self._switching:
-            if not self._asleep:
+            if not self.asleep:
                 return
             await asyncio.gather(*(replica.wake() for replica in self._replicas))
-            self._asleep = False
+            self.asleep = False
             self._load_lock.release()
 
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         check_score(token_ids, self._info)
         policy = self._policy(adapter)
-        with _use(policy):
-            return await self._send(policy, token_ids, lambda replica: replica.score(token_ids, policy.served_name))
+        with self._use(policy, token_ids) as replica:
+            try:
+                return await replica.score(token_ids, policy.served_name)
+            except NotFoundError:
+                if policy.path is None:
+                    raise
+                await self._restore(replica, policy)
+                return await replica.score(token_ids, policy.served_name)
 
     async def stats(self) -> dict[str, float]:
-        totals: dict[str, float] = {}
+        totals: defaultdict[str, float] = defaultdict(float)
         for metrics in await asyncio.gather(*(replica.metrics() for replica in self._replicas)):
             for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + value
-        prompt, cached = totals.get("prompt_tokens", 0.0), totals.get("prompt_tokens_cached", 0.0)
+                totals[name] += value
         return {
-            "running": totals.get("num_requests_running", 0.0),
-            "waiting": totals.get("num_requests_waiting", 0.0),
+            "running": totals["num_requests_running"],
+            "waiting": totals["num_requests_waiting"],
             "adapters": float(len(self._adapters)),
-            "generated_tokens": totals.get("generation_tokens", 0.0),
-            "prefill_tokens": prompt - cached,
-            "cached_tokens": cached,
-            "kv_cache_usage": totals.get("kv_cache_usage_perc", 0.0) / len(self._replicas),
-            "preemptions": totals.get("num_preemptions", 0.0),
+            "generated_tokens": totals["generation_tokens"],
+            "prefill_tokens": totals["prompt_tokens"] - totals["prompt_tokens_cached"],
+            "cached_tokens": totals["prompt_tokens_cached"],
+            "kv_cache_usage": totals["kv_cache_usage_perc"] / len(self._replicas),
+            "preemptions": totals["num_preemptions"],
         }
 
     def _policy(self, adapter: str | None) -> Policy:
@@ -173,43 +188,23 @@ class VllmEngine:
             raise NotFoundError(f"adapter {adapter!r} is not loaded (loaded: {sorted(self._adapters)})", param="model")
         return self._adapters[adapter]
 
-    async def _generate(
-        self, request: GenerateRequest, policy: Policy, *, stream: bool
-    ) -> AsyncGenerator[TokenChunk, None]:
-        number = self._router.choose(policy.served_name, request.prompt_token_ids)
-        replica = self._replicas[number]
-        self._router.running[number] += 1
-        try:
-            for is_last_try in (False, True):
-                chunks = replica.generate(request, policy.served_name, self._limits, stream=stream)
-                try:
-                    async with aclosing(chunks):
-                        async for chunk in chunks:
-                            yield chunk
-                    return
-                except NotFoundError:  # before the first token
-                    if is_last_try or policy.path is None:
-                        raise
-                    await self._restore(replica, policy)
-                except ConnectionLostError:
-                    self._router.avoid(number)
-                    raise
-        finally:
-            self._router.running[number] -= 1
-
-    async def _send(self, policy: Policy, token_ids: list[int], call: Callable[[Replica], Awaitable[T]]) -> T:
+    @contextmanager
+    def _use(self, policy: Policy, token_ids: list[int]) -> Iterator[Replica]:
+        """Choose the replica for a request, and count the request as a user of both while it runs."""
         number = self._router.choose(policy.served_name, token_ids)
-        replica = self._replicas[number]
+        self._router.running[number] += 1
+        policy.num_users += 1
+        policy.unused.clear()
         try:
-            return await call(replica)
+            yield self._replicas[number]
         except ConnectionLostError:
             self._router.avoid(number)
             raise
-        except NotFoundError:
-            if policy.path is None:
-                raise
-            await self._restore(replica, policy)
-            return await call(replica)
+        finally:
+            self._router.running[number] -= 1
+            policy.num_users -= 1
+            if policy.num_users == 0:
+                policy.unused.set()
 
     async def _restore(self, replica: Replica, policy: Policy) -> None:
         assert policy.path is not None
@@ -220,9 +215,7 @@ class VllmEngine:
     async def _load(self, name: str, path: Path) -> Policy:
         """Load an adapter into all servers that answer. The others get it with the first request that needs it.
 
-        Raises:
-            AdapterError: a server refused the adapter, or computes other log-probs. It is unloaded everywhere then.
-            ProcessError: no server answers.
+        If a server refuses it or computes other log-probs, or if none answers, it is unloaded everywhere.
         """
         served_name = f"{name}.{self._instance}-{next(self._counter)}"
         loads = [replica.load_adapter(served_name, path) for replica in self._replicas]
@@ -233,9 +226,8 @@ class VllmEngine:
         try:
             if errors or len(lost) == len(results):
                 raise [*errors, *lost][0]
-            await self._check_agreement(
-                policy, [replica for replica, error in zip(self._replicas, results, strict=True) if error is None]
-            )
+            pairs = zip(self._replicas, results, strict=True)
+            await self._check_agreement(policy, [replica for replica, error in pairs if error is None])
         except BaseException:
             await self._unload(policy)
             raise
@@ -260,11 +252,11 @@ class VllmEngine:
         folder = Path(self._zeros_folder.name) / "zeros"
         await asyncio.to_thread(write_zeros, source, folder)
         self._zeros = await self._load("zeros", folder)
-        await until_unused(self._base)  # requests for the real base model must not share a batch with an adapter
+        await self._base.until_unused()  # requests for the real base model must not share a batch with an adapter
 
     async def _retire(self, policy: Policy) -> None:
         """Unload an adapter once its last request has ended."""
-        await until_unused(policy)
+        await policy.until_unused()
         async with self._load_lock:
             await self._unload(policy)
 
@@ -275,20 +267,3 @@ class VllmEngine:
                 logger.info("%s was not unloaded, since its server does not answer: %s", policy.served_name, error)
             elif error is not None:
                 raise error
-
-
-@contextmanager
-def _use(policy: Policy) -> Iterator[None]:
-    policy.num_users += 1
-    policy.unused.clear()
-    try:
-        yield
-    finally:
-        policy.num_users -= 1
-        if policy.num_users == 0:
-            policy.unused.set()
-
-
-async def until_unused(policy: Policy) -> None:
-    if policy.num_users:
-        await policy.unused.wait()

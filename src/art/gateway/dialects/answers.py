@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import Message, short
+from art.protocol.chat import Message, short, tool_call
 
 
 class AnswerParts:
@@ -22,7 +22,7 @@ class AnswerParts:
         return bool(self.texts or self.calls)
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        self.calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        self.calls.append(tool_call(call_id, name, arguments))
 
     def message(self) -> Message:
         message: Message = {"role": "assistant", "content": "".join(self.texts)}

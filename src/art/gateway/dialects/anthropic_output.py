@@ -23,6 +23,7 @@ from art.errors import (
     TrajectoryError,
 )
 from art.gateway.dialects.ids import item_id
+from art.gateway.stream import ChatStream
 from art.protocol.dialects.anthropic import MessagesRequest
 
 Event = dict[str, Any]
@@ -58,13 +59,12 @@ def to_message(request: MessagesRequest, answer: dict[str, Any]) -> dict[str, An
     return _envelope(request, answer, blocks, usage) | _stop(choice)
 
 
-async def to_events(
-    request: MessagesRequest, chunks: AsyncGenerator[dict[str, Any], None], num_prompt_tokens: int
-) -> AsyncGenerator[Event, None]:
+async def to_events(request: MessagesRequest, stream: ChatStream) -> AsyncGenerator[Event, None]:
     """Translate `chat.completion.chunk` objects, the last one with usage, to Anthropic's events."""
+    num_prompt_tokens = stream.num_prompt_tokens
     writer: _BlockWriter | None = None
     end: dict[str, Any] = {}
-    async with contextlib.aclosing(chunks):
+    async with contextlib.aclosing(stream.chunks) as chunks:
         async for chunk in chunks:
             if writer is None:
                 writer = _BlockWriter(chunk["choices"][0]["exchange_id"])

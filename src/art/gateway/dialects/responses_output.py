@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from art.gateway.dialects.ids import item_id, response_id
+from art.gateway.stream import ChatStream
 from art.protocol.dialects.responses import ENCRYPTED_REASONING, Item, ResponsesRequest
 
 Event = dict[str, Any]
@@ -28,22 +28,17 @@ def to_response(request: ResponsesRequest, answer: dict[str, Any]) -> dict[str, 
     writer = ResponseWriter(request, answer)
     choice = answer["choices"][0]
     message = choice["message"]
-    delta = {key: message[key] for key in ("reasoning_content", "content") if message.get(key)}
-    for key, value in delta.items():
-        list(writer.write({key: value}))
-    list(writer.write({"tool_calls": message.get("tool_calls") or []}))
+    list(writer.write(message))
     *_, last = writer.finish(choice["finish_reason"], answer["usage"])
     response: dict[str, Any] = last["response"]
     return response
 
 
-async def to_events(
-    request: ResponsesRequest, chunks: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[Event, None]:
+async def to_events(request: ResponsesRequest, stream: ChatStream) -> AsyncGenerator[Event, None]:
     """Translate `chat.completion.chunk` objects, the last one with usage, to events of the Responses API."""
     writer: ResponseWriter | None = None
     finish_reason = "stop"
-    async with contextlib.aclosing(chunks):
+    async with contextlib.aclosing(stream.chunks) as chunks:
         async for chunk in chunks:
             if writer is None:
                 writer = ResponseWriter(request, chunk)
@@ -58,16 +53,6 @@ async def to_events(
                     yield event
 
 
-@dataclass(slots=True)
-class _OpenItem:
-    """A text item that is still growing."""
-
-    item: Item
-    part: dict[str, Any]
-    name: str
-    """Name in the item's events: `output_text` or `reasoning_text`."""
-
-
 class ResponseWriter:
     """Builds a response from the deltas of a chat choice and yields an event for each change."""
 
@@ -79,7 +64,8 @@ class ResponseWriter:
         self._exchange_id = envelope["choices"][0]["exchange_id"]
         self._encrypted = ENCRYPTED_REASONING in (request.include or [])
         self._items: list[Item] = []
-        self._open: _OpenItem | None = None
+        self._open: tuple[Item, dict[str, Any]] | None = None
+        """The text item that is still growing, and its part."""
         self._num_events = 0
         self._response = _response(request, envelope, self._exchange_id)
 
@@ -109,14 +95,13 @@ class ResponseWriter:
         yield self._event(f"response.{end['status']}", response=self._response | end)
 
     def _text(self, kind: str, text: str) -> Iterator[Event]:
-        if self._open is None or self._open.item["type"] != kind:
+        if self._open is None or self._open[0]["type"] != kind:
             yield from self._close("completed")
             yield from self._begin_text(kind)
         assert self._open is not None
-        self._open.part["text"] += text
-        place = self._place(self._open.item) | {"content_index": 0}
-        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        yield self._event(f"response.{self._open.name}.delta", **place, delta=text, **extra)
+        item, part = self._open
+        part["text"] += text
+        yield self._text_event("delta", item, part, delta=text)
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
         num_before = sum(item["type"] == kind for item in self._items)
@@ -131,43 +116,42 @@ class ResponseWriter:
                 item["encrypted_content"] = self._exchange_id
         item |= {"status": "in_progress", "content": []}
         yield self._event("response.output_item.added", output_index=len(self._items), item=item)
-        self._open = _OpenItem(item, part, part["type"])
-        place = self._place(item) | {"content_index": 0}
-        yield self._event("response.content_part.added", **place, part=dict(part))
+        self._open = item, part
+        yield self._event("response.content_part.added", **self._place(item, content_index=0), part=dict(part))
 
     def _close(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
-        item, part, name = self._open.item, self._open.part, self._open.name
-        place = self._place(item) | {"content_index": 0}
-        extra: dict[str, Any] = {"logprobs": []} if name == "output_text" else {}
-        yield self._event(f"response.{name}.done", **place, text=part["text"], **extra)
-        yield self._event("response.content_part.done", **place, part=part)
-        done = item | {"status": status, "content": [part]}
-        yield self._event("response.output_item.done", output_index=len(self._items), item=done)
-        self._items.append(done)
+        item, part = self._open
+        yield self._text_event("done", item, part, text=part["text"])
+        yield self._event("response.content_part.done", **self._place(item, content_index=0), part=part)
+        yield from self._end_item(item | {"status": status, "content": [part]})
         self._open = None
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         yield from self._close("completed")
-        function = call["function"]
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
         number = sum(item["type"] == "function_call" for item in self._items)
         item = {
             "type": "function_call", "id": item_id("fc", self._exchange_id, number), "call_id": call["id"],
-            "name": function["name"], "arguments": "", "status": "in_progress",
+            "name": name, "arguments": "", "status": "in_progress",
         }  # fmt: skip
-        arguments = function["arguments"]
         yield self._event("response.output_item.added", output_index=len(self._items), item=item)
         place = self._place(item)
         yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        done = {"arguments": arguments, "name": function["name"]}
-        yield self._event("response.function_call_arguments.done", **place, **done)
-        item = item | {"arguments": arguments, "status": "completed"}
+        yield self._event("response.function_call_arguments.done", **place, arguments=arguments, name=name)
+        yield from self._end_item(item | {"arguments": arguments, "status": "completed"})
+
+    def _end_item(self, item: Item) -> Iterator[Event]:
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
 
-    def _place(self, item: Item) -> dict[str, Any]:
-        return {"item_id": item["id"], "output_index": len(self._items)}
+    def _text_event(self, kind: str, item: Item, part: dict[str, Any], **text: str) -> Event:
+        logprobs: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+        return self._event(f"response.{part['type']}.{kind}", **self._place(item, content_index=0), **text, **logprobs)
+
+    def _place(self, item: Item, **content_index: int) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": len(self._items), **content_index}
 
     def _event(self, kind: str, **fields: Any) -> Event:
         event = {"type": kind, "sequence_number": self._num_events, **fields}

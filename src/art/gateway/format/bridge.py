@@ -36,7 +36,7 @@ class Branch:
 
 
 _EMPTY_THINK = re.compile(r"<think>\s*</think>")
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
+THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool) -> str | Branch:
@@ -57,14 +57,14 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
     if after_cut is None or not after.startswith(rest, after_cut):
         return Branch("template_rewrites_history")
     after_head = after[:after_cut]
-    if _without(_EMPTY_THINK, head) == _without(_EMPTY_THINK, after_head):
+    if without(_EMPTY_THINK, head) == without(_EMPTY_THINK, after_head):
         return after[after_cut:]
-    if _without(_THINK, head) == _without(_THINK, after_head):
+    if without(THINK, head) == without(THINK, after_head):
         return after[after_cut:] if keep_reasoning else Branch("reasoning_dropped")
     return Branch("template_rewrites_history")
 
 
-def _without(blocks: re.Pattern[str], text: str) -> str:
+def without(blocks: re.Pattern[str], text: str) -> str:
     """Remove think blocks and all whitespace, since templates put whitespace around the blocks."""
     return "".join(blocks.sub("", text).split())
 

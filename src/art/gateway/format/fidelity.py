@@ -9,14 +9,13 @@ Small conversations are rendered, with the answer tokenised as the chat template
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from art.errors import ArtError
-from art.gateway.format.bridge import Branch
+from art.gateway.format.bridge import THINK, Branch, without
 from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
-from art.protocol.chat import Message, Tool
+from art.protocol.chat import Message, Tool, tool_call
 
 TOOL: Tool = {
     "type": "function",
@@ -26,7 +25,6 @@ TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
     },
 }
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,8 @@ def tool_conversations() -> list[Conversation]:
     result: Message = {"role": "tool", "tool_call_id": "call_a", "name": "look_up", "content": "found"}
 
     def answer(content: str, arguments: dict[str, Any]) -> Message:
-        function = {"name": "look_up", "arguments": json.dumps(arguments, ensure_ascii=False)}
-        return {
-            "role": "assistant",
-            "content": content,
-            "tool_calls": [{"id": "call_a", "type": "function", "function": function}],
-        }
+        call = tool_call("call_a", "look_up", json.dumps(arguments, ensure_ascii=False))
+        return {"role": "assistant", "content": content, "tool_calls": [call]}
 
     hard = {"key": 'a "b"\n\u00e9 <c>', "more": {"numbers": [1, 2.5, None, True]}}
     return [
@@ -144,12 +138,8 @@ def _parse_problem(renderer: Renderer, conversation: Conversation, prompt: list[
 def _extend_problem(renderer: Renderer, recorded: list[int], extended: list[int], expected: list[int]) -> str | None:
     if extended[: len(recorded)] != recorded:
         return "the next turn does not begin with the recorded tokens, and is not a declared branch"
-    ours, theirs = (_without_reasoning(renderer.tokenizer.text(ids)) for ids in (extended, expected))
+    # Whether templates print reasoning depends on the messages that follow.
+    ours, theirs = (without(THINK, renderer.tokenizer.text(ids)) for ids in (extended, expected))
     if ours != theirs:
         return f"the next turn ends with {ours[-80:]!r}, but the template writes {theirs[-80:]!r}"
     return None
-
-
-def _without_reasoning(text: str) -> str:
-    """Remove think blocks and whitespace: whether templates print them depends on the messages that follow."""
-    return "".join(_THINK.sub("", text).split())

@@ -18,8 +18,6 @@ from art.gateway.format.renderer import Renderer, TemplateKwargs
 from art.gateway.format.template_renderer import TemplateRenderer
 from art.gateway.format.tokenizer import Tokenizer
 
-__all__ = ["Renderer", "build_renderer", "load_renderer"]
-
 logger = logging.getLogger(__name__)
 
 _CANDIDATES = {

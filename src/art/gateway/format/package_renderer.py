@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,14 @@ from art.gateway.format.renderer import (
     RecordedTurn,
     Renderer,
     TemplateKwargs,
-    Variants,
     has_reasoning,
     template_messages,
+    variants,
     without_empty_reasoning,
 )
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import ToolCall
+from art.gateway.parsing.tool_calls import make_call
 from art.protocol.chat import Message, Tool
 
 _TAGGED = {"qwen3"}
@@ -60,12 +59,12 @@ class PackageRenderer:
         self.stop_token_ids = tuple(
             dict.fromkeys([*self._package.get_stop_token_ids(), *tokenizer.generation_stop_ids])
         )
-        self._variants = Variants(self.template_kwargs, build)
+        self.with_kwargs = variants(self.template_kwargs, build)
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
         try:
             ids: list[int] = self._package.render_ids(
-                template_messages(messages), tools=_specs(tools), add_generation_prompt=True
+                template_messages(messages), tools=tools or None, add_generation_prompt=True
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidRequestError(
@@ -74,7 +73,7 @@ class PackageRenderer:
         return ids
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
-        whole: list[int] = self._package.render_ids(template_messages(messages), tools=_specs(tools))
+        whole: list[int] = self._package.render_ids(template_messages(messages), tools=tools or None)
         if whole[: len(prompt_ids)] != prompt_ids:
             return None
         answer = whole[len(prompt_ids) :]
@@ -90,7 +89,7 @@ class PackageRenderer:
         if self._drops_reasoning and self._keep_reasoning is not True and _drops_now(turn.messages, new_messages):
             return Branch("reasoning_dropped")
         rendered = self._bridging.bridge_to_next_turn(
-            turn.prompt_token_ids, turn.completion_token_ids, template_messages(new_messages), tools=_specs(tools)
+            turn.prompt_token_ids, turn.completion_token_ids, template_messages(new_messages), tools=tools or None
         )
         if rendered is None:
             return Branch("template_rewrites_history")
@@ -105,9 +104,6 @@ class PackageRenderer:
             in_reasoning = self.tags.opens_reasoning(prompt_ids)
             return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools)
         return _PackageParser(self._package, self.tokenizer, prompt_ids, tools, parse_tools=parse_tools)
-
-    def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
-        return self._variants.get(kwargs)
 
 
 class _PackageParser:
@@ -139,12 +135,13 @@ class _PackageParser:
         return deltas
 
     def finish(self) -> ParsedMessage:
-        parsed = self._package.parse_response(self._ids, tools=_specs(self._tools), prompt_ids=self._prompt_ids)
+        parsed = self._package.parse_response(self._ids, tools=self._tools or None, prompt_ids=self._prompt_ids)
         content, calls = parsed.content, []
         for call in parsed.tool_calls:
-            arguments = _arguments_text(call.arguments)
-            if self._parse_tools and call.status == "ok" and call.name and arguments is not None:
-                calls.append(ToolCall(call.name, arguments))
+            arguments = {} if call.arguments is None else call.arguments
+            readable = make_call({"name": call.name, "arguments": arguments})
+            if self._parse_tools and call.status == "ok" and readable is not None:
+                calls.append(readable)
             elif call.token_span is not None:  # keep malformed calls as text: no sampled token may disappear
                 start, end = call.token_span
                 content += self._tokenizer.text(self._ids[start:end])
@@ -157,27 +154,9 @@ class _PackageParser:
         return ParsedMessage(content, reasoning or None, calls, reasoning_open=parsed.reasoning_complete is False)
 
 
-def _arguments_text(arguments: Any) -> str | None:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return None
-    try:
-        text = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except ValueError:
-        return None
-    return text if isinstance(arguments, dict) or arguments is None else None
-
-
 def _drops_now(recorded: list[Message], new_messages: list[Message]) -> bool:
     """Whether a new user message makes the template drop reasoning that is part of the recorded tokens."""
     if not any(message["role"] == "user" for message in new_messages):
         return False
     last_query = max((i for i, message in enumerate(recorded) if message["role"] == "user"), default=-1)
     return has_reasoning(recorded[last_query + 1 :])
-
-
-def _specs(tools: list[Tool] | None) -> list[Tool] | None:
-    return tools or None

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from art.errors import ArtError, InvalidRequestError
+from art.gateway.format.fidelity import TOOL
 from art.gateway.format.renderer import RecordedTurn, Renderer, template_messages
-from art.protocol.chat import Message, Tool
+from art.protocol.chat import Message, Tool, tool_call
 
-_TOOLS: list[Tool] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": 'Find "a" value, \u00e9 and <tags>.',
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-        },
-    }
-]
+_FUNCTION = {**TOOL["function"], "description": 'Find "a" value, \u00e9 and <tags>.'}
+_TOOLS: list[Tool] = [{"type": "function", "function": _FUNCTION}]
 
 
 def _call(key: str) -> Message:
-    return {
-        "id": f"call_{key}",
-        "type": "function",
-        "function": {"name": "look_up", "arguments": f'{{"key": "{key}"}}'},
-    }
+    return tool_call(f"call_{key}", "look_up", f'{{"key": "{key}"}}')
 
 
 def _probes() -> list[tuple[str, list[Message], list[Tool] | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -86,22 +87,14 @@ def parse(
     return parser.finish()
 
 
-class Variants:
-    """A cache of renderers of one model with other template settings."""
+def variants(base: TemplateKwargs, build: Callable[[TemplateKwargs], Renderer]) -> Callable[[TemplateKwargs], Renderer]:
+    """Make the method `with_kwargs` of a renderer with the settings `base`. It caches what it builds."""
 
-    def __init__(self, base: TemplateKwargs, build: Callable[[TemplateKwargs], Renderer]) -> None:
-        self._base = base
-        self._build = build
-        self._ready: dict[str, Renderer] = {}
+    @functools.lru_cache(maxsize=_MAX_VARIANTS)
+    def with_json(kwargs: str) -> Renderer:
+        return build({**base, **json.loads(kwargs)})
 
-    def get(self, kwargs: TemplateKwargs) -> Renderer:
-        key = json.dumps(dict(kwargs), sort_keys=True)
-        renderer = self._ready.get(key)
-        if renderer is None:
-            if len(self._ready) >= _MAX_VARIANTS:
-                self._ready.pop(next(iter(self._ready)))
-            renderer = self._ready[key] = self._build({**self._base, **kwargs})
-        return renderer
+    return lambda kwargs: with_json(json.dumps(dict(kwargs), sort_keys=True))
 
 
 _EMPTY_REASONING = re.compile(r"<think>\s*</think>\s*")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from art.errors import ConfigError, InvalidRequestError
 from art.gateway.format.bridge import Branch, extend_text
@@ -16,27 +15,18 @@ from art.gateway.format.renderer import (
     RecordedTurn,
     Renderer,
     TemplateKwargs,
-    Variants,
     has_reasoning,
     parse,
     stop_token_ids,
     template_messages,
+    variants,
     without_empty_reasoning,
 )
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing import harmony
 from art.gateway.parsing.parse import MessageParser, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import CALL_FORMATS, TAGGED, CallFormat, ToolCall, with_call_ids
-from art.protocol.chat import Message, Tool
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a template takes tool calls as input, and how it writes them."""
-
-    calls: CallFormat = TAGGED
-    arguments_as_text: bool = False
-    """Whether the template takes a call's arguments as JSON text. Most take an object."""
+from art.gateway.parsing.tool_calls import CALL_FORMATS, TAGGED, ToolCall, with_call_ids
+from art.protocol.chat import Message, Tool, tool_call
 
 
 class TemplateRenderer:
@@ -80,9 +70,10 @@ class TemplateRenderer:
         if self._is_harmony:
             ends = [i for token in harmony.STOPS if (i := tokenizer.token_id(token)) is not None]
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
-        self._dialect = Dialect()
-        self.handles_tools = tokenizer.template.handles_tools and self._find_dialect()
-        self._variants = Variants(self.template_kwargs, build)
+        self._calls, self._arguments_as_text = TAGGED, False
+        """How the template writes tool calls, and whether it takes arguments as JSON text. Most take an object."""
+        self.handles_tools = tokenizer.template.handles_tools and self._find_call_format()
+        self.with_kwargs = variants(self.template_kwargs, build)
 
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
         return self.tokenizer.encode(self._text(messages, tools, opening=True), add_special_tokens=False)
@@ -118,43 +109,38 @@ class TemplateRenderer:
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
         if self._is_harmony:
             return harmony.HarmonyParser(self.tokenizer, parse_tools=parse_tools)
-        calls = self._dialect.calls
-        if calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
+        if self._calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
             parse_tools = False
         in_reasoning = self.tags.opens_reasoning(prompt_ids)
-        return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools, calls=calls)
+        return TaggedParser(
+            self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools, calls=self._calls
+        )
 
-    def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
-        return self._variants.get(kwargs)
-
-    def _find_dialect(self) -> bool:
-        """Set the dialect in which a tool call that the template writes is parsed back. False if tools cannot be used.
+    def _find_call_format(self) -> bool:
+        """Set the format in which a tool call that the template writes is parsed back. False if tools cannot be used.
 
         If none passes but the vocabulary has the tags, the tagged grammar is assumed, and `art doctor` reports it.
         """
         formats = [TAGGED] if self._is_harmony else [one for one in CALL_FORMATS if one.is_in(self.tokenizer)]
-        for calls, as_text in itertools.product(formats, (False, True)):
-            self._dialect = Dialect(calls, as_text)
+        for self._calls, self._arguments_as_text in itertools.product(formats, (False, True)):
             if self._reads_its_calls():
                 return True
-        self._dialect = Dialect()
+        self._calls, self._arguments_as_text = TAGGED, False
         return TAGGED.is_in(self.tokenizer)
 
     def _reads_its_calls(self) -> bool:
         asked: list[Message] = [{"role": "user", "content": "hi"}]
-        function = {"name": "zq_probe", "arguments": '{"key": "zq"}'}
-        call = {"id": "call_zq", "type": "function", "function": function}
-        answer: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-        tools: list[Tool] = [
-            {"type": "function", "function": {"name": "zq_probe", "description": "", "parameters": {}}}
-        ]
+        call = ToolCall("zq_probe", '{"key": "zq"}')
+        calls = [tool_call("call_zq", call.name, call.arguments)]
+        answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        tools: list[Tool] = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
         try:
             prompt = self.render(asked, tools)
             completion = self.completion([*asked, answer], tools, prompt)
         except InvalidRequestError:
             return False
         parsed = parse(self, prompt, completion or [], tools)
-        return parsed.tool_calls == [ToolCall(function["name"], function["arguments"])]
+        return parsed.tool_calls == [call]
 
     def _end_of(self, turn: RecordedTurn) -> tuple[str, int | None]:
         """Text and id of the token that the template writes after the answer of `turn`."""
@@ -180,23 +166,19 @@ class TemplateRenderer:
         if self._is_harmony:
             prepared = harmony.harmony_messages(prepared)
         if tools or any(message.get("tool_calls") for message in prepared):
-            prepared = self._in_dialect(prepared)
+            prepared = with_call_ids(prepared, self._calls)
+            if self._arguments_as_text:
+                prepared = [_with_text_arguments(message) for message in prepared]
         return self.tokenizer.render_text(prepared, tools, add_generation_prompt=opening, **self.template_kwargs)
-
-    def _in_dialect(self, messages: list[Message]) -> list[Message]:
-        messages = with_call_ids(messages, self._dialect.calls)
-        if not self._dialect.arguments_as_text:
-            return messages
-        return [_with_text_arguments(message) if message.get("tool_calls") else message for message in messages]
 
 
 def _with_text_arguments(message: Message) -> Message:
     calls = []
-    for call in message["tool_calls"]:
+    for call in message.get("tool_calls", ()):
         arguments = call["function"]["arguments"]
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "tool_calls": calls}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 _PROBE = "zq probe zq"

@@ -7,6 +7,7 @@ special ids, `apply_chat_template`). It also knows the exact bytes of each token
 from __future__ import annotations
 
 import codecs
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ class Tokenizer:
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
         self.pad_token_id = self._special_id("pad_token")
-        self._short: dict[str, list[int]] = {}
+        self._encode_short = functools.lru_cache(_MAX_SHORT)(lambda text: self._encode(text, False))
         self.all_special_tokens = list(dict.fromkeys(special_tokens.values()))
-        self.token_bytes: dict[int, bytes] = _token_bytes(backend)
+        self.token_bytes: dict[int, bytes] = _TokenBytes(backend)
         """The bytes of each token, filled on demand. A completion's text is its tokens' bytes decoded as UTF-8."""
 
     @classmethod
@@ -97,12 +98,10 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
         if len(text) <= _SHORT and not add_special_tokens:  # e.g. role names and line breaks of templates
-            cached = self._short.get(text)
-            if cached is None:
-                cached = self.backend.encode(text, add_special_tokens=False).ids
-                if len(self._short) < _MAX_SHORT:
-                    self._short[text] = cached
-            return cached.copy()
+            return self._encode_short(text).copy()
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -187,13 +186,27 @@ class TextStream:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """A dictionary of token id to bytes that computes an entry on first use."""
+    """A dictionary of token id to bytes that computes an entry on first use.
 
-    def __init__(self, backend: tokenizers.Tokenizer, byte_level: bool, added: set[int]) -> None:
+    It knows byte-level BPE (GPT-2 style), and SentencePiece style with byte fallback.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        """
+        Raises:
+            ConfigError: the tokenizer's decoder is of another kind.
+        """
         super().__init__()
+        decoder = backend.decoder
+        kinds = _decoder_kinds(orjson.loads(decoder.__getstate__())) if decoder is not None else set()
+        if not kinds & {"ByteLevel", "ByteFallback", "Metaspace"}:
+            raise ConfigError(
+                f"cannot map tokens to bytes: the tokenizer's decoder is {sorted(kinds) or 'missing'}; supported are "
+                "ByteLevel, and Metaspace or ByteFallback (SentencePiece style)"
+            )
         self._backend = backend
-        self._alphabet = _byte_alphabet() if byte_level else None
-        self._added = added
+        self._alphabet = _byte_alphabet() if "ByteLevel" in kinds else None
+        self._added = set(backend.get_added_tokens_decoder())
 
     def __missing__(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)
@@ -201,8 +214,7 @@ class _TokenBytes(dict[int, bytes]):
             data = b""
         elif token_id in self._added:
             data = token.encode()
-        elif self._alphabet is not None:
-            alphabet = self._alphabet
+        elif (alphabet := self._alphabet) is not None:
             data = bytes([alphabet[char] for char in token])
         elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             data = bytes([int(token[3:5], 16)])
@@ -210,23 +222,6 @@ class _TokenBytes(dict[int, bytes]):
             data = token.replace("\u2581", " ").encode()
         self[token_id] = data
         return data
-
-
-def _token_bytes(backend: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Map tokens to bytes for byte-level BPE (GPT-2 style) and for SentencePiece style with byte fallback.
-
-    Raises:
-        ConfigError: the tokenizer's decoder is of another kind.
-    """
-    decoder = backend.decoder
-    kinds = _decoder_kinds(orjson.loads(decoder.__getstate__())) if decoder is not None else set()
-    byte_level = "ByteLevel" in kinds
-    if not byte_level and not kinds & {"ByteFallback", "Metaspace"}:
-        raise ConfigError(
-            f"cannot map tokens to bytes: the tokenizer's decoder is {sorted(kinds) or 'missing'}; supported are "
-            "ByteLevel, and Metaspace or ByteFallback (SentencePiece style)"
-        )
-    return _TokenBytes(backend, byte_level, set(backend.get_added_tokens_decoder()))
 
 
 def _decoder_kinds(state: dict[str, Any]) -> set[str]:

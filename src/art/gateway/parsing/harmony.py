@@ -10,12 +10,11 @@ calls whose arguments are not a JSON object, stay in the content unchanged.
 
 from __future__ import annotations
 
-import json
 import re
 
-from art.gateway.format.tokenizer import TextStream, Tokenizer
-from art.gateway.parsing.parse import Delta, ParsedMessage
-from art.gateway.parsing.tool_calls import ToolCall, make_call
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.parse import Delta, ParsedMessage, SegmentParser
+from art.gateway.parsing.tool_calls import ToolCall, load_json, make_call
 from art.protocol.chat import Message
 
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
@@ -48,22 +47,16 @@ def harmony_messages(messages: list[Message]) -> list[Message]:
     return result
 
 
-class HarmonyParser:
+class HarmonyParser(SegmentParser):
     """`MessageParser` of the harmony format."""
 
     def __init__(self, tokenizer: Tokenizer, *, parse_tools: bool) -> None:
-        self._bytes = tokenizer.token_bytes
+        super().__init__(tokenizer)
         self._message, self._ends = tokenizer.token_id(_MESSAGE), {tokenizer.token_id(t) for t in (_END, _START)}
         self._end_id = tokenizer.token_id(_END)
         self._controls = {self._message, *self._ends}
         self._parse_tools = parse_tools
         self._header: str | None = None  # header of the current message; None before its <|message|>
-        self._raw = bytearray()
-        self._stream = TextStream()
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._deltas: list[Delta] = []
         self._fresh = False  # no text of the current message was given out yet
 
     def push(self, token_ids: list[int]) -> None:
@@ -72,25 +65,15 @@ class HarmonyParser:
                 continue
             self._raw += self._bytes[token]
 
-    def push_text(self, data: bytes) -> None:
-        self._raw += data
-
     def take(self) -> list[Delta]:
         if self._kind in ("analysis", "final"):
-            self._give_out(self._stream.push(bytes(self._raw)))
-            self._raw.clear()
-        deltas, self._deltas = self._deltas, []
-        return deltas
+            self._give_out(self._decode())
+        return self._take_deltas()
 
     def finish(self) -> ParsedMessage:
         is_open = self._kind == "analysis"
         self._end_message("")
-        return ParsedMessage(
-            content="".join(self._content),
-            reasoning="".join(self._reasoning) or None,
-            tool_calls=self._calls,
-            reasoning_open=is_open,
-        )
+        return self._parsed(reasoning_open=is_open)
 
     @property
     def _kind(self) -> str | None:
@@ -105,7 +88,7 @@ class HarmonyParser:
     def _on_control(self, token: int) -> bool:
         """Handle a control token. False if it has no meaning at this place, so that it is text."""
         if token == self._message and self._header is None:
-            self._header = self._text()
+            self._header = self._end_segment()
             self._fresh = True
             return True
         if token in self._ends and self._header is not None:
@@ -115,14 +98,8 @@ class HarmonyParser:
             return True
         return False
 
-    def _text(self) -> str:
-        text = self._stream.push(bytes(self._raw)) + self._stream.finish()
-        self._raw.clear()
-        self._stream = TextStream()
-        return text
-
     def _end_message(self, end: str) -> None:
-        kind, header, text = self._kind, self._header, self._text()
+        kind, header, text = self._kind, self._header, self._end_segment()
         if kind in ("analysis", "final"):
             self._give_out(text)
         elif kind == "call" and (call := _read_call(header or "", text)) is not None:
@@ -148,9 +125,6 @@ class HarmonyParser:
 
 
 def _read_call(header: str, text: str) -> ToolCall | None:
-    recipient = _RECIPIENT.search(header)
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
+    if (recipient := _RECIPIENT.search(header)) is None:
         return None
-    return make_call({"name": recipient[1].removeprefix("functions."), "arguments": arguments}) if recipient else None
+    return make_call({"name": recipient[1].removeprefix("functions."), "arguments": load_json(text)})

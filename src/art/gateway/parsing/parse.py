@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from art.gateway.format.tokenizer import TextStream, Tokenizer
 from art.gateway.parsing.tool_calls import TAGGED, CallFormat, ToolCall
-from art.protocol.chat import Message
+from art.protocol.chat import Message, tool_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,7 @@ class MessageParser(Protocol):
 
 def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]:
     """A tool call in OpenAI's form. Its id has at most 40 characters, OpenAI's limit."""
-    return {
-        "id": f"call_{exchange_id.removeprefix('ex_')}_{index}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return tool_call(f"call_{exchange_id.removeprefix('ex_')}_{index}", call.name, call.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +99,51 @@ class Tags:
         return False
 
 
+class SegmentParser:
+    """What the parsers of both grammars share: the bytes of the current segment, and the parts of the message."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._bytes = tokenizer.token_bytes
+        self._stream = TextStream()
+        self._raw = bytearray()  # bytes of the current segment that are not decoded yet
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._deltas: list[Delta] = []
+
+    def push_text(self, data: bytes) -> None:
+        self._raw += data
+
+    def _decode(self) -> str:
+        """Text of the bytes so far, without a character that is not complete."""
+        text = self._stream.push(bytes(self._raw))
+        self._raw.clear()
+        return text
+
+    def _end_segment(self) -> str:
+        return self._decode() + self._stream.finish()
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _parsed(self, *, reasoning_open: bool) -> ParsedMessage:
+        reasoning = "".join(self._reasoning) or None
+        return ParsedMessage("".join(self._content), reasoning, self._calls, reasoning_open)
+
+
 _START, _REASONING, _CONTENT, _CALL = range(4)
 _WHOLE_ANSWER = ("{", "<|python_tag|>")
 """Beginnings of an answer that consists of tool calls only, in the format without special tokens."""
 
 
-class TaggedParser:
+class TaggedParser(SegmentParser):
     """`MessageParser` of the tagged grammar."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        tags: Tags,
-        *,
-        in_reasoning: bool,
-        parse_tools: bool,
-        calls: CallFormat = TAGGED,
+        self, tokenizer: Tokenizer, tags: Tags, *, in_reasoning: bool, parse_tools: bool, calls: CallFormat = TAGGED
     ) -> None:
-        self._bytes = tokenizer.token_bytes
+        super().__init__(tokenizer)
         self._tags = tags
         self._format = calls
         parse_tools = parse_tools and calls.is_in(tokenizer)
@@ -130,14 +153,8 @@ class TaggedParser:
         controls = {tags.think_open, tags.think_close} if tags.has_reasoning else set()
         self._controls = frozenset(controls | {self._call_open, self._call_close})
         self._state = _REASONING if in_reasoning else _START
-        self._stream = TextStream()
-        self._raw = bytearray()  # bytes of the current segment that are not decoded yet
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[ToolCall] = []
         self._held = ""  # whitespace at the end of the current segment: dropped if a tag follows
         self._strip_newlines = False  # after reasoning, newlines separate it from the content
-        self._deltas: list[Delta] = []
 
     def push(self, token_ids: list[int]) -> None:
         table = self._bytes
@@ -148,36 +165,24 @@ class TaggedParser:
             if token not in self._controls or not self._on_tag(token):
                 self._raw += table[token]
 
-    def push_text(self, data: bytes) -> None:
-        self._raw += data
-
     def take(self) -> list[Delta]:
         if self._state != _CALL:
-            self._flush_text(self._stream.push(bytes(self._raw)))
-            self._raw.clear()
-        deltas, self._deltas = self._deltas, []
-        return deltas
+            self._flush_text(self._decode())
+        return self._take_deltas()
 
     def finish(self) -> ParsedMessage:
         state = self._state
         text = self._end_segment()
         if state == _CALL:
             self._take_calls(text, ended=self._format.closing is None)
-        elif state == _REASONING:
-            self._flush_text(text)
         else:
             self._flush_text(text)
             if self._state == _CALL:
                 self._take_calls("", ended=True)
-            if self._held and not self._calls:
+            if self._held and not self._calls and state != _REASONING:
                 self._add_content(self._held)
         self._held = ""
-        return ParsedMessage(
-            content="".join(self._content),
-            reasoning="".join(self._reasoning) or None,
-            tool_calls=self._calls,
-            reasoning_open=state == _REASONING,
-        )
+        return self._parsed(reasoning_open=state == _REASONING)
 
     def _on_tag(self, token: int) -> bool:
         """Handle a tag. False if it has no meaning at this place, so that it is text."""
@@ -212,12 +217,6 @@ class TaggedParser:
         self._held = ""
         self._raw.clear()
         self._stream = TextStream()
-
-    def _end_segment(self) -> str:
-        text = self._stream.push(bytes(self._raw)) + self._stream.finish()
-        self._raw.clear()
-        self._stream = TextStream()
-        return text
 
     def _take_calls(self, text: str, *, ended: bool) -> None:
         """Read the calls of a segment. A malformed or truncated segment becomes content unchanged."""

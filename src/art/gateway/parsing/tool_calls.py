@@ -48,12 +48,17 @@ class CallFormat:
         return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
 
 
-def parse_call(text: str) -> ToolCall | None:
-    """Read `{"name": ..., "arguments": {...}}`; `None` for anything else."""
+def load_json(text: str) -> Any:
+    """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
     try:
-        return make_call(json.loads(text))
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def parse_call(text: str) -> ToolCall | None:
+    """Read `{"name": ..., "arguments": {...}}`; `None` for anything else."""
+    return make_call(load_json(text))
 
 
 def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
@@ -79,16 +84,9 @@ def _all(calls: list[ToolCall | None]) -> list[ToolCall] | None:
     return valid if valid and len(valid) == len(calls) else None
 
 
-def _read_one(text: str) -> list[ToolCall] | None:
-    return _all([parse_call(text)])
-
-
 def _read_list(text: str) -> list[ToolCall] | None:
     """Read a JSON list: `[{"name": ..., "arguments": {...}}, ...]`."""
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    values = load_json(text)
     return _all([make_call(value) for value in values]) if isinstance(values, list) else None
 
 
@@ -146,7 +144,7 @@ def _mistral_id(_name: str, _number: int, call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
-TAGGED = CallFormat("tagged", _read_one, "<tool_call>", "</tool_call>")
+TAGGED = CallFormat("tagged", lambda text: _all([parse_call(text)]), "<tool_call>", "</tool_call>")
 """The format of Qwen, Hermes and many others."""
 
 CALL_FORMATS = (

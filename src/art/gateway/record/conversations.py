@@ -128,21 +128,16 @@ class Conversations:
             return None
         conversation = hashes[last + 1]
         exchange_id = messages[last].get("exchange_id")
-        if exchange_id is not None:
-            entry = self._load(exchange_id)
-            if entry is not None:
-                if entry.conversation != conversation:
-                    return Branch("edited_history")
-                return entry.exchange(), last + 1
+        if exchange_id is not None and (entry := self._load(exchange_id)) is not None:
+            if entry.conversation != conversation:
+                return Branch("edited_history")
+            return entry.exchange(), last + 1
         latest = self._latest(conversation, rollout_id)
         return Branch("unknown_history") if latest is None else (latest, last + 1)
 
     def _latest(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         known = self._by_conversation.get(conversation, {})
-        if rollout_id is None:
-            chosen = next(reversed(known), None)
-        else:
-            chosen = next((i for i in reversed(known) if known[i] == rollout_id), None)
+        chosen = next((i for i in reversed(known) if rollout_id in (None, known[i])), None)
         if chosen is not None:
             self._entries.move_to_end(chosen)
             return self._entries[chosen].exchange()

@@ -16,7 +16,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -97,32 +97,17 @@ def exchange_id_at(seconds: float) -> str:
     return f"ex_{int(seconds * 1e6):014x}"
 
 
-class _Row(NamedTuple):
-    """A row of the table `exchanges`, with its columns in order."""
+_PLAIN = (
+    "id", "rollout_id", "project", "name", "policy_version", "parent_id", "branch_reason", "temperature", "top_p",
+    "finish_reason", "created_at",
+)  # fmt: skip
+"""Columns that hold a field of `Exchange` as it is."""
+_NAMES = (*_PLAIN, "conversation", "prompt_tail", "completion", "logprobs", "seed", "new_messages", "tools", "message")
+_COLUMNS = ", ".join(_NAMES)
+_Row: TypeAlias = dict[str, Any]
+"""A row of the table `exchanges`, by column."""
 
-    id: str
-    rollout_id: str | None
-    project: str
-    name: str
-    policy_version: int
-    parent_id: str | None
-    branch_reason: str | None
-    conversation: bytes
-    prompt_tail: bytes
-    completion: bytes
-    logprobs: bytes
-    temperature: float
-    top_p: float
-    seed: int
-    finish_reason: str
-    new_messages: bytes
-    tools: bytes | None
-    message: bytes
-    created_at: float
-
-
-_COLUMNS = ", ".join(_Row._fields)
-_INSERT = f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join('?' * len(_Row._fields))})"
+_INSERT = f"INSERT INTO exchanges ({_COLUMNS}) VALUES ({', '.join(f':{name}' for name in _NAMES)})"
 _COUNT = """
 INSERT INTO token_counts VALUES (?, ?, ?, ?, ?) ON CONFLICT (project, name) DO UPDATE SET
 prompt = prompt + excluded.prompt, cached = cached + excluded.cached, completion = completion + excluded.completion
@@ -201,7 +186,7 @@ class Recorder:
         if not unique_ids:
             return {}
         rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(unique_ids)).decode(),))
-        exchanges = _assemble(_Row(*row) for row in rows)
+        exchanges = _assemble(dict(zip(_NAMES, row, strict=True)) for row in rows)
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
 
     def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
@@ -241,7 +226,8 @@ class Recorder:
 def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
     db.executemany(_INSERT, rows)
     db.executemany(_COUNT, counts)
-    note_exchanges(db, [(row.project, row.rollout_id, f"{row.project}/{row.name}") for row in rows if row.rollout_id])
+    names = [(row["project"], row["name"], row["rollout_id"]) for row in rows if row["rollout_id"]]
+    note_exchanges(db, [(project, rollout_id, f"{project}/{name}") for project, name, rollout_id in names])
 
 
 def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) -> _Row:
@@ -250,74 +236,51 @@ def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) ->
         prompt = prompt[len(parent.prompt_token_ids) + len(parent.completion_token_ids) :]
         messages = messages[len(parent.request_messages) + 1 :]
         tools = None  # equal to the parent's, since tools are part of the conversation's hash
-    return _Row(
-        id=exchange.id,
-        rollout_id=exchange.rollout_id,
-        project=exchange.project,
-        name=exchange.name,
-        policy_version=exchange.policy_version,
-        parent_id=exchange.parent_id,
-        branch_reason=exchange.branch_reason,
-        conversation=conversation,
-        prompt_tail=array("I", prompt).tobytes(),
-        completion=array("I", exchange.completion_token_ids).tobytes(),
-        logprobs=array("d", exchange.sampling_logprobs).tobytes(),
-        temperature=exchange.temperature,
-        top_p=exchange.top_p,
-        seed=exchange.seed - (1 << 64) if exchange.seed >= 1 << 63 else exchange.seed,  # SQLite's integers are signed
-        finish_reason=exchange.finish_reason,
-        new_messages=orjson.dumps(messages),
-        tools=None if tools is None else orjson.dumps(tools),
-        message=orjson.dumps(exchange.message),
-        created_at=exchange.created_at,
-    )
+    return {
+        **{name: getattr(exchange, name) for name in _PLAIN},
+        "conversation": conversation,
+        "prompt_tail": array("I", prompt).tobytes(),
+        "completion": array("I", exchange.completion_token_ids).tobytes(),
+        "logprobs": array("d", exchange.sampling_logprobs).tobytes(),
+        # SQLite's integers are signed.
+        "seed": exchange.seed - (1 << 64) if exchange.seed >= 1 << 63 else exchange.seed,
+        "new_messages": orjson.dumps(messages),
+        "tools": None if tools is None else orjson.dumps(tools),
+        "message": orjson.dumps(exchange.message),
+    }
 
 
 def _assemble(rows: Iterable[_Row]) -> dict[str, Exchange]:
     """Build exchanges from rows, which must include all their ancestors."""
-    by_id = {row.id: row for row in rows}
+    by_id = {row["id"]: row for row in rows}
     built: dict[str, Exchange] = {}
     for row in by_id.values():
         chain = []
         missing: _Row | None = row
-        while missing is not None and missing.id not in built:
+        while missing is not None and missing["id"] not in built:
             chain.append(missing)
-            missing = by_id[missing.parent_id] if missing.parent_id is not None else None
+            missing = by_id[missing["parent_id"]] if missing["parent_id"] is not None else None
         for link in reversed(chain):
-            built[link.id] = _to_exchange(link, built[link.parent_id] if link.parent_id is not None else None)
+            parent = None if link["parent_id"] is None else built[link["parent_id"]]
+            built[link["id"]] = _to_exchange(link, parent)
     return built
 
 
 def _to_exchange(row: _Row, parent: Exchange | None) -> Exchange:
-    prompt = _ints(row.prompt_tail)
-    messages = orjson.loads(row.new_messages)
-    tools = None if row.tools is None else orjson.loads(row.tools)
+    prompt = array("I", row["prompt_tail"]).tolist()
+    messages = orjson.loads(row["new_messages"])
+    tools = None if row["tools"] is None else orjson.loads(row["tools"])
     if parent is not None:
         prompt = parent.prompt_token_ids + parent.completion_token_ids + prompt
         messages = [*parent.request_messages, parent.message, *messages]
         tools = parent.tools
-    fields: dict[str, Any] = row._asdict()
-    for name in ("conversation", "prompt_tail", "completion", "logprobs", "new_messages"):
-        del fields[name]
-    fields |= {
-        "seed": row.seed & (1 << 64) - 1,
-        "tools": tools,
-        "message": orjson.loads(row.message),
-        "prompt_token_ids": prompt,
-        "completion_token_ids": _ints(row.completion),
-        "sampling_logprobs": _floats(row.logprobs),
-        "request_messages": messages,
-    }
-    return Exchange(**fields)
-
-
-def _ints(blob: bytes) -> list[int]:
-    values = array("I")
-    values.frombytes(blob)
-    return values.tolist()
-
-
-def _floats(blob: bytes) -> list[float]:
-    values = array("d")
-    values.frombytes(blob)
-    return values.tolist()
+    return Exchange(
+        **{name: row[name] for name in _PLAIN},
+        prompt_token_ids=prompt,
+        completion_token_ids=array("I", row["completion"]).tolist(),
+        sampling_logprobs=array("d", row["logprobs"]).tolist(),
+        seed=row["seed"] & (1 << 64) - 1,
+        message=orjson.loads(row["message"]),
+        request_messages=messages,
+        tools=tools,
+    )

@@ -46,7 +46,8 @@ class RolloutStore:
         Raises:
             InvalidRequestError: no project is given, and several projects have a rollout with this id.
         """
-        matches = self._select("id = ? AND project = coalesce(?, project)", (rollout_id, project))
+        rows = self._rows("id = ? AND project = coalesce(?, project)", [rollout_id, project])
+        matches = [_status(row, counts) for row, counts in rows]
         if len(matches) > 1:
             projects = ", ".join(sorted(status.project for status in matches))
             raise InvalidRequestError(
@@ -156,9 +157,6 @@ class RolloutStore:
                 param="project",
             )
         return known.project
-
-    def _select(self, where: str, values: Iterable[Any]) -> list[RolloutStatus]:
-        return [_status(row, counts) for row, counts in self._rows(where, list(values))]
 
     def _rows(self, where: str, values: list[Any]) -> list[tuple[RolloutRow, str]]:
         rows = self._database.read(f"{_SELECT} WHERE {where}", values)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import InvalidRequestError
 from art.protocol.chat import parse_body, short
+from art.protocol.training import Wire
 
 
 class CountTokensRequest(BaseModel):
@@ -56,8 +57,7 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: str | None = None
 
 
-class MessagesAnswer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class MessagesAnswer(Wire):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -70,8 +70,7 @@ class MessagesAnswer(BaseModel):
     policy_version: int
 
 
-class TokenCount(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class TokenCount(Wire):
     input_tokens: int
 
 
@@ -88,21 +87,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def parse_messages_request(body: Any) -> MessagesRequest:
+def parse_anthropic_request(kind: type[R], body: Any) -> R:
     """Check a decoded JSON body.
 
     Raises:
-        InvalidRequestError: with `param` naming the field at fault.
+        InvalidRequestError: a field is not valid; `param` names it.
     """
-    return _parse(MessagesRequest, body)
-
-
-def parse_count_request(body: Any) -> CountTokensRequest:
-    """Check a decoded JSON body of a request to count tokens. Raises as `parse_messages_request` does."""
-    return _parse(CountTokensRequest, body)
-
-
-def _parse(kind: type[R], body: Any) -> R:
     request = parse_body(kind, body, _UNSUPPORTED)
     choice = request.tool_choice
     if choice is not None and (choice.get("type") not in ("auto", "none") or choice.get("disable_parallel_tool_use")):

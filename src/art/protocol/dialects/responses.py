@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import StreamOptions, parse_body, short
+from art.protocol.answers import Answer
+from art.protocol.chat import OpenAIRequest, check_openai_fields, parse_body, short
 
 Item = dict[str, Any]
 """An entry of `input` or `output`: a message, a function call, its output, or reasoning."""
@@ -15,10 +16,7 @@ Item = dict[str, Any]
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
-class ResponsesRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str
+class ResponsesRequest(OpenAIRequest):
     input: str | list[Item]
     instructions: str | None = None
     """Becomes a system message before all others. Instructions of an earlier response are not carried over."""
@@ -27,44 +25,28 @@ class ResponsesRequest(BaseModel):
     tools: list[dict[str, Any]] | None = None
     """`{"type": "function", "name": ..., "description": ..., "parameters": <JSON schema>}`. `strict` is accepted, but
     calls are not constrained: the answer repeats the tools with `"strict": false`."""
-    tool_choice: str | dict[str, Any] | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     max_output_tokens: int | None = Field(default=None, ge=1)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     include: list[str] | None = None
     """With `reasoning.encrypted_content`, reasoning items carry a reference to the record."""
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """Passed on to the chat request; OpenAI has no such field here."""
-    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
 
     # Accepted at the value that means "not used".
     background: bool | None = None
     context_management: list[Any] | None = None
     conversation: str | dict[str, Any] | None = None
     max_tool_calls: int | None = None
-    parallel_tool_calls: bool | None = None
     prompt: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
 
-    # Labels; without effect on the answer.
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    user: str | None = None
+    """A label without effect on the answer."""
 
 
-class ResponsesAnswer(BaseModel):
+class ResponsesAnswer(Answer):
     """The fields that every response has. More fields repeat the request."""
 
-    model_config = ConfigDict(extra="allow")
     id: str
     object: Literal["response"]
     status: Literal["completed", "incomplete"]
@@ -108,12 +90,5 @@ def parse_responses_request(body: Any) -> ResponsesRequest:
                 "leave it out",
                 param=f"reasoning.{key}",
             )
-    if request.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequestError(
-            f"`tool_choice` {short(request.tool_choice)} cannot be enforced; supported are 'auto' (the default) and "
-            "'none'",
-            param="tool_choice",
-        )
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequestError("`stream_options` needs `stream: true`", param="stream_options")
+    check_openai_fields(request)
     return request

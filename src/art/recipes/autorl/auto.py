@@ -1,9 +1,6 @@
 """AutoRL: train an agent from one sentence.
 
 write inputs and a system prompt --> train with RULER --> compare before and after on held-out inputs --> report
-
-All of it is kept in readable files in one folder: task.toml, scenarios.jsonl, run.toml. They may be edited; a later
-call uses them as they are, and training continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -34,6 +31,9 @@ async def auto(
 ) -> JudgedResult:
     """Train an agent from a sentence, and compare it with the untrained one.
 
+    The files in the folder (task.toml, scenarios.jsonl, run.toml) may be edited. A later call uses them as they are and
+    continues from the newest checkpoint.
+
     Args:
         what: what the agent should do, in a sentence; or the folder of an earlier call, which continues.
         model: base model to train, as in the setting `base_model`.
@@ -63,10 +63,12 @@ async def auto(
             await trained.register(backend)
         dataset = await files.write()
         task, num_val = task_of(dataset, config.seed), len(dataset.split("val"))
+        digest = hashlib.sha256(dataset.task.model_dump_json().encode())
         run = JudgedRun(
             config=config, model=trained, task=task, out=folder, clock=files.clock, on_progress=on_progress,
             judge=config.make_judge(trained.costs, rubric=dataset.task.rubric), step=await trained.get_step(),
-            command=f"art auto {inside(folder)}", about=_digest(dataset),
+            # Besides its input, the score of a rollout depends on the texts of the task.
+            command=f"art auto {inside(folder)}", about=digest.hexdigest()[:16],
         )  # fmt: skip
         return await train_and_compare(
             run, describe=lambda: describe_run(run, dataset),
@@ -92,8 +94,3 @@ async def write_task(
 def _files(what: str, out: str | Path | None, config: AutoConfig, on_progress: OnProgress) -> AutoFiles:
     folder = folder_of(what, out)
     return AutoFiles(what, folder, config.completed(folder), Clock.load(folder), on_progress)
-
-
-def _digest(dataset: Dataset) -> str:
-    """What the scores of held-out inputs depend on besides the inputs."""
-    return hashlib.sha256(dataset.task.model_dump_json().encode()).hexdigest()[:16]

@@ -15,7 +15,7 @@ _HEAD = (
 
 
 class AutoConfig(JudgedConfig):
-    """Settings of `auto`."""
+    """Settings of `art.recipes.auto`, which trains an agent from a sentence."""
 
     project: str = "auto"
     """Project of the trained model."""

@@ -22,9 +22,8 @@ from art.tasks.dataset import DatasetTask
 
 MIN_WORDS = 3
 """Minimum number of words in a description. A shorter text is treated as a mistyped folder name."""
-PREVIEW = 5
-"""Number of scenarios to report."""
-_PREVIEW_CHARS = 110
+PREVIEW, _PREVIEW_CHARS = 5, 110
+"""Number of scenarios to report, and of characters of each."""
 
 
 @dataclass(slots=True)
@@ -39,7 +38,8 @@ class AutoFiles:
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
-        """
+        """Check the files and options before anything is started or paid.
+
         Args:
             trains: whether the scenarios must allow a training.
 
@@ -65,16 +65,15 @@ class AutoFiles:
     async def _dataset(self) -> Dataset:
         if not (self.folder / TASK_FILE).exists():
             return await self._write_new()
-        dataset = self._load()
-        missing = (self.config.num_scenarios or 0) - len(dataset.scenarios)
+        dataset, config = self._load(), self.config
+        missing = (config.num_scenarios or 0) - len(dataset.scenarios)
         if missing <= 0:
             return dataset
         known = [scenario.input for scenario in dataset.scenarios]
         writer = self._writer()
         self.on_progress(Progress(f"{writer.name} writes {missing} scenarios more ...", "busy"))
-        new = await generate_inputs(
-            dataset.task.description, missing, writer, instructions=self.config.instructions, known=known
-        )
+        task = dataset.task.description
+        new = await generate_inputs(task, missing, writer, instructions=config.instructions, known=known)
         dataset = replace(dataset, scenarios=[*dataset.scenarios, *with_splits(new)])
         dataset.save(self.folder)
         return dataset
@@ -124,7 +123,7 @@ class AutoFiles:
 
 
 def task_of(dataset: Dataset, seed: int) -> DatasetTask:
-    """The data set as a task.
+    """Make a task from a data set, and check that it can be trained on and tested with.
 
     Raises:
         ConfigError: there is nothing to train on, or nothing to test with.
@@ -136,7 +135,7 @@ def task_of(dataset: Dataset, seed: int) -> DatasetTask:
 
 
 def folder_of(what: str, out: str | Path | None) -> Path:
-    """The folder of the files of a call.
+    """The folder in which a call of `auto` keeps its files.
 
     Raises:
         ConfigError: `what` is neither a folder with a task nor a sentence.
@@ -158,19 +157,14 @@ def folder_of(what: str, out: str | Path | None) -> Path:
 
 
 def slug(text: str) -> str:
-    """A name for a folder and a model.
+    """A name of at most 41 characters for a folder and a model.
 
     Example: "Answer questions about our café's opening hours, politely" gives
     "answer-questions-about-our-cafes-opening".
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower().replace("'", "")
-    words = re.findall(r"[a-z0-9]+", plain)
-    name = ""
-    for word in words:
-        if len(name) + len(word) + 1 > 41:
-            break
-        name = f"{name}-{word}" if name else word
-    return name or "task"
+    name = "-".join(re.findall(r"[a-z0-9]+", plain))
+    return (name if len(name) <= 41 else name[:42].rpartition("-")[0]) or "task"
 
 
 def inside(folder: Path) -> str:

@@ -10,8 +10,6 @@ from art.recipes.verdict import Remedies
 from art.report import Report, Section, Table
 from art.scenarios import Dataset
 from art.scenarios.written import SPLITS
-from art.task import Scenario
-from art.trajectory import Trajectory
 
 REMEDIES = Remedies(
     endings={"cut_short": "Answers were cut short: raise `max_completion_tokens` in task.toml, or ask for less there"},
@@ -33,18 +31,12 @@ def describe_run(run: JudgedRun, dataset: Dataset) -> Report:
     )
     cut = curve_of(run, "train/cut_short", "share of answers that were cut", "Longer than max_completion_tokens.")
     words = ReportWords(
-        title=dataset.task.description, summary=summary, remedies=REMEDIES, text_of=_text, note_of=_note, curves=[cut],
+        title=dataset.task.description, summary=summary, remedies=REMEDIES, curves=[cut],
+        text_of=lambda scenario: str(scenario.inputs["input"]),
+        note_of=lambda trajectory: "cut short" if trajectory.metrics.get("cut_short") else "",
         sections=_sections(dataset), warnings=dataset.warnings(),
     )  # fmt: skip
     return make_report(run, words)
-
-
-def _text(scenario: Scenario) -> str:
-    return str(scenario.inputs["input"])
-
-
-def _note(trajectory: Trajectory) -> str:
-    return "cut short" if trajectory.metrics.get("cut_short") else ""
 
 
 def _sections(dataset: Dataset) -> list[Section]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from art.recipes.comparison import CheckpointComparison, ComparedScenario
 from art.storage.atomic import write_file
 from art.task import Scenario
-from art.trajectory import Trajectory
 
 EVALUATION_FILE = "evaluation.jsonl"
+_ROW = TypeAdapter(ComparedScenario)
 
 
 def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, rollouts: int, about: str = "") -> None:
@@ -24,13 +25,7 @@ def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, r
         "step": step, "rollouts": rollouts, "about": about, "num_left_out": comparison.num_left_out,
         "num_failed_rollouts": comparison.num_failed_rollouts, "seconds": comparison.seconds,
     }  # fmt: skip
-    rows: list[dict[str, Any]] = [head]
-    for item in comparison.compared:
-        sides = {"before": item.before, "after": item.after}
-        rows.append(
-            {"scenario": item.scenario.model_dump(mode="json")}
-            | {side: [t.model_dump(mode="json") for t in trajectories] for side, trajectories in sides.items()}
-        )
+    rows = [head, *(_ROW.dump_python(item, mode="json") for item in comparison.compared)]
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_file(out / EVALUATION_FILE, lines.encode())
 
@@ -47,14 +42,7 @@ def load_comparison(
     if not path.exists():
         return None
     head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    compared = [
-        ComparedScenario(
-            scenario=Scenario.model_validate(row["scenario"]),
-            before=[Trajectory.model_validate(item) for item in row["before"]],
-            after=[Trajectory.model_validate(item) for item in row["after"]],
-        )
-        for row in rows
-    ]
+    compared = [_ROW.validate_python(row) for row in rows]
     same = (head["step"], head["rollouts"], head["about"]) == (step, rollouts, about)
     if not same or head["num_left_out"] or [item.scenario for item in compared] != list(scenarios):
         return None

@@ -79,11 +79,8 @@ class JudgedRun:
         self.on_progress(Progress(text, kind))
 
 
-Describe = Callable[[], Report]
-
-
 async def train_and_compare(
-    run: JudgedRun, *, held_out: Sequence[Scenario], validation: Sequence[Scenario], describe: Describe
+    run: JudgedRun, *, held_out: Sequence[Scenario], validation: Sequence[Scenario], describe: Callable[[], Report]
 ) -> JudgedResult:
     """Train, compare, and write the report, however the run ends.
 
@@ -178,8 +175,8 @@ async def validate(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
     before = statistics.fmean(item.before_score for item in comparison.compared)
     after = statistics.fmean(item.after_score for item in comparison.compared)
     await run.model.log(split="val", step=run.step, metrics={JUDGED_CHANGE: after - before})
-    on = f"on {len(comparison.compared)} scenarios"
-    run.say(f"validation at step {run.step}: {before:.2f} untrained, {after:.2f} now, {on}")
+    scores = f"{before:.2f} untrained, {after:.2f} now"
+    run.say(f"validation at step {run.step}: {scores}, on {len(comparison.compared)} scenarios")
 
 
 async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:

@@ -67,25 +67,14 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
     """The report of a run as it is now."""
     headline = headline_of(run.comparison, run.config.evaluate)
     course = course_of(run, headline, words.remedies.endings)
+    rewards = curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1))
     return Report(
-        title=words.title,
-        summary=words.summary,
-        verdict=reach_verdict(course, words.remedies),
-        headline=headline,
-        curves=[
-            validation_curve(run),
-            curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1)),
-            *words.curves,
-        ],
-        scenarios=results_of(run.comparison, words.text_of),
-        comparisons=telling_comparisons(run.comparison, words),
-        seconds=run.clock.seconds,
-        costs=cost_table(run),
-        faults=[*words.warnings, *faults_of(run, course)],
-        command=run.command,
-        settings={**settings_of(run), **words.settings},
-        sections=words.sections,
-    )
+        title=words.title, summary=words.summary, headline=headline, verdict=reach_verdict(course, words.remedies),
+        curves=[validation_curve(run), rewards, *words.curves],
+        scenarios=results_of(run.comparison, words.text_of), comparisons=telling_comparisons(run.comparison, words),
+        seconds=run.clock.seconds, costs=cost_table(run), faults=[*words.warnings, *faults_of(run, course)],
+        command=run.command, settings={**settings_of(run), **words.settings}, sections=words.sections,
+    )  # fmt: skip
 
 
 def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
@@ -101,8 +90,8 @@ def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headl
 
 
 def curve_of(run: JudgedRun, metric: str, title: str, note: str, bounds: tuple[float, float] | None = None) -> Curve:
-    """A metric of the run's history by step."""
-    return Curve(title=title, note=note, bounds=bounds, points=sorted(history_of(run, metric).items()))
+    """A curve for the report: the mean of a metric at each step of the run's history."""
+    return Curve(title=title, note=note, bounds=bounds, points=history_of(run, metric))
 
 
 def validation_curve(run: JudgedRun) -> Curve:
@@ -110,14 +99,14 @@ def validation_curve(run: JudgedRun) -> Curve:
     return Curve(
         title="judged score on scenarios that are not trained on, less that of the untrained policy",
         note="One rollout of each policy on each, judged together. Nothing was chosen by it.",
-        points=[(0, 0.0), *sorted(points.items())] if points else [],
+        points=[(0, 0.0), *points] if points else [],
     )
 
 
-def history_of(run: JudgedRun, metric: str) -> dict[int, float]:
-    """The mean of a metric by step, over all calls."""
-    model = run.model
-    return means_by_step(DataDir(run.config.data_dir).model(model.project, model.name).history, metric)[0]
+def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
+    """Steps and the mean of a metric at each, over all calls."""
+    folder = DataDir(run.config.data_dir).model(run.model.project, run.model.name)
+    return sorted(means_by_step(folder.history, metric)[0].items())
 
 
 def results_of(comparison: CheckpointComparison | None, text_of: Callable[[Scenario], str]) -> list[ScenarioResult]:
@@ -132,42 +121,34 @@ def results_of(comparison: CheckpointComparison | None, text_of: Callable[[Scena
 
 def telling_comparisons(comparison: CheckpointComparison | None, words: ReportWords) -> list[Comparison]:
     """Rollouts side by side: the largest gain, a typical scenario, and the largest loss if there is one."""
-    ranked = sorted(comparison.compared if comparison else (), key=lambda item: item.before_score - item.after_score)
+    ranked = sorted(comparison.compared if comparison else (), key=lambda item: -item.change)
     if not ranked:
         return []
-    median = statistics.median_low([item.after_score - item.before_score for item in ranked])
-    typical = next(item for item in ranked if item.after_score - item.before_score == median)
-    chosen = [("largest gain", ranked[0]), ("typical", typical)]
-    if ranked[-1].after_score < ranked[-1].before_score:
-        chosen.append(("largest loss", ranked[-1]))
-    seen: list[ComparedScenario] = []
-    comparisons = []
-    for kind, item in chosen:
-        if not any(item is other for other in seen):
-            before, after = _telling_pair(item)
-            comparisons.append(
-                Comparison(
-                    scenario=f"{words.text_of(item.scenario)} ({kind})",
-                    before=_transcript(before, words.note_of), after=_transcript(after, words.note_of),
-                )
-            )  # fmt: skip
-        seen.append(item)
-    return comparisons
+    changes = [item.change for item in ranked]
+    kinds = {0: "largest gain"}
+    kinds.setdefault(changes.index(statistics.median_low(changes)), "typical")
+    if changes[-1] < 0:
+        kinds.setdefault(len(ranked) - 1, "largest loss")
+    return [_side_by_side(ranked[index], kind, words) for index, kind in kinds.items()]
 
 
-def _telling_pair(item: ComparedScenario) -> tuple[Trajectory, Trajectory]:
+def _side_by_side(item: ComparedScenario, kind: str, words: ReportWords) -> Comparison:
     """The two rollouts with equal random numbers whose change is closest to the change of the scenario."""
-    change = item.after_score - item.before_score
     pairs = list(zip(item.before, item.after, strict=False))
-    return min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - change))
+    before, after = min(pairs, key=lambda pair: abs(pair[1].reward - pair[0].reward - item.change))
+    return Comparison(
+        scenario=f"{words.text_of(item.scenario)} ({kind})",
+        before=_transcript(before, words.note_of), after=_transcript(after, words.note_of),
+    )  # fmt: skip
 
 
 def _transcript(trajectory: Trajectory, note_of: Callable[[Trajectory], str]) -> Transcript:
     messages: list[Any] = list(trajectory.messages())
-    said = [log.removeprefix(_EXPLANATION) for log in trajectory.logs if log.startswith(_EXPLANATION)]
+    explanation = next((log for log in reversed(trajectory.logs) if log.startswith(_EXPLANATION)), "")
     return Transcript(
-        messages=messages, score=trajectory.reward, explanation=said[-1] if said else "", note=note_of(trajectory)
-    )
+        messages=messages, score=trajectory.reward, note=note_of(trajectory),
+        explanation=explanation.removeprefix(_EXPLANATION),
+    )  # fmt: skip
 
 
 def cost_table(run: JudgedRun) -> Table:
@@ -193,7 +174,7 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
     shares = {}
     for name in endings:
         # A step that was not trained is logged under the number of the checkpoint before it.
-        values = [share for step, share in history_of(run, f"train/{name}").items() if step >= first - 1]
+        values = [share for step, share in history_of(run, f"train/{name}") if step >= first - 1]
         shares[name] = statistics.fmean(values) if values else 0.0
     return Course(
         step=run.step, num_steps=run.config.loop_defaults(run.task.defaults).num_steps, reports=run.reports,
@@ -204,23 +185,17 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
 
 def faults_of(run: JudgedRun, course: Course) -> list[str]:
     """What went wrong, one sentence each."""
-    faults = []
-    if run.stopped:
-        faults.append(f"The run ended early: {run.stopped}")
+    faults = [f"The run ended early: {run.stopped}"] if run.stopped else []
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.config.serves_one_step:
         faults.append(ONE_STEP)
-    if run.groups_without_scores:
-        faults.append(
-            f"{run.groups_without_scores} groups of the last call got no scores from the judge and were left out."
-        )
-    comparison = run.comparison
-    if comparison and comparison.num_left_out:
-        faults.append(
-            f"{comparison.num_left_out} held-out scenarios are missing: they got no scores, or one side has no rollout."
-        )
-    if comparison and comparison.num_failed_rollouts:
-        faults.append(f"{comparison.num_failed_rollouts} held-out rollouts failed, through no fault of the policy.")
+    missing, failed = (run.comparison.num_left_out, run.comparison.num_failed_rollouts) if run.comparison else (0, 0)
+    counts = {
+        "groups of the last call got no scores from the judge and were left out.": run.groups_without_scores,
+        "held-out scenarios are missing: they got no scores, or one side has no rollout.": missing,
+        "held-out rollouts failed, through no fault of the policy.": failed,
+    }
+    faults += [f"{count} {text}" for text, count in counts.items() if count]
     return faults or ["Nothing: every group was judged and every step trained, and no rollout failed in the last call."]
 
 

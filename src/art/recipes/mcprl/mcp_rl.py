@@ -90,7 +90,8 @@ class _McpRl:
                 await model.register(backend)
                 await require_fit(model, tools)
             with clock.measure("writing scenarios"):
-                scenarios = await self._scenarios(tools, resources, model.costs)
+                scenarios = self._load_scenarios(tools)
+                scenarios = scenarios or await self._write_scenarios(tools, resources, model.costs)
             task = McpTask(
                 self.server, train=scenarios.train, held_out=scenarios.held_out, tools=tools, headers=config.headers,
                 env=config.env, max_turns=config.max_turns, max_concurrent=config.max_concurrent,
@@ -122,17 +123,13 @@ class _McpRl:
         self._say(f"{len(allowed)} tools: {', '.join(allowed)}")
         return [tool for tool in tools if tool.name in allowed], resources
 
-    async def _scenarios(
-        self, tools: Sequence[MCPTool], resources: Sequence[MCPResource], costs: Ledger
-    ) -> ScenarioFile:
-        """The scenarios of the folder; new ones if it has none."""
-        names = [tool.name for tool in tools]
+    def _load_scenarios(self, tools: Sequence[MCPTool]) -> ScenarioFile | None:
         scenarios = load_scenarios(self.out)
         if scenarios is None:
-            return await self._write_scenarios(tools, resources, costs)
+            return None
         counts = f"{len(scenarios.train)} scenarios to train on and {len(scenarios.held_out)} held out"
         self._say(f"{counts}, of {scenarios.path}")
-        if set(scenarios.tools) != set(names):
+        if set(scenarios.tools) != {tool.name for tool in tools}:
             self._say(
                 f"They were written for other tools ({', '.join(scenarios.tools)}). Delete the file to have new ones "
                 "written", "warning",
@@ -178,8 +175,6 @@ def name_after(server: str) -> str:
         # The program says more than its interpreter: take the first word with a path, else the last that is no option.
         paths = [word for word in command[1:] if "/" in word or "." in word]
         named = [word for word in command if not word.startswith("-")]
-        words = [
-            part for part in Path((paths or named[-1:] or ["server"])[0]).with_suffix("").parts[-2:] if part != "/"
-        ]
+        words = [*Path((paths or named[-1:] or ["server"])[0]).with_suffix("").parts[-2:]]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")
     return name[:48] or "server"

@@ -8,7 +8,7 @@ from art.recipes.judged.judged_config import JudgedConfig
 
 
 class McpRlConfig(JudgedConfig):
-    """Settings of `mcp_rl`."""
+    """Settings of `art.recipes.mcp_rl`, which trains an agent for an MCP server."""
 
     project: str = "mcp-rl"
     """Project of the trained model."""

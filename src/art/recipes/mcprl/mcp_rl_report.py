@@ -14,7 +14,6 @@ from art.recipes.mcprl.scenario_file import ScenarioFile
 from art.recipes.verdict import Remedies
 from art.report import Curve, Report, Section, Table
 from art.rewards import DEFAULT_RUBRIC
-from art.task import Scenario
 from art.trajectory import Trajectory
 
 REMEDIES = Remedies(
@@ -51,26 +50,19 @@ def describe_run(run: McpRlRun) -> Report:
     )
     words = ReportWords(
         title=f"{run.model.name}: an agent for {len(run.tools)} tools", summary=summary, remedies=REMEDIES,
-        text_of=_text, note_of=_note, curves=_curves(run), sections=_sections(run),
-        settings={"turns at most": str(config.max_turns)},
+        text_of=lambda scenario: str(scenario.inputs["task"]), note_of=_note, curves=_curves(run),
+        sections=_sections(run), settings={"turns at most": str(config.max_turns)},
     )  # fmt: skip
     return make_report(run, words)
 
 
 def _curves(run: McpRlRun) -> list[Curve]:
+    done, failed = "share of rollouts that say they are done", "tool calls per rollout that failed"
     return [
-        curve_of(
-            run, "train/completed", "share of rollouts that say they are done", "By calling complete_task.", (0, 1)
-        ),
-        curve_of(
-            run, "train/num_tool_errors", "tool calls per rollout that failed", "Wrong arguments, or tools that refuse."
-        ),
+        curve_of(run, "train/completed", done, "By calling complete_task.", (0, 1)),
+        curve_of(run, "train/num_tool_errors", failed, "Wrong arguments, or tools that refuse."),
         curve_of(run, "train/num_turns", "turns per rollout", "Answers of the model, calls among them."),
     ]
-
-
-def _text(scenario: Scenario) -> str:
-    return str(scenario.inputs["task"])
 
 
 def _note(trajectory: Trajectory) -> str:

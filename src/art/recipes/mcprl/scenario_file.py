@@ -19,7 +19,7 @@ from art.storage.atomic import write_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioFile:
-    """The content of the file."""
+    """The content of `scenarios.json`: the scenarios that MCP-RL trains on and tests with."""
 
     path: Path
     server: str

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -25,42 +24,21 @@ _MAX_STARTS = 1000
 """Number of brackets at which a JSON value is searched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """The scores in an answer."""
-
-    by_id: dict[str, Verdict]
-    num_repairs: int
-
-
 def response_format(criteria: Sequence[str]) -> dict[str, Any]:
     """The JSON schema of an answer as OpenAI's `response_format`. With criteria, each one has its own score."""
-    number = {"type": "number"}
-    scored: dict[str, Any] = {"score": number}
-    if criteria:
-        scored = {
-            "criteria": {
-                "type": "object", "properties": {name: number for name in criteria},
-                "required": list(criteria), "additionalProperties": False,
-            }
-        }  # fmt: skip
-    item = {"trajectory_id": {"type": "string"}, "explanation": {"type": "string"}, **scored}
-    schema = {
-        "type": "object", "required": ["scores"], "additionalProperties": False,
-        "properties": {
-            "scores": {
-                "type": "array",
-                "items": {
-                    "type": "object", "properties": item, "required": list(item), "additionalProperties": False
-                },
-            }
-        },
-    }  # fmt: skip
+    text, number = {"type": "string"}, {"type": "number"}
+    scored = {"criteria": _object({name: number for name in criteria})} if criteria else {"score": number}
+    item = _object({"trajectory_id": text, "explanation": text, **scored})
+    schema = _object({"scores": {"type": "array", "items": item}})
     return {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": schema}}
 
 
-def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Scores:
-    """Read the verdict for every id.
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> tuple[dict[str, Verdict], int]:
+    """Read the verdict for every id, and count the deviations that were repaired.
 
     Args:
         weights: weights of the criteria by name; empty if there is a single score.
@@ -96,7 +74,7 @@ def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> Sco
         faults.append(f"no score for {', '.join(missing)}{unknown}")
     if faults:
         raise JudgeAnswerError("; ".join(faults))
-    return Scores(by_id=verdicts, num_repairs=num_repairs + num_unknown)
+    return verdicts, num_repairs + num_unknown
 
 
 def _read_row(row: dict[str, Any], weights: dict[str, float]) -> tuple[Verdict, int]:

@@ -65,7 +65,9 @@ class JudgeClient:
         """
         self._model, self._params, self._settings, self._source = model, dict(params), settings, source
         self._own: Model[Any, Any] | None = None
-        """Client made here for a model that has only a name and an address."""
+        if isinstance(model, str) and self._address is not None and not _has_litellm():
+            self._model = self._own = _plain_model(model, self._address, self._params)
+            self._params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
         self._structured = True
         """Whether to send `response_format`; false once the provider has refused it."""
 
@@ -86,13 +88,9 @@ class JudgeClient:
             return self._params.get("base_url") or self._params.get("api_base")
         return self._model.inference_base_url
 
-    @property
-    def _uses_litellm(self) -> bool:
-        return isinstance(self._model, str) and _has_litellm()
-
     def missing(self) -> str | None:
         """A message that litellm has to be installed to call the model; `None` if it does not."""
-        if isinstance(self._model, Model) or self._address is not None or _has_litellm():
+        if isinstance(self._model, Model) or _has_litellm():
             return None
         return (
             f"the {self._role} {self._model!r} is called through litellm, which is not installed: {INSTALL}. Without "
@@ -102,7 +100,7 @@ class JudgeClient:
 
     async def context_tokens(self) -> int | None:
         """The model's context in tokens from the settings, else from litellm; `None` if it is not known."""
-        if self._settings.context_tokens is not None or not self._uses_litellm:
+        if self._settings.context_tokens is not None or isinstance(self._model, Model) or not _has_litellm():
             return self._settings.context_tokens
         litellm = await _load_litellm()
         try:
@@ -119,7 +117,7 @@ class JudgeClient:
             ContextLengthError: the messages are longer than the model's context.
             JudgeError: the model refuses the request, or still fails after `max_attempts`.
         """
-        if self._uses_litellm:
+        if isinstance(self._model, str) and _has_litellm():
             await _load_litellm()  # before the time limit of the first request begins
         attempt, wait_s = 1, self._settings.first_wait_s
         while True:
@@ -157,34 +155,15 @@ class JudgeClient:
 
     async def _send(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Any:
         shape = {"response_format": dict(response_format)} if self._structured else {}
-        if self._uses_litellm:
-            litellm = await _load_litellm()
-            defaults = {"num_retries": 0, "max_retries": 0, "caching": False, "timeout": self._settings.timeout_s}
-            return await litellm.acompletion(
-                model=self._model, messages=messages, **shape, **{**defaults, **self._params}
-            )
-        model, params = self._plain_model()
-        client = model.openai_client().with_options(max_retries=0, timeout=self._settings.timeout_s)
-        return await client.chat.completions.create(
-            model=model.get_inference_name(), messages=messages, **shape, **params  # type: ignore[call-overload]
-        )  # fmt: skip
-
-    def _plain_model(self) -> tuple[Model[Any, Any], dict[str, Any]]:
-        """The judge as a `Model`, and the parameters besides address and key."""
+        request = {"messages": messages, **shape, **self._params}
         if isinstance(self._model, Model):
-            return self._model, self._params
+            client = self._model.openai_client().with_options(max_retries=0, timeout=self._settings.timeout_s)
+            return await client.chat.completions.create(model=self._model.get_inference_name(), **request)
         if problem := self.missing():
             raise JudgeError(problem)
-        assert self._address is not None
-        params = {k: v for k, v in self._params.items() if k not in ("base_url", "api_base", "api_key")}
-        provider, _, name = self._model.partition("/")
-        self._model = self._own = Model(
-            name="judge", project="judge", inference_base_url=self._address,
-            inference_api_key=self._params.get("api_key") or "none",
-            inference_model_name=name if provider in ("openai", "hosted_vllm") and name else self._model,
-        )  # fmt: skip
-        self._params = params
-        return self._model, params
+        litellm = await _load_litellm()
+        defaults = {"num_retries": 0, "max_retries": 0, "caching": False, "timeout": self._settings.timeout_s}
+        return await litellm.acompletion(**{**defaults, "model": self._model, **request})
 
     async def _read(self, response: Any, seconds: float) -> Answer:
         usage = getattr(response, "usage", None)
@@ -213,20 +192,23 @@ class JudgeClient:
         charged = getattr(usage, "cost", None)
         if charged is None:
             charged = (getattr(response, "_hidden_params", None) or {}).get("response_cost")
-        if charged is None and isinstance(self._model, Model) and not self._is_local and _has_litellm():
+        on_this_machine = urlsplit(self._address or "").hostname in _LOOPBACK  # where the table's prices do not apply
+        if charged is None and isinstance(self._model, Model) and not on_this_machine and _has_litellm():
             litellm = await _load_litellm()
             price_of = litellm.model_cost.get(self._model.get_inference_name(), {})
             if "input_cost_per_token" in price_of and "output_cost_per_token" in price_of:
-                return float(
-                    prompt_tokens * price_of["input_cost_per_token"]
-                    + completion_tokens * price_of["output_cost_per_token"]
-                )
+                charged = prompt_tokens * price_of["input_cost_per_token"]
+                charged += completion_tokens * price_of["output_cost_per_token"]
         return None if charged is None else float(charged)
 
-    @property
-    def _is_local(self) -> bool:
-        """Whether the judge runs on this machine, where the prices of the table do not apply."""
-        return urlsplit(self._address or "").hostname in _LOOPBACK
+
+def _plain_model(name: str, address: str, params: Mapping[str, Any]) -> Model[Any, Any]:
+    """A model by its name and address. The providers that litellm needs before the name are taken off."""
+    provider, _, rest = name.partition("/")
+    return Model(
+        name="judge", project="judge", inference_base_url=address, inference_api_key=params.get("api_key") or "none",
+        inference_model_name=rest if provider in ("openai", "hosted_vllm") and rest else name,
+    )  # fmt: skip
 
 
 def _has_litellm() -> bool:
@@ -249,11 +231,6 @@ def _import_litellm() -> Any:
     return litellm
 
 
-def _status(error: Exception) -> int | None:
-    status = getattr(error, "status_code", None)
-    return status if isinstance(status, int) else None
-
-
 def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str) -> None:
     """Raise the error for a failure that another attempt cannot cure, or after the last attempt."""
     text = str(error).lower()
@@ -261,12 +238,12 @@ def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str)
         raise ContextLengthError(
             f"the messages are longer than the context of the {who}: {_describe(error)}"
         ) from error
-    status = _status(error)
+    status = getattr(error, "status_code", None)
     transient = (
         isinstance(error, (TimeoutError, ConnectionError))
         or (isinstance(error, ArtError) and error.transient)
         or type(error).__name__ in ("APIConnectionError", "APITimeoutError", "Timeout")
-        or (status is not None and (status in _TRANSIENT_STATUS or status >= 500))
+        or (isinstance(status, int) and (status in _TRANSIENT_STATUS or status >= 500))
     )
     if not transient:
         raise JudgeError(f"the {who} refused the request: {_describe(error)}") from error
@@ -275,10 +252,9 @@ def _raise_if_final(error: Exception, attempt: int, max_attempts: int, who: str)
 
 
 def _refuses_format(error: Exception) -> bool:
-    text = str(error).lower()
-    return _status(error) in (400, 404, 415, 422) and any(
-        word in text for word in ("response_format", "json_schema", "structured output")
-    )
+    words = ("response_format", "json_schema", "structured output")
+    refused = getattr(error, "status_code", None) in (400, 404, 415, 422)
+    return refused and any(word in str(error).lower() for word in words)
 
 
 def _retry_after_s(error: Exception) -> float:

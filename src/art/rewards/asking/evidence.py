@@ -17,9 +17,9 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
-from art.messages import to_message
 from art.trajectory import Trajectory
 
 _ID_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
@@ -53,14 +53,6 @@ def evidence_of(trajectory: Trajectory) -> Evidence:
     )
 
 
-def evidence_of_messages(messages: Sequence[Any], tools: Sequence[Any] | None) -> Evidence:
-    return Evidence(
-        messages=_shortened([to_message(message) for message in messages]),
-        tools=list(tools) if tools else None,
-        histories=[],
-    )
-
-
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
 
@@ -80,12 +72,8 @@ def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
     """Number of messages at the start that are equal in all lists; 0 for a single list."""
     if len(message_lists) < 2:
         return 0
-    length = 0
-    for rows in zip(*message_lists, strict=False):
-        if any(message != rows[0] for message in rows[1:]):
-            break
-        length += 1
-    return length
+    rows = zip(*message_lists, strict=False)
+    return sum(1 for _ in takewhile(lambda row: all(message == row[0] for message in row), rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

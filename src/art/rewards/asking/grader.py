@@ -5,12 +5,15 @@ evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts,
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import math
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from art.errors import ConfigError, JudgeAnswerError
+from art.errors import ConfigError, JudgeAnswerError, JudgeError
 from art.model import Model
 from art.rewards.asking.answers import read_scores, response_format
 from art.rewards.asking.cache import JudgeCache
@@ -60,32 +63,6 @@ Rubric = str | Mapping[str, Criterion]
 """What makes a trajectory good: prose, or named criteria whose weighted mean is the score."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grading:
-    """The scores that one or more questions gave, with their cost."""
-
-    verdicts: list[Verdict]
-    """One verdict per piece of evidence, in order."""
-    cost_usd: float | None = 0.0
-    """`None` if a price is not known."""
-    metrics: dict[str, MetricValue]
-    """`prompt_tokens`, `completion_tokens`, `requests`, `seconds` (sum over the requests), `repairs`,
-    `answers_refused`, `cached`."""
-
-    def judgement(self, name: str, further: Mapping[str, float] | None = None) -> Judgement:
-        """Make the judgement of a group that consists of exactly this evidence.
-
-        Args:
-            name: name of the judge.
-            further: metrics to add to those of the requests.
-        """
-        return Judgement(
-            verdicts=self.verdicts,
-            costs_usd={} if self.cost_usd is None else {name: self.cost_usd},
-            metrics={f"judge_{key}": value for key, value in {**self.metrics, **(further or {})}.items()},
-        )
-
-
 class Grader:
     """Asks one judge model for scores by one rubric."""
 
@@ -107,29 +84,44 @@ class Grader:
         """
         self.client = JudgeClient(model, params or {}, settings, source=f"judge/{name}")
         self.settings = settings
+        self.name = name
         self._rubric, self._kind = rubric, kind
         self._cache = JudgeCache(settings.cache_path)
         self._weights = {} if isinstance(rubric, str) else {name: item.weight for name, item in rubric.items()}
         if not isinstance(rubric, str) and not (self._weights and sum(self._weights.values()) > 0):
             raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
 
-    async def grade(
-        self, evidence: Sequence[Evidence], *, order: Sequence[int], reference: str | None = None
-    ) -> Grading:
-        """Ask for a score of each piece of evidence, shown in `order` (a permutation of its indices).
+    async def grade(self, evidence: Sequence[Evidence], reference: str | None = None) -> Judgement:
+        """Ask for a score of each piece of evidence, shown in this order.
 
         Raises:
             ContextLengthError: the question is longer than the judge's context.
             JudgeError: the judge gave no usable answer.
         """
-        grading = await self._ask([evidence[i] for i in order], reference)
-        place = {index: position for position, index in enumerate(order)}
-        return replace(grading, verdicts=[grading.verdicts[place[i]] for i in range(len(evidence))])
+        document = write_document(evidence, reference=reference, rng=self.rng(evidence))
+        question = self._messages(document, reference)
+        answers: list[Answer] = []
+        faults = ""
+        for attempt in range(1, self.settings.max_answers + 1):
+            # Do not send the answer itself back: it may quote an agent, and would do so outside the evidence.
+            again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
+            answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
+            try:
+                verdicts, num_repairs = read_scores(answers[-1].text, document.ids, self._weights)
+            except JudgeAnswerError as error:
+                faults = error.message
+                continue
+            return Judgement(
+                verdicts=[verdicts[name] for name in document.ids],
+                costs_usd=self._costs(answer.cost_usd for answer in answers),
+                metrics=count_answers(answers, num_repairs, attempt - 1),
+            )
+        raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     async def grade_cached(
-        self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Grading]]
-    ) -> Grading:
-        """Return the cached grading of this evidence, in any order, or call `grade` and cache the result.
+        self, evidence: Sequence[Evidence], tag: object, grade: Callable[[], Awaitable[Judgement]]
+    ) -> Judgement:
+        """Return the cached judgement of this evidence, in any order, or call `grade` and cache the result.
 
         Args:
             evidence: distinct pieces of evidence.
@@ -140,11 +132,36 @@ class Grader:
         stored = await self._cache.get(key)
         if isinstance(stored, dict) and stored.keys() == set(digests):
             verdicts = [Verdict(**stored[name]) for name in digests]
-            return Grading(verdicts=verdicts, metrics=count_answers([]) | {"cached": 1})
-        grading = await grade()
-        verdicts_by_digest = dict(zip(digests, map(asdict, grading.verdicts), strict=True))
-        await self._cache.put(key, verdicts_by_digest)
-        return grading
+            return Judgement(
+                verdicts=verdicts, costs_usd={self.name: 0.0}, metrics=count_answers([]) | {"judge_cached": 1}
+            )
+        judgement = await grade()
+        await self._cache.put(key, dict(zip(digests, map(asdict, judgement.verdicts), strict=True)))
+        return judgement
+
+    def join(self, judgements: Sequence[Judgement], verdicts: list[Verdict]) -> Judgement:
+        """Make one judgement of `verdicts`, with the summed costs and counts of several judgements."""
+        return Judgement(
+            verdicts=verdicts,
+            costs_usd=self._costs(judgement.costs_usd.get(self.name) for judgement in judgements),
+            metrics={key: sum(judgement.metrics[key] for judgement in judgements) for key in count_answers([])},
+        )
+
+    def _costs(self, costs_usd: Iterable[float | None]) -> dict[str, float]:
+        """The sum under the judge's name; empty if one of the costs is not known."""
+        total = total_cost(costs_usd)
+        return {} if total is None else {self.name: total}
+
+    @contextlib.asynccontextmanager
+    async def deadline(self, group_size: int) -> AsyncIterator[None]:
+        """Cancel the body after the settings' `deadline_s`, and raise a `JudgeError`."""
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                yield
+        except TimeoutError:
+            raise JudgeError(
+                f"the judge gave no scores for a group of {group_size} within {self.settings.deadline_s:g} s"
+            ) from None
 
     def rng(self, evidence: Sequence[Evidence]) -> random.Random:
         """The random generator for order and ids of one group. With a seed, it depends on the evidence only."""
@@ -155,27 +172,6 @@ class Grader:
     def _key(self, digests: Sequence[str], tag: object) -> str:
         rubric = self._rubric if isinstance(self._rubric, str) else [(n, asdict(c)) for n, c in self._rubric.items()]
         return digest([_VERSION, self._kind, self.client.identity, rubric, digests, tag])
-
-    async def _ask(self, shown: Sequence[Evidence], reference: str | None) -> Grading:
-        document = write_document(shown, reference=reference, rng=self.rng(shown))
-        question = self._messages(document, reference)
-        answers: list[Answer] = []
-        faults = ""
-        for attempt in range(1, self.settings.max_answers + 1):
-            # Do not send the answer itself back: it may quote an agent, and would do so outside the evidence.
-            again = [{"role": "user", "content": _AGAIN.format(faults=faults)}] if faults else []
-            answers.append(await self.client.complete([*question, *again], response_format(list(self._weights))))
-            try:
-                scores = read_scores(answers[-1].text, document.ids, self._weights)
-            except JudgeAnswerError as error:
-                faults = error.message
-                continue
-            return Grading(
-                verdicts=[scores.by_id[name] for name in document.ids],
-                cost_usd=total_cost(answer.cost_usd for answer in answers),
-                metrics=count_answers(answers, scores.num_repairs, attempt - 1),
-            )
-        raise JudgeAnswerError(f"the judge gave {len(answers)} answers that could not be used, the last one: {faults}")
 
     def _messages(self, document: Document, reference: str | None) -> list[dict[str, Any]]:
         if isinstance(self._rubric, str):
@@ -195,31 +191,20 @@ class Grader:
 
 
 def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: int = 0) -> dict[str, MetricValue]:
+    """Metrics of requests. `judge_seconds` is the sum of their times."""
     return {
-        "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
-        "completion_tokens": sum(answer.completion_tokens for answer in answers),
-        "requests": len(answers),
-        "seconds": sum(answer.seconds for answer in answers),
-        "repairs": num_repairs,
-        "answers_refused": num_refused,
-        "cached": 0,
+        "judge_prompt_tokens": sum(answer.prompt_tokens for answer in answers),
+        "judge_completion_tokens": sum(answer.completion_tokens for answer in answers),
+        "judge_requests": len(answers),
+        "judge_seconds": sum(answer.seconds for answer in answers),
+        "judge_repairs": num_repairs,
+        "judge_answers_refused": num_refused,
+        "judge_cached": 0,
     }
 
 
 def total_cost(costs_usd: Iterable[float | None]) -> float | None:
     """The sum of costs; `None` if one of them is not known."""
-    total = 0.0
-    for cost in costs_usd:
-        if cost is None:
-            return None
-        total += cost
-    return total
-
-
-def add_gradings(gradings: Sequence[Grading], verdicts: list[Verdict]) -> Grading:
-    """Make one grading of the given verdicts, with the summed costs and counts of several gradings."""
-    return Grading(
-        verdicts=verdicts,
-        cost_usd=total_cost(grading.cost_usd for grading in gradings),
-        metrics={name: sum(grading.metrics[name] for grading in gradings) for name in count_answers([])},
-    )
+    costs = list(costs_usd)
+    known = [cost for cost in costs if cost is not None]
+    return math.fsum(known) if len(known) == len(costs) else None

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from art.errors import ContextLengthError, JudgeError
 from art.rewards.asking.evidence import Evidence, common_prefix, encode
-from art.rewards.asking.grader import Grader, Grading, add_gradings
+from art.rewards.asking.grader import Grader
+from art.rewards.judge import Judgement
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _MAX_STRETCH = 2.0
 _MIN_CONTEXT_TOKENS = 512
 
 
-async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: Sequence[int]) -> Grading:
+async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: Sequence[int]) -> Judgement:
     """Grade evidence in as few rounds as the judge's context allows.
 
     Raises:
@@ -52,27 +53,23 @@ async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: S
             logger.info("judge: a question of about %d tokens is too long; judging in smaller rounds", largest)
 
 
-async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[int]]) -> Grading:
+async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[int]]) -> Judgement:
     """Judge the first round, choose the anchors, then judge the other rounds one after another."""
-    first = await _grade_some(grader, evidence, rounds[0])
+    first = await grader.grade([evidence[i] for i in rounds[0]])
     verdicts = dict(zip(rounds[0], first.verdicts, strict=True))
-    gradings = [first]
+    judgements = [first]
     ranked = sorted(rounds[0], key=lambda i: verdicts[i].score)
     anchors = [ranked[0], ranked[-1]][-num_anchors(rounds[0]) :]
     for members in rounds[1:]:
         # Show the anchors in the middle, so that their place tells nothing about them.
         shown = [*members[: len(members) // 2], *anchors, *members[len(members) // 2 :]]
-        grading = await _grade_some(grader, evidence, shown)
-        gradings.append(grading)
-        in_round = dict(zip(shown, grading.verdicts, strict=True))
+        judgement = await grader.grade([evidence[i] for i in shown])
+        judgements.append(judgement)
+        in_round = dict(zip(shown, judgement.verdicts, strict=True))
         scores = align([in_round[i].score for i in anchors], [verdicts[i].score for i in anchors],
                        [in_round[i].score for i in members])  # fmt: skip
         verdicts |= {i: replace(in_round[i], score=score) for i, score in zip(members, scores, strict=True)}
-    return add_gradings(gradings, [verdicts[i] for i in range(len(evidence))])
-
-
-async def _grade_some(grader: Grader, evidence: Sequence[Evidence], members: Sequence[int]) -> Grading:
-    return await grader.grade([evidence[i] for i in members], order=range(len(members)))
+    return grader.join(judgements, [verdicts[i] for i in range(len(evidence))])
 
 
 def align(anchors: Sequence[float], targets: Sequence[float], scores: Sequence[float]) -> list[float]:

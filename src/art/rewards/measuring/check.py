@@ -19,6 +19,7 @@ from art.errors import ContextLengthError, JudgeError
 from art.rewards.asking.evidence import evidence_of
 from art.rewards.asking.grader import total_cost
 from art.rewards.asking.passes import compare_passes
+from art.rewards.judge import Judgement
 from art.rewards.measuring.agreement import pairwise_accuracy, slope, spearman
 from art.rewards.ruler import Ruler
 from art.trajectory import TrajectoryGroup
@@ -36,11 +37,8 @@ class Trial:
     reversed: list[float]
     positions: list[float]
     """Position of each trajectory in the first order, from 1 (shown first) to -1 (shown last)."""
-    seconds: list[float]
-    """Time of each question's requests."""
-    cost_usd: float | None
-    num_refused: int
-    """Number of answers that could not be used."""
+    judgements: list[Judgement]
+    """The three judgements, with their time and cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +120,16 @@ async def _run_trial(judge: Ruler, group: TrajectoryGroup, labels: list[float] |
     evidence = [evidence_of(trajectory) for trajectory in group]
     order = list(range(len(evidence)))
     rng.shuffle(order)
-    scores, seconds, costs, num_refused = [], [], [], 0
-    for shown in (order, order, order[::-1]):
-        grading = await judge.grader.grade(evidence, order=shown)
-        seconds.append(float(grading.metrics["seconds"]))
-        scores.append([verdict.score for verdict in grading.verdicts])
-        costs.append(grading.cost_usd)
-        num_refused += int(grading.metrics["answers_refused"])
-    last = len(order) - 1
+    place = [order.index(i) for i in range(len(order))]
+    judgements = [await judge.grader.grade([evidence[i] for i in shown]) for shown in (order, order, order[::-1])]
+    first, again, turned = ([verdict.score for verdict in judgement.verdicts] for judgement in judgements)
     return Trial(
         labels=labels,
-        first=scores[0],
-        again=scores[1],
-        reversed=scores[2],
-        positions=[1 - 2 * order.index(i) / last for i in range(len(order))],
-        seconds=seconds,
-        cost_usd=total_cost(costs),
-        num_refused=num_refused,
+        first=[first[i] for i in place],
+        again=[again[i] for i in place],
+        reversed=[turned[::-1][i] for i in place],
+        positions=[1 - 2 * i / (len(order) - 1) for i in place],
+        judgements=judgements,
     )
 
 
@@ -154,11 +145,12 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
     bias, error = slope(moved)
     labelled = [(trial, trial.labels) for trial in trials if trial.labels is not None]
     both = [[(a + b) / 2 for a, b in zip(trial.first, trial.reversed, strict=True)] for trial, _ in labelled]
-    seconds = [value for trial in trials for value in trial.seconds]
-    ranks = [spearman(trial.first, labels) for trial, labels in labelled]
+    judgements = [judgement for trial in trials for judgement in trial.judgements]
+    seconds = [float(judgement.metrics["judge_seconds"]) for judgement in judgements]
+    ranks = [rank for trial, labels in labelled if not math.isnan(rank := spearman(trial.first, labels))]
     return replace(
         report,
-        num_refused=sum(trial.num_refused for trial in trials),
+        num_refused=sum(int(judgement.metrics["judge_answers_refused"]) for judgement in judgements),
         spread=statistics.fmean(statistics.pstdev(trial.first) for trial in trials),
         noise=math.sqrt(statistics.fmean(item.disagreement**2 for item in same) / 2),
         repeatability=statistics.fmean(item.single_reliability for item in same),
@@ -168,8 +160,8 @@ def _summarize(report: JudgeReport, trials: Sequence[Trial]) -> JudgeReport:
         two_pass_reliability=statistics.fmean(item.reliability for item in turned),
         pairwise_accuracy=_accuracy([(trial.first, labels) for trial, labels in labelled]),
         two_pass_accuracy=_accuracy([(mean, labels) for mean, (_, labels) in zip(both, labelled, strict=True)]),
-        spearman=_mean([rank for rank in ranks if not math.isnan(rank)]),
-        cost_usd=total_cost(trial.cost_usd for trial in trials),
+        spearman=statistics.fmean(ranks) if ranks else math.nan,
+        cost_usd=total_cost(next(iter(judgement.costs_usd.values()), None) for judgement in judgements),
         seconds_median=statistics.median(seconds),
         seconds_max=max(seconds),
     )
@@ -179,7 +171,3 @@ def _accuracy(pairs: Sequence[tuple[list[float], list[float]]]) -> float:
     counted = [pairwise_accuracy(scores, labels) for scores, labels in pairs]
     total = sum(count for _, count in counted)
     return sum(right for right, _ in counted) / total if total else math.nan
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else math.nan

@@ -27,27 +27,20 @@ def check_template(renderer: Renderer) -> CheckResult:
     if problem := _problem([*plain, reasoning]):
         return CheckResult(name=name, status="failure", found=problem, remedy=_REPORT)
     if plain[0].detached:
-        return CheckResult(
-            name=name,
-            status="warning",
-            found=_DETACHED,
-            remedy="reinforcement learning works, each turn as a branch; supervised fine-tuning needs another template",
-        )
+        remedy = "reinforcement learning works, each turn as a branch; supervised fine-tuning needs another template"
+        return CheckResult(name=name, status="warning", found=_DETACHED, remedy=remedy)
     if plain[0].branch is not None:
-        return CheckResult(
-            name=name,
-            status="warning",
-            found=f"each turn is a branch ({plain[0].branch}): it does not extend the tokens of the turn before",
-            remedy="it trains correctly, but recomputes every turn of a conversation; a template that only appends is "
-            "faster",
+        problem = f"each turn is a branch ({plain[0].branch}): it does not extend the tokens of the turn before"
+        remedy = (
+            "it trains correctly, but recomputes every turn of a conversation; a template that only appends is faster"
         )
+        return CheckResult(name=name, status="warning", found=problem, remedy=remedy)
     notes = []
     if reasoning.branch is not None:
         notes.append(f"turns with reasoning are branches ({reasoning.branch}), unless `render.keep_reasoning` is set")
     notes += [f"it does not support {item.name}" for item in plain[1:] if item.refused]
-    return CheckResult(
-        name=name, status="ok", found="; ".join(["later turns extend earlier ones; answers come back", *notes])
-    )
+    works = "; ".join(["later turns extend earlier ones; answers come back", *notes])
+    return CheckResult(name=name, status="ok", found=works)
 
 
 def check_tools(renderer: Renderer) -> CheckResult:
@@ -57,12 +50,9 @@ def check_tools(renderer: Renderer) -> CheckResult:
         template = renderer.tokenizer.template
         takes_tools = template is not None and template.handles_tools
         why = "writes tool calls in an unknown form" if takes_tools else "has no place for tools"
-        return CheckResult(
-            name=name,
-            status="warning",
-            found=f"the chat template {why}, so requests with `tools` are refused",
-            remedy="describe tools in a message and parse the answer yourself, or use another base model",
-        )
+        refusal = f"the chat template {why}, so requests with `tools` are refused"
+        remedy = "describe tools in a message and parse the answer yourself, or use another base model"
+        return CheckResult(name=name, status="warning", found=refusal, remedy=remedy)
     examined = [examine(renderer, conversation) for conversation in tool_conversations()]
     if refused := [item.refused for item in examined if item.refused]:
         return CheckResult(name=name, status="failure", found=refused[0], remedy=_REPORT)

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from art.engine import EngineInfo
 from art.engines.vllm.command import TORCH_OF_VLLM, find_installation, vllm_python
 from art.errors import ConfigError
-from art.protocol.preflight import CheckResult
+from art.protocol.preflight import CheckResult, CheckStatus
 from art.runtime.placement.placement import ELSEWHERE, Placement
 
 DISTRIBUTION = "agent-reinforcement-trainer"
@@ -64,22 +64,13 @@ def check_versions(
             for item in declared
             if item.name == name and not item.specifier.contains(version, prereleases=True)
         ]
+    name, problem = "versions", f"not installed: {', '.join(missing)}"
     if missing:
-        return CheckResult(
-            name="versions",
-            status="failure",
-            found=f"not installed: {', '.join(missing)}",
-            remedy=f"pip install '{DISTRIBUTION}[local]'",
-            measured={},
-        )
+        return CheckResult(name=name, status="failure", found=problem, remedy=f"pip install '{DISTRIBUTION}[local]'")
     if wrong:
-        return CheckResult(
-            name="versions",
-            status="warning",
-            found="; ".join(dict.fromkeys(wrong)),
-            remedy="install the expected versions",
-        )
-    return CheckResult(name="versions", status="ok", found=", ".join(seen))
+        problem = "; ".join(dict.fromkeys(wrong))
+        return CheckResult(name=name, status="warning", found=problem, remedy="install the expected versions")
+    return CheckResult(name=name, status="ok", found=", ".join(seen))
 
 
 def check_vllm(python: str | None) -> CheckResult:
@@ -105,12 +96,9 @@ def check_devices(placement: Placement, engine: EngineInfo) -> CheckResult:
         sharing += ", and the engine sleeps while the trainer works"
     devices = f"engine on {placement.engine} in {engine.dtype}, trainer on {placement.trainer}; {sharing}"
     if placement.engine.kind not in (ELSEWHERE, engine.device.split(":")[0]):
-        return CheckResult(
-            name="devices",
-            status="warning",
-            found=f"{devices}; but the engine runs on {engine.device}",
-            remedy='this torch cannot use the GPU: install a build of torch for it, or set device "cpu"',
-        )
+        problem = f"{devices}; but the engine runs on {engine.device}"
+        remedy = 'this torch cannot use the GPU: install a build of torch for it, or set device "cpu"'
+        return CheckResult(name="devices", status="warning", found=problem, remedy=remedy)
     return CheckResult(name="devices", status="ok", found=devices)
 
 
@@ -123,10 +111,6 @@ def check_disk(data_dir: Path, checkpoint: Path, free_bytes: int | None = None) 
     measured = {"free_bytes": float(free), "checkpoint_bytes": float(size)}
     if room >= MANY_CHECKPOINTS:
         return CheckResult(name=DISK_SPACE, status="ok", found=space, measured=measured)
-    return CheckResult(
-        name=DISK_SPACE,
-        status="warning" if room >= FEWEST_CHECKPOINTS else "failure",
-        found=space,
-        remedy="free some space, choose another data directory, or call `model.delete_checkpoints()` regularly",
-        measured=measured,
-    )
+    remedy = "free some space, choose another data directory, or call `model.delete_checkpoints()` regularly"
+    status: CheckStatus = "warning" if room >= FEWEST_CHECKPOINTS else "failure"
+    return CheckResult(name=DISK_SPACE, status=status, found=space, remedy=remedy, measured=measured)

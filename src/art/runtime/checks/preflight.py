@@ -70,11 +70,7 @@ async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) ->
     except ConfigError as error:
         remedy = "use an instruction-tuned model, or add a chat template to its folder"
         return [*checks, CheckResult(name="chat template", status="failure", found=error.message, remedy=remedy)]
-    return [
-        *checks,
-        await asyncio.to_thread(check_template, renderer),
-        await asyncio.to_thread(check_tools, renderer),
-    ]
+    return [*checks, await asyncio.to_thread(check_template, renderer), await asyncio.to_thread(check_tools, renderer)]
 
 
 def _describe(check: CheckResult) -> str:

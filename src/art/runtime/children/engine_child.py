@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from art.errors import ArtError, ProcessError
 from art.protocol import calls
-from art.protocol.calls import ENGINE_CALLS, Call, decode_call
-from art.runtime.children.child import Child, child_from_argv
+from art.protocol.calls import ENGINE_CALLS, Call, decode_engine_call
+from art.runtime.children.child import Child, child_from_argv, import_transformers
 
 if TYPE_CHECKING:
     from art.engines.torch.embedded import Output, TorchEngine
@@ -74,25 +73,25 @@ class EngineChild:
             if self._pool is not None:
                 self._pool.cancel(str(frame["cancel"]))
             return
-        call_id, method = frame["id"], frame["method"]
+        call_id: int = frame["id"]
         try:
-            call = decode_call(ENGINE_CALLS, method, frame["params"])
+            call = decode_engine_call(ENGINE_CALLS, frame)
             self.handlers[type(call)](call_id, call)
         except Exception as error:  # the caller gets it; one bad call must not end the others
             if not isinstance(error, ArtError):
-                logger.exception("%s failed", method)
+                logger.exception("%s failed", frame["method"])
             self._failures.append((call_id, error))
 
     def _start(self, call_id: int, call: calls.StartEngine) -> None:
-        # Loading torch takes seconds: not before the connection exists and heartbeats flow.
+        self._child.tick("loading the model")
+        import_transformers()  # takes seconds: not before the connection exists and heartbeats flow
         from art.engines.torch.pool import EnginePool
 
-        self._child.tick("loading the model")
         self._pool = EnginePool.load(call.model, call.config)
         self._reply(call_id, self._pool.info())
 
     def _generate(self, call_id: int, call: calls.Generate) -> None:
-        self._started.submit(replace(call.request, request_id=str(call_id)), stream=call.stream)
+        self._started.submit(call.request, stream=call.stream)
 
     def _load_adapter(self, call_id: int, call: calls.LoadAdapter) -> None:
         self._child.tick("loading weights")

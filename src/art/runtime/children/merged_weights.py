@@ -46,7 +46,7 @@ class MergedWeights:
         self._base_model = base_model
         self._dtype = dtype
         self._folder = folder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ready: WholeModel | None = None
         self.clear()
 
@@ -59,7 +59,7 @@ class MergedWeights:
         with self._lock:
             identity = checkpoints.identify(checkpoint)
             if self._ready is None or self._ready.identity != identity:
-                self._clear()
+                self.clear()
                 self._folder.mkdir(parents=True)
                 try:
                     info = self._make(name, checkpoint)
@@ -71,11 +71,8 @@ class MergedWeights:
     def clear(self) -> None:
         """Delete the prepared model from the disk."""
         with self._lock:
-            self._clear()
-
-    def _clear(self) -> None:
-        self._ready = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+            self._ready = None
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _make(self, name: str, checkpoint: Path) -> AdapterInfo:
         base = base_folder(self._base_model)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from art.errors import InvalidRequestError
 from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial
-from art.protocol.samples import StepResult
+from art.runtime.children.child import import_transformers
 
 if TYPE_CHECKING:
     from art.trainer.machine.distributed import Team
@@ -25,8 +25,8 @@ class TrainerCalls:
         self.handlers: Mapping[type[Call[Any]], Callable[[Any, OnProgress | None], Any]] = {
             StartTrainer: self._start,
             InitCheckpoint: lambda call, _: self._started.init_checkpoint(call.path, call.lora),
-            Train: self._train,
-            TrainSft: self._train_sft,
+            Train: lambda call, on_progress: self._started.train(call, on_progress),
+            TrainSft: lambda call, on_progress: self._started.train(call, on_progress),
             Trial: lambda call, _: self._started.trial(call.samples, call.lora),
         }
 
@@ -44,7 +44,7 @@ class TrainerCalls:
                 self._after()
 
     def _start(self, call: StartTrainer, on_progress: OnProgress | None) -> None:
-        # torch: only once the connection exists and heartbeats flow
+        import_transformers()  # takes seconds: only once the connection exists and heartbeats flow
         from art.trainer.machine.distributed import ALONE
         from art.trainer.machine.memory import release_memory
         from art.trainer.trainer import Trainer
@@ -52,28 +52,6 @@ class TrainerCalls:
         self._trainer = Trainer(call.model, call.config, self.team or ALONE)
         if call.shares_gpu:
             self._after = release_memory  # torch keeps what it frees, and the engine needs it to wake up
-
-    def _train(self, call: Train, on_progress: OnProgress | None) -> StepResult:
-        return self._started.train(
-            call.samples,
-            call.config,
-            from_checkpoint=call.from_checkpoint,
-            to_checkpoint=call.to_checkpoint,
-            job_id=call.job_id,
-            pairs=call.pairs,
-            references=call.references,
-            on_progress=on_progress,
-        )
-
-    def _train_sft(self, call: TrainSft, on_progress: OnProgress | None) -> StepResult:
-        return self._started.train_sft(
-            call.samples,
-            call.config,
-            from_checkpoint=call.from_checkpoint,
-            to_checkpoint=call.to_checkpoint,
-            job_id=call.job_id,
-            on_progress=on_progress,
-        )
 
     @property
     def _started(self) -> Trainer:

@@ -17,7 +17,6 @@ import os
 import time
 from typing import Any
 
-from art.config import TrainerConfig
 from art.errors import ArtError, JobCancelledError, ProcessError
 from art.protocol.calls import TRAINER_CALLS, Call, Progress, StartTrainer, decode_call
 from art.runtime.children.child import Child, child_from_argv
@@ -69,19 +68,15 @@ class TrainerServer:
             self._child.socket.reply(call_id, result)
 
     def _tell_team(self, call: Call[Any]) -> None:
-        """Pass a call on to the other processes, which `start_trainer` starts first."""
+        """Pass a call on to the other processes. The first `start_trainer` starts them, if it asks for any."""
         if isinstance(call, StartTrainer):
             self._may_stop = not call.config.shard_base
-            self._start_team(call.config)
+            if call.config.num_processes > 1 and self._calls.team is None:
+                from art.runtime.children.trainer_team import start_team  # torch: only once the connection exists
+
+                self._calls.team = start_team(call.config, self._child)
         if self._calls.team is not None:
             self._calls.team.broadcast(call)
-
-    def _start_team(self, config: TrainerConfig) -> None:
-        """Start the other processes, unless they run or the configuration asks for a single one."""
-        if config.num_processes > 1 and self._calls.team is None:
-            from art.runtime.children.trainer_team import start_team  # torch: only once the connection exists
-
-            self._calls.team = start_team(config, self._child)
 
     def _is_cancelled(self, call_id: int) -> bool:
         """Tell whether the caller has gone meanwhile, or wants the call to stop."""

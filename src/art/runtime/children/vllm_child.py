@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from art.engines.vllm.merged import MergedVllmEngine
@@ -23,7 +22,7 @@ from art.engines.vllm.start import start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
 from art.errors import ArtError, InvalidRequestError, ProcessError
 from art.protocol import calls
-from art.protocol.calls import VLLM_CALLS, Call, decode_call
+from art.protocol.calls import VLLM_CALLS, Call, decode_engine_call
 from art.runtime.children.child import Child, child_from_argv, rss_bytes
 from art.runtime.children.merged_weights import MergedWeights
 
@@ -75,20 +74,20 @@ class VllmChild:
                 call.cancel()
             return
         call_id: int = frame["id"]
-        call = asyncio.get_running_loop().create_task(self._answer(call_id, frame["method"], frame["params"]))
+        call = asyncio.get_running_loop().create_task(self._answer(call_id, frame))
         self._calls[call_id] = call
         call.add_done_callback(lambda _: self._calls.pop(call_id, None))
 
-    async def _answer(self, call_id: int, method: str, params: dict[str, Any]) -> None:
+    async def _answer(self, call_id: int, frame: dict[str, Any]) -> None:
         try:
-            call = decode_call(VLLM_CALLS, method, params)
+            call = decode_engine_call(VLLM_CALLS, frame)
             await self.handlers[type(call)](call_id, call)
         except Exception as error:  # the caller gets it; one bad call must not end the others
             if isinstance(error, ProcessError) and self._server is not None:
                 # If the server is dying, this process ends within this time, and the caller waits for the next one.
                 await asyncio.sleep(DEATH_NOTICE_S)
             if not isinstance(error, ArtError):
-                logger.exception("%s failed", method)
+                logger.exception("%s failed", frame["method"])
             self._child.socket.fail(call_id, error)
 
     async def _reply(self, call_id: int, result: Awaitable[Any]) -> None:
@@ -119,8 +118,7 @@ class VllmChild:
         os._exit(1)  # calls that wait must not be answered: the parent lets them wait for the next server
 
     async def _generate(self, call_id: int, call: calls.Generate) -> None:
-        request = replace(call.request, request_id=str(call_id))
-        async with contextlib.aclosing(self._started.generate(request, stream=call.stream)) as chunks:
+        async with contextlib.aclosing(self._started.generate(call.request, stream=call.stream)) as chunks:
             async for chunk in chunks:
                 self._child.socket.reply(call_id, chunk, last=chunk.finish_reason is not None)
 

@@ -38,17 +38,16 @@ class _Weights(NamedTuple):
 class AdapterTable:
     """Books of the adapters and full checkpoints in one engine. All of them have passed the handshake."""
 
-    def __init__(self, engine: EngineHandle, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
+    def __init__(self, handle: EngineHandle, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
         """
         Args:
             one_policy: each load replaces the policy that was loaded before.
             sleeps: the engine sleeps while the trainer works.
         """
         self.one_policy = one_policy
-        self._engine = engine
+        self._process, self._engine = handle.process, handle.engine
         self._attempts = config.restarts.call_attempts
         self._tolerance = config.handshake_tolerance
-        self._job_timeout_s = config.job_timeout_s
         self._load_timeout_s = config.child_start_timeout_s * config.restarts.failed_starts
         if sleeps or one_policy:  # loads wait until the engine is awake, and exchanges until no request runs
             self._load_timeout_s += config.job_timeout_s
@@ -62,7 +61,7 @@ class AdapterTable:
 
     def is_loaded(self, adapter_id: str) -> bool:
         """Tell whether requests may name the adapter now. Counts as a use of it."""
-        if adapter_id not in self._loaded or (self.one_policy and not self._engine.gate.is_open):
+        if adapter_id not in self._loaded or (self.one_policy and self._engine.closed.lasts):
             return False
         self._loaded.move_to_end(adapter_id)
         return True
@@ -131,7 +130,7 @@ class AdapterTable:
         return acquired(self._lock, what, self._load_timeout_s)
 
     def _turn(self, adapter_id: str) -> AbstractAsyncContextManager[None]:
-        return self.no_loads(f"its turn to load {adapter_id} into the {self._engine.process.spec.name}")
+        return self.no_loads(f"its turn to load {adapter_id} into the {self._process.spec.name}")
 
     async def _exchange(self, adapter_id: str, weights: _Weights) -> dict[str, float]:
         """Replace the policy. If the new one fails its handshake, the old one is loaded again.
@@ -139,9 +138,9 @@ class AdapterTable:
         Running requests end with the policy that they began with. New requests wait.
         """
         await asyncio.to_thread(checkpoints.verify, weights.checkpoint)
-        await self._engine.direct.prepare_weights(adapter_id, weights.checkpoint)
-        with self._engine.gate.closed():
-            await self._engine.gated.wait_until_empty(self._job_timeout_s)
+        await self._engine.prepare_weights(adapter_id, weights.checkpoint)
+        with self._engine.closed.held():
+            await self._engine.until_empty()
             before, self._loaded = self._loaded, OrderedDict()
             try:
                 return await self._publish(adapter_id, weights)
@@ -153,7 +152,7 @@ class AdapterTable:
 
     async def _publish(self, adapter_id: str, weights: _Weights) -> dict[str, float]:
         metrics = await retry_on_process_death(
-            self._engine.process.connect,
+            self._process.connect,
             lambda client: publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance),
             f"publishing {adapter_id}",
             self._attempts,
@@ -174,7 +173,7 @@ class AdapterTable:
 
     async def _unload(self, adapter_id: str) -> None:
         try:
-            await (await self._engine.process.connect()).call(UnloadAdapter(name=adapter_id))
+            await (await self._process.connect()).call(UnloadAdapter(name=adapter_id))
         except ProcessError:
             # The engine died, and its adapters with it. A repeated call could unload one that was loaded again since.
             logger.info("%s went with its engine", adapter_id)

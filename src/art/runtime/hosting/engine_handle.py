@@ -1,4 +1,4 @@
-"""The engine of one base model, seen from the server: its process, its gate, and its sleep."""
+"""The engine of one base model, seen from the server: its process and its sleep."""
 
 from __future__ import annotations
 
@@ -8,44 +8,39 @@ from contextlib import asynccontextmanager
 
 from art.config import ServerConfig
 from art.engine import EngineInfo
-from art.engines.process import ProcessEngine
 from art.errors import ProcessError
 from art.protocol.calls import Wake
 from art.protocol.rpc import RpcClient
-from art.runtime.hosting.gate import Gate, GatedEngine
+from art.runtime.hosting.gate import GatedEngine
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 
 
 class EngineHandle:
-    """One engine process and the two ways to call it: `direct`, and `gated` for requests."""
+    """One engine process, and the engine in it."""
 
     def __init__(
         self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig
     ) -> None:
-        """
-        Args:
-            initialise: loads the base model and the adapters into a new process.
-        """
+        """`initialise` loads the base model and the adapters into a new process."""
         self._may_start = asyncio.Event()
         """Clear while the trainer uses the memory of a sleeping engine: a new engine would find none."""
         self._may_start.set()
         self.process = ChildProcess(spec, initialise, self._may_start)
-        self.direct = ProcessEngine(lambda: self.process.connect(), config.restarts.call_attempts)
-        self.gate = Gate(f"the {spec.name}", config.job_timeout_s)
-        self.gated = GatedEngine(self.direct, self.gate)
+        attempts = config.restarts.call_attempts
+        self.engine = GatedEngine(lambda: self.process.connect(), attempts, spec.name, config.job_timeout_s)
         self.known_info: EngineInfo | None = None
         """What `info` returned; `None` before its first call."""
 
     async def info(self) -> EngineInfo:
         if self.known_info is None:
-            self.known_info = await self.direct.info()
+            self.known_info = await self.engine.info()
         return self.known_info
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
         """Let the engine sleep during the body. If it dies meanwhile, it starts again, awake, after the body."""
         try:
-            await self.direct.sleep()
+            await self.engine.sleep()
             self._may_start.clear()
             yield
         finally:

@@ -1,8 +1,8 @@
 """A gate before an engine: requests wait at it while the engine sleeps or exchanges its weights.
 
-request --> open? --> engine --> answer
+request --> closed? --> engine --> answer
               |
-            closed: new requests wait here
+            new requests wait here until it is open
 """
 
 from __future__ import annotations
@@ -11,111 +11,84 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from pathlib import Path
 
-from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
+from art.engine import GenerateRequest, TokenChunk
 from art.engines.process import ProcessEngine
+from art.protocol.rpc import Connect
 from art.runtime.supervision.waits import waiting
 
 
-class Gate:
-    """Lets requests pass while it is open, as it is at first."""
+class Hold:
+    """Lasts while at least one body of `held` runs. Others can wait for its end."""
 
-    def __init__(self, what: str, timeout_s: float) -> None:
-        """
-        Args:
-            what: names the engine in messages.
-            timeout_s: longest wait for the gate to open.
-        """
-        self._what = what
-        self._timeout_s = timeout_s
-        self._open = asyncio.Event()
-        self._open.set()
-        self._num_closers = 0
+    def __init__(self, end: str) -> None:
+        """`end` describes the end of the hold, in messages about waiting for it."""
+        self._end = end
+        self._num_holders = 0
+        self._ended = asyncio.Event()
+        self._ended.set()
 
     @property
-    def is_open(self) -> bool:
-        return self._open.is_set()
-
-    async def wait_until_open(self) -> None:
-        """
-        Raises:
-            ProcessError: the gate stayed closed for too long.
-        """
-        while not self._open.is_set():
-            async with waiting(f"{self._what} to take requests again", self._timeout_s):
-                await self._open.wait()
+    def lasts(self) -> bool:
+        return self._num_holders > 0
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Let no new request pass during the body. The gate opens when the last such body ends."""
-        self._num_closers += 1
-        self._open.clear()
+    def held(self) -> Iterator[None]:
+        self._num_holders += 1
+        self._ended.clear()
         try:
             yield
         finally:
-            self._num_closers -= 1
-            if self._num_closers == 0:
-                self._open.set()
+            self._num_holders -= 1
+            if self._num_holders == 0:
+                self._ended.set()
+
+    async def until_ended(self, timeout_s: float) -> None:
+        """
+        Raises:
+            ProcessError: the hold lasted longer than `timeout_s`.
+        """
+        while self.lasts:
+            async with waiting(self._end, timeout_s):
+                await self._ended.wait()
 
 
-class GatedEngine:
-    """Implements `art.engine.Engine`. Calls that compute something wait at the gate first."""
+class GatedEngine(ProcessEngine):
+    """An engine process whose calls that compute something wait while `closed` is held."""
 
-    def __init__(self, engine: ProcessEngine, gate: Gate) -> None:
-        self._engine = engine
-        self._gate = gate
+    def __init__(self, connect: Connect, attempts: int, name: str, timeout_s: float) -> None:
+        """
+        Args:
+            name: names the engine in messages.
+            timeout_s: longest wait for the gate to open, and for the requests that have passed it.
+        """
+        super().__init__(connect, attempts)
+        self._timeout_s = timeout_s
         self.in_use: Counter[str | None] = Counter()
         """Number of requests that run or wait, by adapter."""
-        self._num_inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.closed = Hold(f"the {name} to take requests again")
+        self._inside = Hold("requests of the previous policy to end")
 
-    async def wait_until_empty(self, timeout_s: float) -> None:
+    async def until_empty(self) -> None:
         """Wait until no request is past the gate.
 
         Raises:
             ProcessError: that took longer than `timeout_s`.
         """
-        while self._num_inside:
-            async with waiting("requests of the previous policy to end", timeout_s):
-                await self._empty.wait()
-
-    async def info(self) -> EngineInfo:
-        return await self._engine.info()
+        await self._inside.until_ended(self._timeout_s)
 
     async def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncGenerator[TokenChunk, None]:
         self.in_use[request.adapter] += 1
         try:
-            await self._gate.wait_until_open()
-            with self._inside():
-                async with aclosing(self._engine.generate(request, stream=stream)) as chunks:
+            await self.closed.until_ended(self._timeout_s)
+            with self._inside.held():
+                async with aclosing(super().generate(request, stream=stream)) as chunks:
                     async for chunk in chunks:
                         yield chunk
         finally:
             self.in_use[request.adapter] -= 1
 
-    async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        return await self._engine.load_adapter(name, path)
-
-    async def unload_adapter(self, name: str) -> None:
-        await self._engine.unload_adapter(name)
-
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
-        await self._gate.wait_until_open()
-        with self._inside():
-            return await self._engine.score(token_ids, adapter)
-
-    async def stats(self) -> dict[str, float]:
-        return await self._engine.stats()
-
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._num_inside += 1
-        self._empty.clear()
-        try:
-            yield
-        finally:
-            self._num_inside -= 1
-            if self._num_inside == 0:
-                self._empty.set()
+        await self.closed.until_ended(self._timeout_s)
+        with self._inside.held():
+            return await super().score(token_ids, adapter)

@@ -26,9 +26,8 @@ class FairQueue:
 
     def take(self) -> str | None:
         """Remove and return the next job; `None` if no job waits."""
-        job_id = next(self._in_order(), None)
+        project, job_id = next(self._in_order(), ("", None))
         if job_id is not None:
-            project = next(project for project, jobs in self._waiting.items() if jobs[0] == job_id)
             self._last_turn[project], self._next_turn = self._next_turn, self._next_turn + 1
             self.remove(job_id)
         return job_id
@@ -45,15 +44,15 @@ class FairQueue:
 
     def places(self) -> dict[str, int]:
         """The place of each waiting job; 1 is the next. A later job can overtake one, but each project only once."""
-        return {job_id: place for place, job_id in enumerate(self._in_order(), 1)}
+        return {job_id: place for place, (_, job_id) in enumerate(self._in_order(), 1)}
 
-    def _in_order(self) -> Iterator[str]:
-        """The order in which the jobs would run if no more came."""
+    def _in_order(self) -> Iterator[tuple[str, str]]:
+        """Project and id of each job, in the order in which the jobs would run if no more came."""
         left = {project: deque(jobs) for project, jobs in self._waiting.items()}
         last_turn, turn = dict(self._last_turn), self._next_turn
         while left:
             project = min(left, key=lambda project: last_turn.get(project, 0))  # the first one among equals
             last_turn[project], turn = turn, turn + 1
-            yield left[project].popleft()
+            yield project, left[project].popleft()
             if not left[project]:
                 del left[project]

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ from pydantic_core import to_json
 from art.errors import ConfigError, ConflictError, JobCancelledError, ProcessError, error_from_code
 from art.protocol.calls import Call
 from art.protocol.exits import describe_exit
-from art.runtime.host import BaseModelHost
 from art.runtime.jobs.job import AdoptPayload, Entry, FilePayload, Job
+from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.training_work import training_lane
 from art.runtime.jobs.work import Done, JobControl
+from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
 from art.storage import checkpoints
 from art.storage.layout import DataDir
@@ -32,8 +32,6 @@ from art.storage.logs import log_tail, open_log
 logger = logging.getLogger(__name__)
 
 LINE_BYTES = 2**20
-FindModel = Callable[[str, str], tuple[RegisteredModel, BaseModelHost] | None]
-"""Returns the model of a project and name with its host, or `None` if it is not registered."""
 
 
 async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobControl) -> dict[str, Any]:
@@ -99,82 +97,61 @@ class FileWork:
         result = await run_file_call(job.payload.call, self._log, control)
         return Done({"step": job.payload.step, "result": result | job.payload.result})
 
-    async def recorded(self, job: Job, done: Done) -> None:
-        return None
-
 
 class AdoptWork:
     """Runs forks and pulls: a checkpoint from elsewhere becomes the newest of a model, registered or not."""
 
-    def __init__(
-        self,
-        data_dir: DataDir,
-        find: FindModel,
-        adopted_from: Callable[[str, str], Awaitable[list[str]]],
-        on_published: Callable[[RegisteredModel, int], None],
-    ) -> None:
-        """
-        Args:
-            adopted_from: returns the origins of the model's earlier forks and pulls.
-            on_published: called with a model and its new step.
-        """
-        self._data_dir = data_dir
-        self._log = data_dir.logs / "files.log"
-        self._find = find
-        self._adopted_from = adopted_from
-        self._on_published = on_published
+    def __init__(self, models: Models, store: JobStore) -> None:
+        self._models = models
+        self._store = store
+        self._log = models.data_dir.logs / "files.log"
 
     def lane(self, job: Entry) -> str:
-        registered = self._find(job.project, job.name)
-        return "files" if registered is None else training_lane(registered[0].base_model)
+        model = self._models.by_key.get(job.model_key)
+        return "files" if model is None else training_lane(model.base_model)
 
     def from_step(self, job: Job) -> int:
         """The model's newest step before the job first ran. A checkpoint that the job itself wrote does not count."""
         if job.from_step is not None:
             return job.from_step
-        registered = self._find(job.project, job.name)
-        if registered is not None:
-            return registered[0].step
-        return checkpoints.latest(self._data_dir.model(job.project, job.name).checkpoints) or 0
+        model = self._models.by_key.get(job.model_key)
+        if model is not None:
+            return model.step
+        return checkpoints.latest(self._models.data_dir.model(job.project, job.name).checkpoints) or 0
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
         payload = job.payload
         assert isinstance(payload, AdoptPayload)
         origin = payload.origin
-        registered = self._find(job.project, job.name)
+        model = self._models.by_key.get(job.model_key)
         if from_step:
-            if origin in await self._adopted_from(job.project, job.name):
+            if origin in await self._store.origins(job.project, job.name):
                 finding = f"was begun from {origin} before, and continues at step {from_step}"
                 return Done({"step": from_step, "findings": [finding], "result": {"origin": origin}})
             raise ConflictError(
-                f"{job.project}/{job.name} is at step {from_step} already, and {origin} would take its place; choose "
+                f"{job.model_key} is at step {from_step} already, and {origin} would take its place; choose "
                 "another name",
                 param="name",
             )
-        if registered is not None and payload.step == 0:
+        if model is not None and payload.step == 0:
             finding = "step 0 of every model is its base model: there is nothing to copy"
             return Done({"step": 0, "findings": [finding], "result": {"origin": origin}})
         result = await run_file_call(payload.call, self._log, control)
         step = int(result["step"]) if payload.step is None else payload.step
-        target = self._data_dir.model(job.project, job.name).checkpoint(step)
+        target = self._models.data_dir.model(job.project, job.name).checkpoint(step)
         changes = {"step": step, "result": {"origin": origin}, "checkpoint_path": str(target)}
-        if registered is None:
+        if model is None:
             return Done(changes)
-        model, host = registered
         try:
             _check_same(model, target)
             if step > 0:
+                _, host = self._models.find(job.project, job.name)
                 await host.adapters.load(model.adapter_id(step), target)
         except BaseException:
             if step > 0:
                 await asyncio.to_thread(checkpoints.delete, target)
             raise
         return Done(changes, published_step=step)
-
-    async def recorded(self, job: Job, done: Done) -> None:
-        registered = self._find(job.project, job.name)
-        if registered is not None and done.published_step is not None:
-            self._on_published(registered[0], done.published_step)
 
 
 def _check_same(model: RegisteredModel, checkpoint: Path) -> None:

@@ -93,19 +93,6 @@ PAYLOADS: dict[JobKind, type[Payload]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    job_id: str
-    kind: JobKind
-    project: str
-    name: str
-    lane: str
-    """Jobs of one lane run one at a time, see `JobRunner`."""
-    payload: Payload
-    from_step: int | None = None
-    """The model's newest step when the job first began to run."""
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A job without its payload, which may be large."""
@@ -115,3 +102,18 @@ class Entry:
     project: str
     name: str
     lane: str
+    """Jobs of one lane run one at a time, see `JobRunner`."""
+
+    @property
+    def model_key(self) -> str:
+        return f"{self.project}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.job_id} ({self.kind} of {self.model_key})"
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Entry):
+    payload: Payload
+    from_step: int | None = None
+    """The model's newest step when the job first began to run."""

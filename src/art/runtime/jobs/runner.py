@@ -13,8 +13,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from art.errors import ArtError, ConflictError, JobCancelledError
@@ -74,9 +74,13 @@ class _Lane:
 class JobRunner:
     """Queues and runs jobs."""
 
-    def __init__(self, store: JobStore, works: Mapping[JobKind, Work]) -> None:
+    def __init__(
+        self, store: JobStore, works: Mapping[JobKind, Work], on_published: Callable[[str, int], None]
+    ) -> None:
+        """`on_published` is called with `project/name` and the new step of a model, once the job is recorded."""
         self.store = store
         self._works = works
+        self._on_published = on_published
         self._lanes: dict[str, _Lane] = {}
         self._last_turns: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,8 +92,8 @@ class JobRunner:
         """Queue the jobs that an earlier server left unfinished."""
         self._last_turns = await self.store.last_turns()
         for entry in await self.store.recover():
-            logger.info("job %s (%s of %s/%s) goes on after a restart", *_job_label(entry))
-            self._enqueue(entry, recovered=True)
+            logger.info("job %s goes on after a restart", entry)
+            self._enqueue(entry if entry.lane else self._with_lane(entry), recovered=True)
 
     async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
         """The status of a job that was submitted before; `None` for a new one.
@@ -101,28 +105,14 @@ class JobRunner:
         return None if status is None else self._with_now(status)
 
     async def submit(
-        self,
-        job_id: str,
-        kind: JobKind,
-        model: tuple[str, str],
-        payload: Payload,
-        fingerprint: int,
+        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: int
     ) -> JobStatus:
-        """Store and queue a job. If the id is known, only return the status.
-
-        Args:
-            model: project and name.
-            fingerprint: checksum of the request, see `JobStore.add`.
-
-        Raises:
-            ConflictError: the id belongs to a job with another request.
-        """
-        entry = Entry(job_id, kind, *model, lane="")
-        lane = self._works[kind].lane(entry)
-        job = Job(job_id=job_id, kind=kind, project=model[0], name=model[1], lane=lane, payload=payload)
-        status = await self.store.add(job, fingerprint)
+        """Store and queue a job of `model` (project and name); return its status. Takes and raises what `JobStore.add`
+        does. If the id is known, only the status is returned."""
+        entry = self._with_lane(Entry(job_id, kind, *model, lane=""))
+        status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload), fingerprint)
         if status.state == "queued" and job_id not in self._live:
-            self._enqueue(Entry(job_id, kind, *model, lane))
+            self._enqueue(entry)
         return self._with_now(status)
 
     def counts(self) -> Counter[str]:
@@ -251,10 +241,11 @@ class JobRunner:
         lane = self._lanes.get(live.entry.lane)
         return None if lane is None or live.begun else lane.queue.places().get(live.entry.job_id)
 
+    def _with_lane(self, entry: Entry) -> Entry:
+        """Fill in the lane. A job that a version without lanes has stored has none either."""
+        return replace(entry, lane=self._works[entry.kind].lane(entry))
+
     def _enqueue(self, entry: Entry, *, recovered: bool = False) -> None:
-        if not entry.lane:  # stored by a version without lanes
-            lane = self._works[entry.kind].lane(entry)
-            entry = Entry(entry.job_id, entry.kind, entry.project, entry.name, lane)
         live = _ActiveJob(entry, recovered, JobControl(lambda progress: self._report(live, progress)))
         self._live[entry.job_id] = live
         lane_of_job = self._lanes.get(entry.lane)
@@ -286,14 +277,12 @@ class JobRunner:
             try:
                 await self._run(live)
             except JobCancelledError:
-                logger.info("job %s (%s of %s/%s) was cancelled", *_job_label(live.entry))
-                await self._record(self._ended_as(live, "cancelled"))
-            except ArtError as error:
-                logger.error("job %s failed: %s", job_id, error)
-                await self._record(self._ended_as(live, "failed", error))
+                logger.info("job %s was cancelled", live.entry)
+                await self._record(live.entry, "cancelled")
             except Exception as error:
-                logger.exception("job %s failed unexpectedly", job_id)
-                await self._record(self._ended_as(live, "failed", error))
+                unforeseen = None if isinstance(error, ArtError) else error
+                logger.error("job %s failed: %s", live.entry, error, exc_info=unforeseen)
+                await self._record(live.entry, "failed", WireError(**error_body(error)))
             finally:
                 self._end(job_id)
 
@@ -306,33 +295,28 @@ class JobRunner:
         await self.store.move(job.job_id, "running", from_step=from_step)
         live.notify()
         done = await work.run(job, from_step, live.control)
-        await self.store.finish(
-            job.job_id, changes=done.changes, published_step=done.published_step, learnt_from=done.learnt_from
-        )
-        await work.recorded(job, done)
+        await self.store.finish(job.job_id, done)
+        if done.published_step is not None:
+            self._on_published(job.model_key, done.published_step)
 
     def _end(self, job_id: str) -> None:
         live = self._live.pop(job_id)
         live.ended.set()
         live.notify()
 
-    @staticmethod
-    def _ended_as(live: _ActiveJob, state: JobState, error: Exception | None = None) -> JobStatus:
-        entry = live.entry
-        return JobStatus(
-            job_id=entry.job_id, kind=entry.kind, project=entry.project, name=entry.name, state=state,
-            ended_at=time.time(), error=None if error is None else WireError(**error_body(error)),
-        )  # fmt: skip
-
-    async def _record(self, status: JobStatus) -> None:
+    async def _record(self, entry: Entry, state: JobState, error: WireError | None = None) -> None:
         try:
-            await self.store.move(status.job_id, status.state, changes={"error": status.error})
+            await self.store.move(entry.job_id, state, changes={"error": error})
         except ConflictError:  # it was recorded as succeeded, and a later part failed
-            logger.exception("job %s has ended already", status.job_id)
+            logger.exception("job %s has ended already", entry)
         except ArtError:
-            logger.exception("the end of job %s cannot be recorded yet", status.job_id)
-            self._unrecorded[status.job_id] = status
-            self._tasks.append(asyncio.create_task(self._record_later(status), name=f"record-{status.job_id}"))
+            logger.exception("the end of job %s cannot be recorded yet", entry)
+            status = JobStatus(
+                job_id=entry.job_id, kind=entry.kind, project=entry.project, name=entry.name, state=state,
+                ended_at=time.time(), error=error,
+            )  # fmt: skip
+            self._unrecorded[entry.job_id] = status
+            self._tasks.append(asyncio.create_task(self._record_later(status), name=f"record-{entry.job_id}"))
 
     async def _record_later(self, status: JobStatus) -> None:
         """Try until the end of a job is recorded. Until then a restarted server would run the job again."""
@@ -341,7 +325,3 @@ class JobRunner:
             with contextlib.suppress(ArtError):  # logged when it first happened
                 await self.store.move(status.job_id, status.state, changes={"error": status.error})
                 del self._unrecorded[status.job_id]
-
-
-def _job_label(entry: Entry) -> tuple[str, ...]:
-    return entry.job_id, entry.kind, entry.project, entry.name

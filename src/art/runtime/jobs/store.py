@@ -1,4 +1,4 @@
-"""Jobs and their events, in SQLite. What is written here survives `kill -9`.
+"""Jobs, their events, and which exchanges were trained, in SQLite. What is written here survives `kill -9`.
 
 Only `_move` changes the state of a job. It checks the change against the table of `protocol.job_states` in the same
 transaction, so no job can make a transition that the table does not have.
@@ -17,11 +17,12 @@ import orjson
 from pydantic import ValidationError
 
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
-from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
+from art.gateway.record.recorder import exchange_id_at
+from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobState
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
-from art.runtime.jobs import trained_exchanges
-from art.runtime.jobs.job import PAYLOADS, Entry, Job, Payload
+from art.runtime.jobs.job import PAYLOADS, Entry, Job
+from art.runtime.jobs.work import Done
 from art.runtime.registry import set_step
 from art.storage.database import Database
 
@@ -36,6 +37,7 @@ CREATE TABLE IF NOT EXISTS job_events (
     job_id TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL,
     PRIMARY KEY (job_id, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS trained_exchanges (exchange_id TEXT PRIMARY KEY, step INTEGER NOT NULL) WITHOUT ROWID;
 """
 _LATER_COLUMNS = {
     "lane": "TEXT NOT NULL DEFAULT ''",
@@ -90,7 +92,7 @@ class JobStore:
             ConflictError: the id belongs to a job with another request.
             OverloadedError: the project has the largest allowed number of unfinished jobs.
         """
-        payload = await asyncio.to_thread(_pack, job.payload)
+        payload = await asyncio.to_thread(lambda: zlib.compress(job.payload.model_dump_json().encode(), 1))
         needs, exchanges = (
             orjson.dumps(list(ids)).decode()
             for ids in (job.payload.needed_checkpoints(), job.payload.needed_exchanges())
@@ -126,15 +128,13 @@ class JobStore:
         rows = await self._read(f"SELECT {columns} FROM jobs WHERE job_id = ?", (job_id,))
         ((kind, project, name, lane, payload, from_step),) = rows
         try:
-            content = await asyncio.to_thread(_unpack, kind, payload)
+            content = await asyncio.to_thread(lambda: PAYLOADS[kind].model_validate_json(zlib.decompress(payload)))
         except ValidationError as error:
             raise TrainingError(
                 f"job {job_id} ({kind} of {project}/{name}) was queued by another version of ART, and this version "
                 "cannot read it. Submit it again under a new id"
             ) from error
-        return Job(
-            job_id=job_id, kind=kind, project=project, name=name, lane=lane, payload=content, from_step=from_step
-        )
+        return Job(job_id, kind, project, name, lane, content, from_step)
 
     async def recover(self) -> list[Entry]:
         """Queue jobs again that ran when the last server ended, and end jobs that it was about to stop. Returns all
@@ -226,27 +226,26 @@ class JobStore:
         """
         return await self._database.run(lambda db: self._move(db, job_id, state, changes, from_step))
 
-    async def finish(
-        self, job_id: str, *, changes: Mapping[str, Any], published_step: int | None, learnt_from: Sequence[str] = ()
-    ) -> JobStatus:
-        """Record that a job succeeded. If it published a step, the model moves to that step in the same transaction.
-
-        Args:
-            learnt_from: ids of the exchanges that the step learnt from.
-        """
+    async def finish(self, job_id: str, done: Done) -> JobStatus:
+        """Record that a job succeeded. If it published a step, the model moves to that step in the same transaction."""
 
         def finish(db: sqlite3.Connection) -> JobStatus:
-            status = self._move(db, job_id, "succeeded", changes)
-            if published_step is not None:
-                set_step(db, status.project, status.name, published_step)
-                trained_exchanges.note_trained(db, learnt_from, published_step)
+            status = self._move(db, job_id, "succeeded", done.changes)
+            if (step := done.published_step) is not None:
+                set_step(db, status.project, status.name, step)
+                learnt = [(exchange_id, step) for exchange_id in done.learnt_from]
+                db.executemany("INSERT OR REPLACE INTO trained_exchanges VALUES (?, ?)", learnt)
             return status
 
         return await self._database.run(finish)
 
     async def repeated_step(self, exchange_ids: Sequence[str]) -> int | None:
         """The newest step that learnt from these exchanges, if earlier steps learnt from all of them; else `None`."""
-        return await self._database.run(lambda db: trained_exchanges.repeated_step(db, exchange_ids))
+        ((count, step),) = await self._read(
+            "SELECT count(*), max(step) FROM trained_exchanges WHERE exchange_id IN (SELECT value FROM json_each(?))",
+            (orjson.dumps(list(exchange_ids)).decode(),),
+        )
+        return step if count == len(exchange_ids) else None
 
     async def add_progress(self, job_id: str, progress: JobProgress) -> None:
         event = JobEvent(kind="progress", at=time.time(), progress=progress)
@@ -278,7 +277,7 @@ class JobStore:
         )
 
         def forget(db: sqlite3.Connection) -> int:
-            trained_exchanges.forget_trained(db, before)
+            db.execute("DELETE FROM trained_exchanges WHERE exchange_id < ?", (exchange_id_at(before),))
             return db.execute(sql, (before,)).rowcount
 
         return await self._database.run(forget)
@@ -291,7 +290,22 @@ class JobStore:
         changes: Mapping[str, Any] | None = None,
         from_step: int | None = None,
     ) -> JobStatus:
-        status = _move(db, job_id, state, changes, from_step)
+        row = db.execute("SELECT state, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+        if row is None:
+            raise _unknown(job_id)
+        if state not in NEXT_STATES[row[0]]:
+            raise ConflictError(f"job {job_id} is {row[0]} and cannot become {state}", param="job_id")
+        now = time.time()
+        times = {"started_at": now} if state == "running" else {"ended_at": now} if state in ENDED else {}
+        status = JobStatus.model_validate_json(row[1]).model_copy(update={"state": state, **times, **(changes or {})})
+        db.execute(
+            "UPDATE jobs SET state = ?, status = ?, from_step = coalesce(?, from_step), "
+            "started_at = coalesce(?, started_at) WHERE job_id = ?",
+            (state, status.model_dump_json(), from_step, times.get("started_at"), job_id),
+        )
+        if state in ENDED:
+            db.execute("UPDATE jobs SET payload = NULL, exchanges = '[]' WHERE job_id = ?", (job_id,))
+        _add_event(db, job_id, JobEvent(kind="state", at=now, state=state))
         if state in ("failed", "cancelled") and self._on_dropped is not None:
             self._on_dropped(db, job_id)
         return status
@@ -313,37 +327,11 @@ def _check_room(db: sqlite3.Connection, project: str, most: int | None) -> None:
 
 
 def _create(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA + trained_exchanges.SCHEMA)
+    db.executescript(_SCHEMA)
     present = {row[1] for row in db.execute("PRAGMA table_info(jobs)")}
     for column, definition in _LATER_COLUMNS.items():
         if column not in present:
             db.execute(f"ALTER TABLE jobs ADD COLUMN {column} {definition}")
-
-
-def _move(
-    db: sqlite3.Connection,
-    job_id: str,
-    state: JobState,
-    changes: Mapping[str, Any] | None = None,
-    from_step: int | None = None,
-) -> JobStatus:
-    row = db.execute("SELECT state, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
-    if row is None:
-        raise _unknown(job_id)
-    if state not in NEXT_STATES[row[0]]:
-        raise ConflictError(f"job {job_id} is {row[0]} and cannot become {state}", param="job_id")
-    now = time.time()
-    times = {"started_at": now} if state == "running" else {"ended_at": now} if state in ENDED else {}
-    status = JobStatus.model_validate_json(row[1]).model_copy(update={"state": state, **times, **(changes or {})})
-    db.execute(
-        "UPDATE jobs SET state = ?, status = ?, from_step = coalesce(?, from_step), "
-        "started_at = coalesce(?, started_at) WHERE job_id = ?",
-        (state, status.model_dump_json(), from_step, times.get("started_at"), job_id),
-    )
-    if state in ENDED:
-        db.execute("UPDATE jobs SET payload = NULL, exchanges = '[]' WHERE job_id = ?", (job_id,))
-    _add_event(db, job_id, JobEvent(kind="state", at=now, state=state))
-    return status
 
 
 def _add_event(db: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
@@ -367,11 +355,3 @@ def _known(db: sqlite3.Connection, job_id: str, fingerprint: int) -> JobStatus |
 
 def _unknown(job_id: str) -> NotFoundError:
     return NotFoundError(f"there is no job {job_id!r}", param="job_id")
-
-
-def _pack(payload: Payload) -> bytes:
-    return zlib.compress(payload.model_dump_json().encode(), 1)
-
-
-def _unpack(kind: JobKind, payload: bytes) -> Payload:
-    return PAYLOADS[kind].model_validate_json(zlib.decompress(payload))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
@@ -24,12 +23,11 @@ from art.gateway.record.recorder import Recorder
 from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
 from art.protocol.calls import Train, TrainSft
-from art.runtime.host import BaseModelHost
 from art.runtime.jobs.job import Entry, Job, SftPayload, TrainPayload
+from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done, JobControl
-from art.runtime.registry import RegisteredModel
+from art.runtime.models import Models
 from art.storage import checkpoints
-from art.storage.layout import DataDir
 
 logger = logging.getLogger(__name__)
 
@@ -37,34 +35,20 @@ logger = logging.getLogger(__name__)
 class TrainingWork:
     """Runs training jobs."""
 
-    def __init__(
-        self,
-        data_dir: DataDir,
-        recorder: Recorder,
-        find: Callable[[str, str], tuple[RegisteredModel, BaseModelHost]],
-        on_published: Callable[[RegisteredModel, int], None],
-        earlier_metrics: Callable[[str, str, int, int], Awaitable[list[dict[str, float]]]],
-    ) -> None:
-        """
-        Args:
-            on_published: called with a model and its new step.
-            earlier_metrics: `JobStore.step_metrics`.
-        """
-        self._data_dir = data_dir
+    def __init__(self, models: Models, recorder: Recorder, store: JobStore) -> None:
+        self._models = models
         self._recorder = recorder
-        self._find = find
-        self._on_published = on_published
-        self._earlier_metrics = earlier_metrics
+        self._store = store
 
     def lane(self, job: Entry) -> str:
-        return training_lane(self._find(job.project, job.name)[0].base_model)
+        return training_lane(self._models.find(job.project, job.name)[0].base_model)
 
     def from_step(self, job: Job) -> int:
         """
         Raises:
             TrainingError: the model has moved to another step since the job first began.
         """
-        model, _ = self._find(job.project, job.name)
+        model, _ = self._models.find(job.project, job.name)
         if job.from_step is not None and job.from_step != model.step:
             raise TrainingError(
                 f"job {job.job_id} began at step {job.from_step} of {model.key}, which is at step {model.step} now. "
@@ -75,13 +59,15 @@ class TrainingWork:
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
         started = time.perf_counter()
         assert from_step is not None
-        model, host = self._find(job.project, job.name)
-        paths, step = self._data_dir.model(job.project, job.name), from_step + 1
+        model, host = self._models.find(job.project, job.name)
+        paths, step = self._models.data_dir.model(job.project, job.name), from_step + 1
         source, target = paths.checkpoint(from_step), paths.checkpoint(step)
         assert isinstance(job.payload, TrainPayload | SftPayload)
         payload, plan = job.payload, job.payload.plan
         if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
+        if not host.engine_process.given_up:
+            host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
         call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
         try:
@@ -104,9 +90,9 @@ class TrainingWork:
         published = await host.adapters.load(model.adapter_id(step), target)
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
-        metrics |= measure_trends(metrics, await self._earlier_metrics(job.project, job.name, from_step, WINDOW - 1))
+        metrics |= measure_trends(metrics, await self._store.step_metrics(job.project, job.name, from_step, WINDOW - 1))
         measured = await asyncio.to_thread(_find_findings, metrics, source, payload.config)
-        metrics |= {f"findings/{finding.rule.name}": 1.0 for finding in measured}
+        metrics |= {f"findings/{finding.name}": 1.0 for finding in measured}
         findings = [*plan.findings, *([payload.repeated] if payload.repeated else ()), *map(str, measured)]
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
@@ -134,10 +120,6 @@ class TrainingWork:
             references=payload.references,
         )
 
-    async def recorded(self, job: Job, done: Done) -> None:
-        if done.published_step is not None:
-            self._on_published(self._find(job.project, job.name)[0], done.published_step)
-
 
 def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = None) -> Done:
     """End a job that has nothing to learn: the model stays at `step`.
@@ -152,7 +134,7 @@ def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = N
         metrics = metrics | {"data/step_num_groups_trainable": 0.0}
         ledger = close_unused_ledger(ledger, "sampler_mismatch")
         findings = [refused, *findings]
-    logger.info("%s/%s stays at step %d: %s", job.project, job.name, step, findings[0])
+    logger.info("%s stays at step %d: %s", job.model_key, step, findings[0])
     changes = {
         "step": step, "trained": False, "metrics": metrics | ledger, "findings": findings,
         "checkpoint_path": str(checkpoint),

@@ -45,7 +45,7 @@ class Done:
 
 
 class Work(Protocol):
-    """How jobs of some kinds are done. Every method can run twice, if the server dies before it records a result."""
+    """How jobs of some kinds are done. A job runs twice if the server dies before it records the result."""
 
     def lane(self, job: Entry) -> str:
         """The lane of a job. Jobs of one lane run one at a time."""
@@ -61,8 +61,4 @@ class Work(Protocol):
             JobCancelledError: the job was stopped and left nothing on disk.
             ArtError: the job failed.
         """
-        ...
-
-    async def recorded(self, job: Job, done: Done) -> None:
-        """Act on the success of a job, once it is recorded."""
         ...

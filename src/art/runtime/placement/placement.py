@@ -68,33 +68,23 @@ class Placement:
 def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
     """Place engine and trainer by the settings, else by the table above. `check_placement` tells whether it works."""
     engine, trainer = settings.engine, settings.trainer
-    kinds = {
-        "engine": devices.default_kind if engine.device == "auto" else engine.device,
-        "trainer": devices.default_kind if trainer.device == "auto" else trainer.device,
-    }
-    for part, config in (("engine", engine), ("trainer", trainer)):
-        if config.device_indices:
-            kinds[part] = "cuda"
-    num_gpus = len(devices.gpus or ())
-    trainer_indices = (
-        trainer.device_indices
-        or tuple(index for index in range(num_gpus) if not (engine.device_indices and index in engine.device_indices))[
-            : trainer.num_processes
-        ]
-    )
-    if kinds["trainer"] == "cuda" and len(trainer_indices) < trainer.num_processes:
-        trainer_indices = trainer.device_indices or tuple(range(num_gpus))[: trainer.num_processes]
+    placed = _place(trainer, trainer.num_processes, engine.device_indices, devices)
     if isinstance(engine, VllmConfig) and engine.urls:
-        kinds["engine"] = ELSEWHERE
+        return Placement(engine=Place(ELSEWHERE), trainer=placed)
     num_engine_gpus = engine.num_devices if isinstance(engine, VllmConfig) else 1
-    free = [index for index in range(num_gpus) if kinds["trainer"] != "cuda" or index not in trainer_indices]
-    usable = free if len(free) >= num_engine_gpus else range(num_gpus)
-    engine_indices = engine.device_indices or tuple(usable[:num_engine_gpus])
-    placement = Placement(
-        engine=Place(kinds["engine"], engine_indices if kinds["engine"] == "cuda" else ()),
-        trainer=Place(kinds["trainer"], trainer_indices if kinds["trainer"] == "cuda" else ()),
-    )
+    placement = Placement(engine=_place(engine, num_engine_gpus, placed.indices, devices), trainer=placed)
     return replace(placement, sleeps=isinstance(engine, VllmConfig) and _sleeps(engine, placement))
+
+
+def _place(config: EngineSettings | TrainerConfig, num_devices: int, taken: tuple[int, ...], devices: Devices) -> Place:
+    """Choose the first GPUs that are not taken, or the first of all if too few are left."""
+    kind = devices.default_kind if config.device == "auto" else config.device
+    if config.device_indices:
+        return Place("cuda", config.device_indices)
+    gpus = range(len(devices.gpus or ()))
+    free = [index for index in gpus if index not in taken]
+    usable = free if len(free) >= num_devices else gpus
+    return Place(kind, tuple(usable[:num_devices]) if kind == "cuda" else ())
 
 
 def _sleeps(engine: VllmConfig, placement: Placement) -> bool:

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art.config import MemoryConfig, RestartConfig
+from art.config import ServerConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
 from art.runtime.supervision.stacks import dump_stacks
-from art.runtime.supervision.vitals import Limits, Vitals
+from art.runtime.supervision.vitals import Vitals
 from art.storage.logs import log_tail, open_log, rotate_log
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
 """Checks of the child between two checks of the length of its log."""
+START_AGAIN_AFTER_S = 1.0
+"""Time between a failed start and the next. It doubles with each further failure."""
 INTERRUPT_AFTER_S = 60.0
 """An interruptible child that is due for a restart may continue its calls for this long."""
 
@@ -48,12 +50,8 @@ class ChildSpec:
     module: str
     log_path: Path
     num_threads: int
-    start_timeout_s: float
-    heartbeat_timeout_s: float
-    stall_timeout_s: float
-    """How long the main thread may work on one thing."""
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    restarts: RestartConfig = field(default_factory=RestartConfig)
+    config: ServerConfig
+    """How long the child may take or be silent, how much memory it may use, and how often it is started again."""
     interruptible: bool = False
     """The child may restart while it is busy: its calls continue on the new process at little cost."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +106,7 @@ class ChildProcess:
         self._last_end: str | None = None
         self.num_waiting = 0
         """Callers that wait until the child is up."""
-        self._crashes: deque[float] = deque(maxlen=spec.restarts.crashes)
+        self._crashes: deque[float] = deque(maxlen=spec.config.restarts.crashes)
         self.num_restarts = 0
 
     @property
@@ -129,9 +127,7 @@ class ChildProcess:
             self._failure, self._supervisor = None, None
             self._crashes.clear()
         if self._supervisor is None:
-            self._supervisor = asyncio.get_running_loop().create_task(
-                self._supervise(), name=f"supervise-{self.spec.name}"
-            )
+            self._supervisor = asyncio.create_task(self._supervise(), name=f"supervise-{self.spec.name}")
 
     async def connect(self) -> RpcClient:
         """Wait for the live connection.
@@ -148,7 +144,7 @@ class ChildProcess:
 
     async def _until_changed(self) -> None:
         """Wait until the child is up. Raises if it is given up."""
-        deadline_s = self.spec.start_timeout_s * self.spec.restarts.failed_starts
+        deadline_s = self.spec.config.child_start_timeout_s * self.spec.config.restarts.failed_starts
         self.num_waiting += 1
         try:
             async with asyncio.timeout(deadline_s), self._changed:
@@ -187,20 +183,20 @@ class ChildProcess:
             await _until_exit(self._process)
 
     async def _supervise(self) -> None:
-        failed_starts, limit = 0, self.spec.restarts.failed_starts
+        failed_starts, limit = 0, self.spec.config.restarts.failed_starts
         while True:
             if self._may_start is not None:
                 await self._may_start.wait()
             try:
                 process, client, watch = await self._start_once()
             except Exception as raised:
-                error = raised if isinstance(raised, ArtError) else _unforeseen(self.spec.name, raised)
+                error = raised if isinstance(raised, ArtError) else self._unforeseen(raised)
                 failed_starts += 1
                 logger.error("the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, limit, error)
                 if failed_starts >= limit or not isinstance(error, ProcessError):
                     await self._give_up(error)
                     return
-                await asyncio.sleep(0.5 * 2**failed_starts)
+                await asyncio.sleep(START_AGAIN_AFTER_S * 2 ** (failed_starts - 1))
                 continue
             failed_starts = 0
             await self._set_client(client)
@@ -212,6 +208,10 @@ class ChildProcess:
             elif not await self._bury(process, client):
                 return
 
+    def _unforeseen(self, error: Exception) -> ProcessError:
+        logger.error("the %s could not be started", self.spec.name, exc_info=error)
+        return ProcessError(f"the {self.spec.name} could not be started: {type(error).__name__}: {error}")
+
     async def _bury(self, process: asyncio.subprocess.Process, client: RpcClient) -> bool:
         """Report the death of a child to its callers; return whether it may be started again."""
         death = self._death(process)
@@ -219,7 +219,7 @@ class ChildProcess:
         client.fail(death)
         await client.close()
         logger.error("restarting the %s: %s", self.spec.name, death.message)
-        restarts, crashes = self.spec.restarts, self._crashes
+        restarts, crashes = self.spec.config.restarts, self._crashes
         crashes.append(time.monotonic())
         if len(crashes) < restarts.crashes or crashes[-1] - crashes[0] >= restarts.crash_window_s:
             return True
@@ -234,22 +234,19 @@ class ChildProcess:
         with theirs, open_log(spec.log_path) as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
-                "--heartbeat-timeout", str(spec.heartbeat_timeout_s),
+                "--heartbeat-timeout", str(spec.config.heartbeat_timeout_s),
                 pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=spec.environment(),
             )  # fmt: skip
-        limits = Limits(
-            heartbeat_timeout_s=spec.heartbeat_timeout_s, stall_timeout_s=spec.stall_timeout_s, memory=spec.memory
-        )
         self._process, self._cause = process, None
-        vitals = self._vitals = Vitals(limits, process.pid)
+        vitals = self._vitals = Vitals(spec.config, process.pid)
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
         client = RpcClient(reader, writer, vitals.on_heartbeat, lambda: self._explain_loss(process))
         self._connection = client
-        watch = asyncio.create_task(self._watch(process, client), name=f"watch-{spec.name}")
+        watch = asyncio.create_task(self._watch(process, client, vitals), name=f"watch-{spec.name}")
         try:
-            async with asyncio.timeout(spec.start_timeout_s):
+            async with asyncio.timeout(spec.config.child_start_timeout_s):
                 await self._initialise(client)
         except BaseException as error:
             watch.cancel()
@@ -259,9 +256,8 @@ class ChildProcess:
                     process.kill()
             await process.wait()
             if isinstance(error, TimeoutError):
-                raise ProcessError(
-                    f"the {spec.name} was not ready after {spec.start_timeout_s:.0f} s{self._log_tail()}"
-                ) from None
+                timeout_s = spec.config.child_start_timeout_s
+                raise ProcessError(f"the {spec.name} was not ready after {timeout_s:.0f} s{self._log_tail()}") from None
             if isinstance(error, ProcessError):
                 what = f"could not start: {error.message}" if alive else f"died while starting ({self._how(process)})"
                 raise ProcessError(f"the {spec.name} {what}{self._log_tail()}") from error
@@ -270,14 +266,12 @@ class ChildProcess:
         logger.info("the %s is up (pid %d)", spec.name, process.pid)
         return process, client, watch
 
-    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient) -> str | None:
+    async def _watch(self, process: asyncio.subprocess.Process, client: RpcClient, vitals: Vitals) -> str | None:
         """Watch the process until it is gone. Kill it when its heartbeat or its main thread stops.
 
         Returns:
             why the process was ended to be restarted, or `None` if it died.
         """
-        vitals = self._vitals
-        assert vitals is not None
         exited = asyncio.ensure_future(process.wait())
         num_checks, due_since = 0, None
         try:
@@ -289,7 +283,7 @@ class ChildProcess:
                 if exited.done():
                     break
                 if (problem := vitals.stuck(client.pending)) is not None:
-                    await self._kill(process, problem)
+                    await self.end(problem)
                     continue
                 if self._client is client and (reason := vitals.memory_problem()) is not None:
                     due_since = due_since or before
@@ -305,11 +299,8 @@ class ChildProcess:
 
     async def end(self, cause: str) -> None:
         """Kill the current process and tell its callers why. The supervisor then restarts it."""
-        if self._process is not None:
-            await self._kill(self._process, cause)
-
-    async def _kill(self, process: asyncio.subprocess.Process, cause: str) -> None:
-        if process.returncode is not None or self._cause is not None:
+        process = self._process
+        if process is None or process.returncode is not None or self._cause is not None:
             return
         self._cause = f"{cause} and was killed"
         logger.error("killing the %s (pid %d): %s", self.spec.name, process.pid, cause)
@@ -318,13 +309,14 @@ class ChildProcess:
             process.kill()
 
     async def _retire(self, process: asyncio.subprocess.Process, client: RpcClient, reason: str) -> str:
-        """End a healthy process, which exits by itself when its connection ends."""
+        """End a healthy process, which exits by itself when its connection ends. Returns what its callers are told."""
         logger.warning("restarting the %s (pid %d): %s", self.spec.name, process.pid, reason)
         await self._set_client(None)
-        client.fail(ProcessError(f"the {self.spec.name} was restarted: {reason}"))
+        end = f"the {self.spec.name} was restarted: {reason}"
+        client.fail(ProcessError(end))
         await client.close()
         await _until_exit(process)
-        return f"the {self.spec.name} was restarted: {reason}"
+        return end
 
     async def _explain_loss(self, process: asyncio.subprocess.Process) -> ProcessError:
         with contextlib.suppress(TimeoutError):
@@ -377,11 +369,6 @@ async def _until_exit(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def _unforeseen(name: str, error: Exception) -> ProcessError:
-    logger.error("the %s could not be started", name, exc_info=error)
-    return ProcessError(f"the {name} could not be started: {type(error).__name__}: {error}")
 
 
 def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:

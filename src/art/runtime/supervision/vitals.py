@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art.config import MemoryConfig
+from art.config import ServerConfig
 from art.protocol.rpc import PendingCall
 from art.runtime.supervision.memory_watch import MemoryWatch
 
@@ -22,21 +21,10 @@ FIRST_HEARTBEAT_S = 60.0
 """Least time a process gets for its first heartbeat, since the interpreter starts slowly on a busy machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a child may do before it is ended."""
-
-    heartbeat_timeout_s: float
-    """How long it may send no heartbeat."""
-    stall_timeout_s: float
-    """How long the main thread may work on one thing."""
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-
-
 class Vitals:
     """The books of one process, from its start to its end."""
 
-    def __init__(self, limits: Limits, pid: int) -> None:
+    def __init__(self, limits: ServerConfig, pid: int) -> None:
         self._limits = limits
         self._pid = pid
         self._memory = MemoryWatch(limits.memory)

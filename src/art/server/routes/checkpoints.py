@@ -17,7 +17,6 @@ from art.protocol.checkpoint_calls import (
 from art.protocol.training import DeleteCheckpointsRequest, DeleteCheckpointsResponse, JobStatus
 from art.server.call import Call, Route
 from art.server.files import send_file
-from art.server.idempotency import job_request
 
 
 async def list_checkpoints(call: Call) -> CheckpointList:
@@ -55,7 +54,7 @@ async def log_metrics(call: Call) -> Recorded:
 
 async def fork(call: Call) -> JobStatus:
     """Queue a copy of another model's checkpoint, which becomes the newest of this one."""
-    request = await job_request(call, ForkRequest)
+    request = await call.job_body(ForkRequest)
     if request.from_project is not None:
         call.caller.check_project(request.from_project)
     return await call.runtime.checkpoints.fork(*_model(call), request)
@@ -63,17 +62,17 @@ async def fork(call: Call) -> JobStatus:
 
 async def export(call: Call) -> JobStatus:
     """Queue an export for other programs."""
-    return await call.runtime.checkpoints.export(*_model(call), await job_request(call, ExportRequest))
+    return await call.runtime.checkpoints.export(*_model(call), await call.job_body(ExportRequest))
 
 
 async def push(call: Call) -> JobStatus:
     """Queue sending a checkpoint or export to a hub or a store, with the server's own keys."""
-    return await call.runtime.checkpoints.push(*_model(call), await job_request(call, PushRequest))
+    return await call.runtime.checkpoints.push(*_model(call), await call.job_body(PushRequest))
 
 
 async def pull(call: Call) -> JobStatus:
     """Queue fetching a checkpoint from a store, with the server's own keys."""
-    request = await job_request(call, PullRequest)
+    request = await call.job_body(PullRequest)
     if request.from_project is not None:
         call.caller.check_project(request.from_project)
     return await call.runtime.checkpoints.pull(*_model(call), request)
@@ -96,12 +95,7 @@ _EXPORT = f"{_STEP}/exports/{{format}}"
 _BYTES = ("application/octet-stream",)
 ROUTES = [
     Route(
-        "GET",
-        f"{_MODEL}/checkpoints",
-        list_checkpoints,
-        scope="infer",
-        response=CheckpointList,
-        query={"metric": str},
+        "GET", f"{_MODEL}/checkpoints", list_checkpoints, scope="infer", response=CheckpointList, query={"metric": str}
     ),
     Route(
         "POST",

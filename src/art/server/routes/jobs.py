@@ -7,7 +7,7 @@ import contextlib
 from art.errors import InvalidRequestError
 from art.protocol.jobs import JobEvent, JobList
 from art.protocol.training import JobStatus
-from art.server.asgi import cancel_on_disconnect, send_bytes
+from art.server.asgi import EVENT_HEADERS, cancel_on_disconnect, header, send_bytes
 from art.server.call import Call, Route
 
 MAX_WAIT_S = 60.0
@@ -44,7 +44,7 @@ async def cancel_job(call: Call) -> JobStatus:
 
 async def job_events(call: Call) -> None:
     """Events of a job after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
-    last = next((value.decode("latin-1") for key, value in call.scope["headers"] if key == b"last-event-id"), None)
+    last = header(call.scope, b"last-event-id")
     after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
     stream = contextlib.aclosing(call.runtime.jobs.events(call.path["job_id"], after))
     async with cancel_on_disconnect(call.receive), stream as events:
@@ -52,9 +52,8 @@ async def job_events(call: Call) -> None:
         if first is ...:
             await send_bytes(call.send, NO_CONTENT, b"")
             return
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        # Without this, a proxy such as nginx holds events back to send many at once.
-        headers.append((b"x-accel-buffering", b"no"))
+        # Without the last header, a proxy such as nginx holds events back to send many at once.
+        headers = [*EVENT_HEADERS, (b"x-accel-buffering", b"no")]
         await call.send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send(call, f"retry: {RETRY_MS}\n\n".encode() + _frame(first))
         async for event in events:

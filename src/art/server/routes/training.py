@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from art.config import DistillConfig
 from art.protocol.preflight import PreflightReport, PreflightRequest
-from art.protocol.training import (
-    JobStatus,
-    ModelStatus,
-    RegisterRequest,
-    TrainRequest,
-    TrainSFTRequest,
-)
+from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.server.call import Call, Route
-from art.server.idempotency import job_request
 from art.server.machine import check_registration
 
 
@@ -31,16 +24,16 @@ async def model_status(call: Call) -> ModelStatus:
 
 async def train(call: Call) -> JobStatus:
     """Queue a training step on groups of trajectories."""
-    request = await job_request(call, TrainRequest)
+    request = await call.job_body(TrainRequest)
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
-            await call.own_model(term.teacher)
+            call.own_model(term.teacher)
     return await call.runtime.training.train(call.path["project"], call.path["name"], request)
 
 
 async def train_sft(call: Call) -> JobStatus:
     """Queue supervised fine-tuning."""
-    request = await job_request(call, TrainSFTRequest)
+    request = await call.job_body(TrainSFTRequest)
     return await call.runtime.training.train_sft(call.path["project"], call.path["name"], request)
 
 

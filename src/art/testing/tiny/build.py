@@ -60,11 +60,11 @@ def build_tiny_model(
         raise ConfigError(f"`head_dim` must be {HEAD_DIM} or {VLLM_HEAD_DIM}, got {head_dim}")
     if task is not None and conversations is not None:
         raise ConfigError("`build_tiny_model` takes either `task` or `conversations`, got both")
-    defaults = TaskDefaults()
+    defaults, needs_reading = TaskDefaults(), True
     if conversations is None:
         source = task if isinstance(task, Task) else get_task(task or "tic_tac_toe")
         conversations = draw_conversations(source, seed=seed, count=NUM_CONVERSATIONS, skill=play_skill)
-        defaults = source.defaults
+        defaults, needs_reading = source.defaults, source.needs_reading
     elif play_skill is not None:
         raise ConfigError("`play_skill` applies to a task's play, not to `conversations`; leave it out")
     num_steps = defaults.warm_start_steps if warm_start_steps is None else warm_start_steps
@@ -74,7 +74,7 @@ def build_tiny_model(
     )
     model = create_model(tokenizer, seed=seed, head_dim=head_dim, max_context=defaults.tiny_context)
     warm_start(model, tokenizer, texts, WarmStartConfig(num_steps=num_steps, seed=seed), on_progress=on_progress)
-    reads = _measure_reads(model, tokenizer, conversations, seed) if num_steps else None
+    reads = _measure_reads(model, tokenizer, conversations, seed, warns=needs_reading) if num_steps else None
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     save_model(model, partial)
     tokenizer.save_pretrained(partial)
@@ -86,11 +86,14 @@ def build_tiny_model(
     return path
 
 
-def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversation], seed: int) -> float | None:
+def _measure_reads(
+    model: Any, tokenizer: Any, conversations: Sequence[Conversation], seed: int, *, warns: bool
+) -> float | None:
     """Measure how much the model's answers depend on what it was shown, in nats per answer.
 
     See `art.metrics.observations`. Returns `None` if the play never shows different things at the same place. A value
-    near 0 is logged: either right answers do not depend on what is shown, or the model has not learnt to read it.
+    near 0 is logged, if `warns`: either right answers do not depend on what is shown, or the model has not learnt to
+    read it.
     """
     rng = random.Random(seed)
     probed = [
@@ -110,7 +113,7 @@ def _measure_reads(model: Any, tokenizer: Any, conversations: Sequence[Conversat
         ]
         means.append(mean_answer_logprob(model, tokenizer, texts))
     reads = means[0] - means[1]
-    if reads < MIN_READS:
+    if warns and reads < MIN_READS:
         logger.warning(
             "the tiny model's answers hardly depend on what it was shown (%.2f nats per answer, below %g). That is "
             "fine if the best answer is always the same. Otherwise training will find little to improve: use a higher "

@@ -58,8 +58,6 @@ def warm_start(
 ) -> None:
     """Train `model` in place, in one thread. The same model, texts and config give the same weights.
 
-    Matrices this small gain nothing from a second thread, and lose much if another process uses its core.
-
     Args:
         texts: conversations as the chat template writes them.
 
@@ -70,7 +68,7 @@ def warm_start(
     optimizers = _make_optimizers(model, config)
     generator = torch.Generator().manual_seed(config.seed)
     model.train()
-    with _one_thread(), _tree_attention(model):
+    with _tree_attention(model):
         for step in range(config.num_steps):
             chosen = torch.randint(len(paths), (config.batch_size,), generator=generator).tolist()
             loss = -_answer_logprobs(model, [paths[i] for i in chosen]).mean()
@@ -89,7 +87,7 @@ def warm_start(
 def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
     """Mean log-prob of the last answer of the conversations, in nats per answer."""
     paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
-    with torch.no_grad(), _one_thread(), _tree_attention(model):
+    with torch.no_grad(), _tree_attention(model):
         return float(_answer_logprobs(model, paths).sum() / len(paths))
 
 
@@ -115,23 +113,19 @@ def _make_optimizers(model: Any, config: WarmStartConfig) -> list[tuple[torch.op
 
 @contextlib.contextmanager
 def _tree_attention(model: Any) -> Iterator[None]:
+    """Compute trees with `model` in the block, in one thread.
+
+    Matrices this small gain nothing from a second thread, and lose much if another process uses its core.
+    """
     register_attention()
-    before = model.config._attn_implementation
+    attention, num_threads = model.config._attn_implementation, torch.get_num_threads()
     model.set_attn_implementation(ATTENTION_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        model.set_attn_implementation(attention)
+        torch.set_num_threads(num_threads)
 
 
 def _schedule(step: int, config: WarmStartConfig) -> float:
@@ -142,14 +136,7 @@ def _schedule(step: int, config: WarmStartConfig) -> float:
 
 
 def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_only: bool = False) -> list[SamplePath]:
-    """Tokenise conversations to paths that train on the answers, including their end-of-turn tokens.
-
-    Args:
-        last_only: train only on the last answer of each conversation.
-
-    Raises:
-        ContextLengthError: a conversation is longer than `max_length` tokens.
-    """
+    """Tokenise conversations to paths that train on all answers, or on the last ones, with their end-of-turn tokens."""
     encoded = tokenizer([_as_sampled(text) for text in texts], add_special_tokens=False)["input_ids"]
     longest = max(map(len, encoded))
     if longest > max_length:
@@ -169,10 +156,8 @@ def _tokenize(tokenizer: Any, texts: Sequence[str], *, max_length: int, last_onl
             sample_id=str(number), rollout_id=str(number), token_ids=tokens, loss_mask=mask, sampling_logprobs=zeros,
             advantages=zeros, component="sft",
         )  # fmt: skip
-        path = check_sample(sample, vocab_size=len(tokenizer))
-        if path is not None:
-            paths.append(path)
-    return paths
+        paths.append(check_sample(sample, vocab_size=len(tokenizer)))
+    return [path for path in paths if path is not None]
 
 
 def _as_sampled(text: str) -> str:
@@ -186,12 +171,5 @@ def _assistant_spans(tokens: list[int], head: list[int], end: int) -> list[tuple
 
     Example: with head [1, 5] and end 2, the tokens [1, 7, 9, 2, 1, 5, 8, 2] have the range (6, 8).
     """
-    spans, at = [], 0
-    while at < len(tokens):
-        if tokens[at : at + len(head)] == head:
-            start = at + len(head)
-            at = tokens.index(end, start) + 1
-            spans.append((start, at))
-        else:
-            at += 1
-    return spans
+    starts = [at + len(head) for at in range(len(tokens)) if tokens[at : at + len(head)] == head]
+    return [(start, tokens.index(end, start) + 1) for start in starts]

@@ -25,8 +25,7 @@ def attend_chains(
     query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]; returns [1, T, H, E]. `sinks` [H] are logits that take
     part in the softmax and have no value.
     """
-    out: Tensor = _ChainAttention.apply(query[0], key[0], value[0], sinks, work, scale)
-    return out[None]
+    return _ChainAttention.apply(query[0], key[0], value[0], sinks, work, scale)[None]
 
 
 class _ChainAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -45,18 +46,13 @@ def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath
 
 def _first(paths: Sequence[SamplePath], base: BaseModel) -> list[SamplePath]:
     """The first of `paths` that fit the reference together, or the beginning of the first one."""
-    chosen: list[SamplePath] = []
-    for path in paths:
-        if sum(len(p.token_ids) for p in [*chosen, path]) > _MAX_TOKENS:
-            break
-        chosen.append(path)
-    if not chosen:
-        beginning = check_sample(
-            plain_sample(paths[0].sample.token_ids[:_MAX_TOKENS], "kernel-check"), vocab_size=base.vocab_size
-        )
-        assert beginning is not None
-        chosen.append(beginning)
-    return chosen
+    ends = accumulate(len(path.token_ids) for path in paths)
+    if chosen := [path for path, end in zip(paths, ends, strict=True) if end <= _MAX_TOKENS]:
+        return chosen
+    tokens = paths[0].sample.token_ids[:_MAX_TOKENS]
+    beginning = check_sample(plain_sample(tokens, "kernel-check"), vocab_size=base.vocab_size)
+    assert beginning is not None
+    return [beginning]
 
 
 def _run(function: Any, inputs: list[Tensor], layout: TreeLayout, size: int) -> list[Tensor]:

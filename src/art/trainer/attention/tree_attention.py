@@ -82,11 +82,7 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, attend)
     # Without a mask function, transformers infers packed sequences from jumps in positions, and positions of a tree
     # jump everywhere. The layout carries the mask, so the function returns none.
-    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
+    AttentionMaskInterface.register(ATTENTION_NAME, lambda *_, **__: None)
 
 
 def attend(
@@ -123,11 +119,11 @@ def attend(
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
     """Attention with the rule as a [T, T] boolean mask. Memory and time are quadratic in the layout."""
-    mask = layout.derived.get(("dense", formula.window))
-    if mask is None:
+    if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
-    key, value = (_repeat_heads(x, query.shape[1] // key.shape[1]) for x in (key, value))
+    if (times := query.shape[1] // key.shape[1]) > 1:
+        key, value = (x.repeat_interleave(times, dim=1) for x in (key, value))
     if formula.sinks is not None:
         query, key, value = _with_sink_key(query, key, value, formula.sinks / formula.scale)
         mask = pad(mask, (0, 1), value=True)
@@ -153,14 +149,9 @@ def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Te
     return mask
 
 
-def _repeat_heads(x: Tensor, times: int) -> Tensor:
-    return x if times == 1 else x.repeat_interleave(times, dim=1)
-
-
 def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
     (num_heads, num_tokens), window = query.shape[1:3], formula.window
-    work = layout.derived.get(("chains", num_heads, window))
-    if work is None:
+    if (work := layout.derived.get(("chains", num_heads, window))) is None:
         work = plan_chains(layout.chains, num_tokens=num_tokens, num_heads=num_heads, window=window)
         layout.derived["chains", num_heads, window] = work
     return attend_chains(query, key, value, work, formula.scale, formula.sinks)
@@ -171,8 +162,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     window, sinks = formula.window, formula.sinks
-    mask = layout.derived.get(("flex", window))
-    if mask is None:
+    if (mask := layout.derived.get(("flex", window))) is None:
         size, device = len(layout.subtree_end), layout.subtree_end.device
         rule = flex_rule(layout.positions, layout.subtree_end, window)
         mask = create_block_mask(rule, B=None, H=None, Q_LEN=size, KV_LEN=size, device=device)
@@ -180,7 +170,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
     options = {"block_mask": mask, "scale": formula.scale, "enable_gqa": query.shape[1] != key.shape[1]}
     function = _flex_function(query.device.type)
     if sinks is None:
-        out: Tensor = function(query, key, value, **options)
+        out = function(query, key, value, **options)
     else:  # attention without a sink, scaled down by the sink's share of the softmax
         out, aux = function(query, key, value, return_aux=AuxRequest(lse=True), **options)
         out = out * torch.sigmoid(aux.lse - sinks.float()[:, None])[..., None].to(out.dtype)

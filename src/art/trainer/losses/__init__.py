@@ -5,18 +5,10 @@ A loss is a function from `LossInputs` and its config to `TokenLoss`, all [N].
 
 from __future__ import annotations
 
-from art.config import (
-    CispoConfig,
-    DistillConfig,
-    DpoConfig,
-    DppoConfig,
-    GspoConfig,
-    KlConfig,
-    LossConfig,
-    PpoConfig,
-    ReinforceConfig,
-    SftConfig,
-)
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from art.config import LossConfig
 from art.trainer.losses.base import LossInputs, TokenLoss
 from art.trainer.losses.cispo import cispo_loss
 from art.trainer.losses.distill import distill_loss
@@ -30,25 +22,20 @@ from art.trainer.losses.sft import rejection_loss, sft_loss
 
 __all__ = ["LossInputs", "TokenLoss", "sft_loss", "term_loss"]
 
+_LOSSES: Mapping[str, Callable[[LossInputs, Any], TokenLoss]] = {
+    "dppo": dppo_loss,
+    "ppo": ppo_loss,
+    "gspo": gspo_loss,
+    "cispo": cispo_loss,
+    "reinforce": reinforce_loss,
+    "dpo": lambda inputs, _: dpo_loss(inputs),
+    "sft": lambda inputs, _: rejection_loss(inputs),
+    "distill": distill_loss,
+    "kl": kl_loss,
+}
+"""Losses by the `type` of their configuration."""
+
 
 def term_loss(inputs: LossInputs, term: LossConfig) -> TokenLoss:
     """Compute the loss that `term` configures, without its weight."""
-    match term:
-        case DppoConfig():
-            return dppo_loss(inputs, term)
-        case PpoConfig():
-            return ppo_loss(inputs, term)
-        case GspoConfig():
-            return gspo_loss(inputs, term)
-        case CispoConfig():
-            return cispo_loss(inputs, term)
-        case ReinforceConfig():
-            return reinforce_loss(inputs, term)
-        case DpoConfig():
-            return dpo_loss(inputs)
-        case SftConfig():
-            return rejection_loss(inputs)
-        case DistillConfig():
-            return distill_loss(inputs, term)
-        case KlConfig():
-            return kl_loss(inputs, term)
+    return _LOSSES[term.type](inputs, term)

@@ -36,6 +36,17 @@ def unclipped(values: Tensor) -> TokenLoss:
     return TokenLoss(values, none, none)
 
 
+def weighted_logprobs(inputs: LossInputs, advantages: Tensor, *, low: float = 0.0, high: float | None) -> TokenLoss:
+    """-stop_gradient(clip(r, low, high)) * A * log pi, with r = pi / anchor; `None` is no upper bound.
+
+    `clipped_low` and `clipped_high` mark where the weight was clipped. Those tokens are still trained.
+    """
+    with torch.no_grad():
+        ratio = log_ratio(inputs).exp()
+        weight = ratio.clamp(low, high)
+    return TokenLoss(-weight * advantages * inputs.policy_logprobs, ratio < weight, ratio > weight)
+
+
 def log_ratio(inputs: LossInputs, limit: float = 20.0) -> Tensor:
     """log(policy / anchor) [N], clamped to +-`limit` so that neither its exponential nor the gradient overflows.
 

@@ -8,15 +8,9 @@ Source: "MiniMax-M1" (arXiv 2506.13585); `clip_high=4`, a cap of 5 on the ratio,
 
 from __future__ import annotations
 
-import torch
-
 from art.config import CispoConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
 
 
 def cispo_loss(inputs: LossInputs, config: CispoConfig) -> TokenLoss:
-    """`clipped_low` and `clipped_high` mark where the weight was clipped. Those tokens are still trained."""
-    with torch.no_grad():
-        ratio = log_ratio(inputs).exp()
-        weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return TokenLoss(-weight * inputs.advantages * inputs.policy_logprobs, ratio < weight, ratio > weight)
+    return weighted_logprobs(inputs, inputs.advantages, low=1 - config.clip_low, high=1 + config.clip_high)

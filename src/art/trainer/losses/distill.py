@@ -12,21 +12,15 @@ in place of the policy's, and "On-policy distillation of language models" (arXiv
 
 from __future__ import annotations
 
-import torch
-
 from art.config import DistillConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
 from art.trainer.streams import TEACHER
 
 _MAX_RATIO = 5.0
 
 
 def distill_loss(inputs: LossInputs, config: DistillConfig) -> TokenLoss:
-    with torch.no_grad():
-        advantages = inputs.streams[TEACHER] - inputs.policy_logprobs
-        if config.max_advantage is not None:
-            advantages = advantages.clamp(-config.max_advantage, config.max_advantage)
-        ratio = log_ratio(inputs).exp()
-        weight = ratio.clamp(max=_MAX_RATIO)
-    cut = ratio > weight
-    return TokenLoss(-weight * advantages * inputs.policy_logprobs, torch.zeros_like(cut), cut)
+    advantages = inputs.streams[TEACHER] - inputs.policy_logprobs.detach()
+    if config.max_advantage is not None:
+        advantages = advantages.clamp(-config.max_advantage, config.max_advantage)
+    return weighted_logprobs(inputs, advantages, high=_MAX_RATIO)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from art.config import KlConfig
 from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
-from art.trainer.streams import reference_name
 
 _MAX_RATIO = 5.0
 _LIMIT = 20.0
@@ -27,7 +26,7 @@ _LIMIT = 20.0
 
 
 def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
-    reference = inputs.streams[reference_name(config.reference)]
+    reference = inputs.streams[str(config.reference)]
     logs = log_ratio(inputs)
     ratio = logs.clamp(max=math.log(_MAX_RATIO)).exp()
     if config.estimator == "k2":
@@ -40,10 +39,8 @@ def kl_loss(inputs: LossInputs, config: KlConfig) -> TokenLoss:
 def kl_estimate(difference: Tensor, estimator: str) -> Tensor:
     """Estimate KL(policy || reference) at tokens of the policy. `difference` [N] is log policy - log reference."""
     difference = difference.clamp(-_LIMIT, _LIMIT)
-    match estimator:
-        case "k1":
-            return difference
-        case "k2":
-            return 0.5 * difference.square()
-        case _:
-            return torch.expm1(-difference) + difference
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return 0.5 * difference.square()
+    return torch.expm1(-difference) + difference

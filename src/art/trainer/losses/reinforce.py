@@ -9,15 +9,9 @@ sampling ("Truncated importance sampling", Ionides 2008, https://doi.org/10.1198
 
 from __future__ import annotations
 
-import torch
-
 from art.config import ReinforceConfig
-from art.trainer.losses.base import LossInputs, TokenLoss, log_ratio
+from art.trainer.losses.base import LossInputs, TokenLoss, weighted_logprobs
 
 
 def reinforce_loss(inputs: LossInputs, config: ReinforceConfig) -> TokenLoss:
-    with torch.no_grad():
-        ratio = log_ratio(inputs).exp()
-        weight = ratio if config.max_ratio is None else ratio.clamp(max=config.max_ratio)
-    cut = ratio > weight
-    return TokenLoss(-weight * inputs.advantages * inputs.policy_logprobs, torch.zeros_like(cut), cut)
+    return weighted_logprobs(inputs, inputs.advantages, high=config.max_ratio)

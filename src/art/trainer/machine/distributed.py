@@ -108,13 +108,12 @@ class Team:
         except ProcessError:
             raise
         except Exception as error:
-            if not isinstance(error, ArtError):
+            told = error
+            if not isinstance(told, ArtError):
                 _log.exception("process %d failed", self.rank)
                 told = ArtError(f"{type(error).__name__}: {error} (in process {self.rank} of {self.size})")
                 if in_lockstep:
                     raise ProcessError(f"{told.message}; the others cannot go on without it") from error
-            else:
-                told = error
             with contextlib.suppress(_ElsewhereError):
                 self._exchange(None, told)
             raise

@@ -1,10 +1,17 @@
-"""Recognising that memory ran out, and freeing what can be freed."""
+"""Memory of this process: what it took at most, what was left then, and how to recognise that it ran out."""
 
 from __future__ import annotations
 
 import gc
+import os
+import resource
+import sys
+from pathlib import Path
 
 import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -17,3 +24,53 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let `peak_bytes` start again, where the device can: on CUDA."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """On CUDA the most that tensors took since `reset_peak`. Else the most this process ever had resident."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere
+
+
+def headroom_bytes(device: torch.device) -> int:
+    """Free memory at the process's peak: what is free now, minus what the process has given back since its peak."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device))
+    return _free_main_memory() - max(0, peak_bytes(device) - _resident_bytes())
+
+
+def available_bytes() -> int | None:
+    """Main memory that can be used without swapping. `None` if the system does not tell."""
+    try:
+        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):  # not Linux
+        return None
+
+
+def _free_main_memory() -> int:
+    """Bytes that are available on this machine, within the limit of its container."""
+    free = available_bytes()
+    if free is None:  # all memory that this process does not use
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - _resident_bytes()
+    try:
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return free
+    return min(free, limit - used)
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return peak_bytes(torch.device("cpu"))

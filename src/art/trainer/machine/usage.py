@@ -1,16 +1,15 @@
-"""How well a step used its device: arithmetic that it needs, the device's peak speed, and memory."""
+"""How well a step used its device: the arithmetic that it needs, and the device's peak speed."""
 
 from __future__ import annotations
 
 import functools
 import re
-import resource
-import sys
 import time
 
 import torch
 
 from art.trainer.policy.base_model import BaseModel
+from art.trainer.policy.policy import Policy
 from art.trainer.step.step_metrics import StepRecord
 
 _GPU_PEAKS = {
@@ -34,17 +33,14 @@ _PRODUCT_SIZE = 1024
 _NUM_PRODUCTS = 3
 
 
-def measure_usage(
-    base: BaseModel, record: StepRecord, updates_s: float, *, peak_flops: float, trains_base_weights: bool
-) -> dict[str, float]:
+def measure_usage(policy: Policy, record: StepRecord, updates_s: float, *, peak_flops: float) -> dict[str, float]:
     """Metrics of updates that took `updates_s` seconds, on a device with `peak_flops` operations per second."""
-    flops_per_s = count_flops(base, record, trains_base_weights=trains_base_weights) / updates_s
+    flops_per_s = count_flops(policy.base, record, trains_base_weights=policy.trains_base_weights) / updates_s
     return {
         "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
         "throughput/train_flops_per_s": flops_per_s,
         "throughput/train_utilization": flops_per_s / peak_flops,
         "throughput/peak_flops_per_s": peak_flops,
-        "throughput/peak_memory_bytes": float(peak_memory_bytes(base.device)),
         "time/step_updates_s": updates_s,
     }
 
@@ -57,8 +53,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
     not counted. Attention takes 12 per query, visible key and head feature, the frozen head 4 per row and weight.
     Recomputation, e.g. by gradient checkpointing, is not counted.
     """
-    config = base.model.config
-    config = getattr(config, "get_text_config", lambda: config)()
+    config = getattr(base.model.config, "get_text_config", lambda: base.model.config)()
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     attention = 12 * record.num_visible_keys * config.num_hidden_layers * config.num_attention_heads * head_dim
     linear = (6 if trains_base_weights else 4) * record.num_tree_tokens * count_active_weights(base)
@@ -72,34 +67,22 @@ def count_active_weights(base: BaseModel) -> int:
         for name, module in base.backbone.named_modules()
         if isinstance(module, torch.nn.Linear) and "lora_" not in name and ".experts." not in name
     )
-    return int(linear + _count_expert_weights(base) * _share_of_experts(base))
-
-
-def _count_expert_weights(base: BaseModel) -> int:
-    return sum(
+    experts = sum(
         weight.numel()
         for name, weight in base.backbone.named_parameters()
         if ".experts." in name and "lora_" not in name and weight.dim() >= 2
     )
-
-
-def _share_of_experts(base: BaseModel) -> float:
     config = base.model.config
     total = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-    return config.num_experts_per_tok / total if total else 1.0
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak operations per second of the device in `dtype`, on a CPU with the threads that torch uses now."""
-    return _peak_flops(device, dtype, torch.get_num_threads())
+    return int(linear + experts * (config.num_experts_per_tok / total if total else 1.0))
 
 
 @functools.cache
-def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> float:
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        known = known_peak(torch.cuda.get_device_name(device))
-        if known is not None:
-            return known
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Peak operations per second of the device in `dtype`, on a CPU with the threads of the first call."""
+    on_gpu = device.type == "cuda" and dtype == torch.bfloat16
+    if on_gpu and (known := known_peak(torch.cuda.get_device_name(device))) is not None:
+        return known
     size = _PRODUCT_SIZE if device.type == "cpu" else 8 * _PRODUCT_SIZE
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []
@@ -113,16 +96,3 @@ def _peak_flops(device: torch.device, dtype: torch.dtype, num_threads: int) -> f
 def known_peak(gpu: str) -> float | None:
     """Peak from the data sheet, or `None`. The first entry whose words are in the GPU's name counts."""
     return next((peak for name, peak in _GPU_PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """On CUDA the most that tensors took since `reset_peak_memory`. Else the most this process ever had resident."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere

@@ -52,7 +52,8 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
 
     register_attention()
     device = choose_device(config)
-    dtype = _choose_dtype(config, device)
+    default = {"cpu": torch.float32, "cuda": torch.bfloat16}.get(device.type, "auto")
+    dtype = default if config.dtype == "auto" else getattr(torch, config.dtype)
     try:
         options = loading_options(config.quantization, device=str(device), dtype=dtype)
         model = AutoModelForCausalLM.from_pretrained(
@@ -101,8 +102,7 @@ def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tens
         output = base.backbone(**inputs)
     else:
         output = torch.func.functional_call(base.backbone, dict(weights), kwargs=inputs)
-    hidden: Tensor = output.last_hidden_state[0]
-    return hidden
+    return output.last_hidden_state[0]
 
 
 def check_architecture(base: BaseModel) -> None:
@@ -154,12 +154,6 @@ def choose_device(config: TrainerConfig) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def _choose_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype | str:
-    if config.dtype == "auto":
-        return {"cpu": torch.float32, "cuda": torch.bfloat16}.get(device.type, "auto")
-    return torch.float32 if config.dtype == "float32" else torch.bfloat16
 
 
 def _set_mode(model: Any, *, gradient_checkpointing: bool) -> None:

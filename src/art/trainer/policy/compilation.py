@@ -22,7 +22,7 @@ def compile_layers(base: BaseModel) -> None:
 
     layers = decoder_layers(base.model, option="compile_layers")
     try:
-        torch.compile(_probe)(torch.ones(8, device=base.device))
+        torch.compile(lambda x: torch.sin(x) + 1)(torch.ones(8, device=base.device))
     except Exception as error:  # may be anything: no C++ compiler, no Triton, no headers
         raise ConfigError(
             f"torch.compile does not work here ({type(error).__name__}: {error}); it needs a C++ compiler, and on CUDA "
@@ -32,7 +32,3 @@ def compile_layers(base: BaseModel) -> None:
     AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(attend))
     for layer in layers:
         layer.compile(dynamic=True)
-
-
-def _probe(x: torch.Tensor) -> torch.Tensor:
-    return torch.sin(x) + 1

@@ -60,24 +60,16 @@ class FullPolicy(Policy):
             )
         self.base = base
         self.config = None
-        self._twin = _make_twin(base)
+        frozen = _frozen_weights(base)
+        model: Any = copy.deepcopy(base.model, dict(frozen))  # tensors in the memo are not copied, but shared
+        self._twin = replace(base, model=model, backbone=getattr(model, model.base_model_prefix))
         if compiles:
             compile_layers(self._twin)
-        frozen = _frozen_weights(base)
         self._start = {name: weight for name, weight in base.model.named_parameters() if id(weight) not in frozen}
-        parameters = dict(self._twin.model.named_parameters())
-        size = sum(weight.numel() for weight in self._start.values())
-        self.values = torch.empty(size, device=base.device)
-        self.grads = torch.zeros(size, device=base.device)
-        self.tensors = {}
+        parameters = dict(model.named_parameters())
         self._rounded: list[tuple[Tensor, Tensor]] = []
-        start = 0
-        for name, weight in self._start.items():
-            view = slice(start, start + weight.numel())
-            value, grad = self.values[view].view(weight.shape), self.grads[view].view(weight.shape)
-            self.tensors[name] = value
-            self._attach(parameters[name].requires_grad_(), value, grad)
-            start = view.stop
+        for name, grad in self._allocate(self._start).items():
+            self._attach(parameters[name].requires_grad_(), self.tensors[name], grad)
         self._accumulates = False
         self._files = _read_model_files(base.name)
         self.reset()
@@ -158,15 +150,6 @@ class FullPolicy(Policy):
             yield
         finally:
             self._accumulates = False
-
-    def remove(self) -> None:
-        """Do nothing: the base model was not changed."""
-
-
-def _make_twin(base: BaseModel) -> BaseModel:
-    """A copy of `base` that shares only the frozen weights."""
-    model: Any = copy.deepcopy(base.model, _frozen_weights(base))  # tensors in the memo are not copied
-    return replace(base, model=model, backbone=getattr(model, model.base_model_prefix))
 
 
 def _frozen_weights(base: BaseModel) -> dict[int, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import compress
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from art.kernels.packed_linear import MIN_ELEMENTS, pack, packed_linear, packing_pays
+from art.trainer.machine.memory import available_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -37,19 +38,17 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._packed: tuple[Tensor, Tensor] | None = None
+        self.packed: tuple[Tensor, Tensor] | None = None
+        """Copies of W and its transpose in oneDNN's order, once `pack` has been called."""
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters:  # also while folded weights replace those of the base layer
             return super().forward(x, *args, **kwargs)
         base, (a, b, scale) = self.base_layer, self._factors()
-        out: Tensor
         if self._merged is None:
-            out = _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self._packed)
-        else:
-            out = _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
-        return out
+            return _AdaptedProduct.apply(x, a, b, base.weight, base.bias, scale, self.packed)
+        return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
 
     def merge(self) -> None:
         """Compute W + scale * B A from the current factors, and use it until the next call."""
@@ -61,14 +60,10 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         (name,) = self.active_adapters
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def pack(self) -> None:
         """Use packed copies of W in all products from now on."""
         weight = self.base_layer.weight.detach()
-        self._packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
+        self.packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
 
 class _AdaptedProduct(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -143,43 +138,30 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
     """The layers to merge: those that are not packed, or none if the copies would be too large."""
-    plain = [layer for layer in layers if not layer.is_packed]
+    plain = [layer for layer in layers if layer.packed is None]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
-def pack_where_faster(layers: Sequence[AdaptedLinear]) -> int:
-    """Pack the layers whose shape measures faster that way, if the copies fit into memory. Returns how many."""
-    chosen = [layer for layer in layers if _pays_to_pack(layer.base_layer.weight)]
+def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
+    """Pack the layers whose shape measures faster that way, if the copies fit into memory."""
+    large = [layer for layer in layers if layer.base_layer.weight.numel() >= MIN_ELEMENTS]
+    weights = [layer.base_layer.weight for layer in large]
+    pays = [packing_pays(*w.shape, num_rows=_ROWS, dtype=w.dtype, backward=True) for w in weights]
+    chosen = list(compress(large, pays))
     if not chosen:
-        return 0
+        return
     size_bytes = 2 * sum(layer.base_layer.weight.nbytes for layer in chosen)
-    if size_bytes > _available_bytes() / 2:
+    available = available_bytes()
+    if available is not None and size_bytes > available / 2:
         _log.warning(
             "packed copies of %d layers would make training faster, but they take %.1f GB, more than half of the "
             "memory that is available; not packed",
             len(chosen),
             size_bytes / 1e9,
         )
-        return 0
+        return
     for layer in chosen:
         layer.pack()
     _log.info(
         "%d of %d layers run on packed copies of their weights, %.1f GB", len(chosen), len(layers), size_bytes / 1e9
     )
-    return len(chosen)
-
-
-def _pays_to_pack(weight: Tensor) -> bool:
-    num_threads = torch.get_num_threads()
-    return weight.numel() >= MIN_ELEMENTS and packing_pays(
-        *weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=True
-    )
-
-
-def _available_bytes() -> float:
-    """Memory that can be used without swapping. Infinite if the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))

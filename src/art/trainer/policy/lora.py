@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from art.errors import ConfigError
 from art.storage import checkpoints
 from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.policy.base_model import BaseModel, run_backbone
-from art.trainer.policy.policy import Policy
+from art.trainer.policy.policy import Policy, named_views
 from art.trainer.tensor_files import copy_named, dump_named
 
 if TYPE_CHECKING:
@@ -45,20 +45,14 @@ class LoraPolicy(Policy):
         self._peft_model = _inject(base, config)
         self._layers = _find_layers(base, self._peft_model)
         self._scale = config.alpha / config.rank
-        parameters = {n: p for n, p in self._peft_model.named_parameters() if "lora_" in n}
-        size = sum(p.numel() for p in parameters.values())
-        self.values = torch.zeros(size, device=base.device)
-        self.grads = torch.zeros(size, device=base.device)
-        self.tensors: dict[str, Tensor] = {}
-        self._grad_views: dict[str, Tensor] = {}
-        start = 0
+        parameters = {
+            name.replace(f".{_ADAPTER}.", "."): parameter
+            for name, parameter in self._peft_model.named_parameters()
+            if "lora_" in name
+        }
+        self._grad_views = self._allocate(parameters)
         for name, parameter in parameters.items():
-            view = slice(start, start + parameter.numel())
-            key = name.replace(f".{_ADAPTER}.", ".")
-            self.tensors[key] = self.values[view].view(parameter.shape)
-            self._grad_views[key] = self.grads[view].view(parameter.shape)
-            parameter.data, parameter.grad = self.tensors[key], self._grad_views[key]
-            start = view.stop
+            parameter.data, parameter.grad = self.tensors[name], self._grad_views[name]
         self._folds = may_fold and _pays_to_fold([layer.base_layer for layer in self._layers.values()], config.rank)
         if self._folds:  # adapters stay off in the layers; folded weights replace the base weights
             self._peft_model.base_model.disable_adapter_layers()
@@ -105,13 +99,7 @@ class LoraPolicy(Policy):
         return json.dumps(values, indent=1, sort_keys=True, default=_plain).encode()
 
     def norm(self) -> float:
-        """Frobenius norm of all scale * B A together. |B A|^2 = trace(A A^T B^T B), so no product is formed."""
-        total = 0.0
-        for name, a in self.tensors.items():
-            if ".lora_A." in name:
-                b = self.tensors[name.replace(".lora_A.", ".lora_B.")]
-                total += float(((a @ a.T) * (b.T @ b)).sum())
-        return self._scale * math.sqrt(max(total, 0.0))
+        return self._norm_of_products(self._factors(self.tensors).values())
 
     def change_norm(self, before: Tensor) -> float:
         """Frobenius norm of the change of all scale * B A since `values` were `before` [P].
@@ -119,17 +107,21 @@ class LoraPolicy(Policy):
         B A - B' A' = (B - B') A + B' (A - A') is the product of [B - B', B'] and [A; A - A']. This form does not
         subtract large numbers that are almost equal.
         """
-        total, start = 0.0, 0
-        changes: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, tensor in self.tensors.items():
-            old = before[start : start + tensor.numel()].view(tensor.shape)
-            changes[name] = (tensor - old, old)
-            start += tensor.numel()
-        for name, a in self.tensors.items():
-            if ".lora_A." in name:
-                change_b, old_b = changes[name.replace(".lora_A.", ".lora_B.")]
-                wide, tall = torch.cat([change_b, old_b], dim=1), torch.cat([a, changes[name][0]])
-                total += float(((tall @ tall.T) * (wide.T @ wide)).sum())
+        old = self._factors(named_views(before, self.tensors))
+        return self._norm_of_products(
+            (torch.cat([a, a - old[key][0]]), torch.cat([b - old[key][1], old[key][1]], dim=1))
+            for key, (a, b) in self._factors(self.tensors).items()
+        )
+
+    def _factors(self, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """A [r, in] and B [out, r] of every adapted layer, from tensors that are named as in `tensors`."""
+        return {key: (tensors[f"{key}.lora_A.weight"], tensors[f"{key}.lora_B.weight"]) for key in self._layers}
+
+    def _norm_of_products(self, factors: Iterable[tuple[Tensor, Tensor]]) -> float:
+        """Frobenius norm of all scale * B A together. |B A|^2 = trace(A A^T B^T B), so no product is formed."""
+        total = 0.0
+        for a, b in factors:
+            total += float(((a @ a.T) * (b.T @ b)).sum())
         return self._scale * math.sqrt(max(total, 0.0))
 
     # -- forward and backward --
@@ -168,19 +160,18 @@ class LoraPolicy(Policy):
 
     def _fold(self) -> dict[str, Tensor]:
         """W + scale * B A of every adapted layer, by the name of its weight in the backbone."""
-        folded = {}
-        for key, layer in self._layers.items():
-            a, b = self.tensors[f"{key}.lora_A.weight"], self.tensors[f"{key}.lora_B.weight"]
-            folded[self._weight_name(key)] = torch.addmm(layer.base_layer.weight, b, a, alpha=self._scale)
-        return folded
+        return {
+            self._weight_name(key): torch.addmm(self._layers[key].base_layer.weight, b, a, alpha=self._scale)
+            for key, (a, b) in self._factors(self.tensors).items()
+        }
 
     def _unfold(self, folded: dict[str, Tensor]) -> None:
         """Add the gradients of A and B, from those of the folded weights, to `grads`."""
-        for key in self._layers:
+        grads = self._factors(self._grad_views)
+        for key, (a, b) in self._factors(self.tensors).items():
             if (grad := folded[self._weight_name(key)].grad) is not None:
-                a, b = self.tensors[f"{key}.lora_A.weight"], self.tensors[f"{key}.lora_B.weight"]
-                self._grad_views[f"{key}.lora_A.weight"].addmm_(b.T, grad, alpha=self._scale)
-                self._grad_views[f"{key}.lora_B.weight"].addmm_(grad, a.T, alpha=self._scale)
+                grads[key][0].addmm_(b.T, grad, alpha=self._scale)
+                grads[key][1].addmm_(grad, a.T, alpha=self._scale)
 
     def _weight_name(self, key: str) -> str:
         prefix: Any = self.base.model.base_model_prefix
@@ -239,8 +230,11 @@ def _target_modules(base: BaseModel, config: LoraConfig) -> str | list[str]:
 def _suits_adapted_linear(base: BaseModel) -> bool:
     """Whether `art.trainer.policy.linear` can compute the linear layers: plain, whole, float32 and on the CPU."""
     layers = [module for module in base.model.modules() if isinstance(module, torch.nn.Linear)]
-    plain = all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
-    return plain and base.device.type == "cpu" and not base.is_sharded
+    return _are_plain(layers) and base.device.type == "cpu" and not base.is_sharded
+
+
+def _are_plain(layers: list[Any]) -> bool:
+    return all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
 
 
 def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
@@ -254,21 +248,18 @@ def _find_layers(base: BaseModel, peft_model: Any) -> dict[str, Any]:
 
     layers = {n: m for n, m in peft_model.named_modules() if isinstance(m, LoraLayer)}
     for name, layer in layers.items():
+        place = repr(name.removeprefix("base_model.model."))
         if isinstance(layer, ParamWrapper):
-            peft_model.unload()
-            raise ConfigError(
-                f"target_modules selects the stacked weights of {name.removeprefix('base_model.model.')!r}, which "
-                "engines cannot adapt; name layers of the attention only",
-                param="target_modules",
+            problem = f"the stacked weights of {place}, which engines cannot adapt; name layers of the attention only"
+        elif isinstance(layer.base_layer, torch.nn.Embedding) or layer.base_layer.weight is base.head.weight:
+            problem = (
+                f"{place}, but the embedding and the language-model head are never trained; name linear layers of the "
+                "decoder only"
             )
-        weight = layer.base_layer.weight
-        if isinstance(layer.base_layer, torch.nn.Embedding) or weight is base.head.weight:
-            peft_model.unload()
-            raise ConfigError(
-                f"target_modules selects {name.removeprefix('base_model.model.')!r}, but the embedding and the "
-                "language-model head are never trained; name linear layers of the decoder only",
-                param="target_modules",
-            )
+        else:
+            continue
+        peft_model.unload()
+        raise ConfigError(f"target_modules selects {problem}", param="target_modules")
     return layers
 
 
@@ -278,9 +269,10 @@ def _pays_to_fold(layers: list[Any], rank: int) -> bool:
     Folding computes the gradient of the whole weight, in * out. Otherwise there are three passes (forward and two
     gradients) of the low-rank products, rank * (in + out) each.
     """
-    plain = all(type(layer) is torch.nn.Linear and layer.weight.dtype == torch.float32 for layer in layers)
-    full = sum(layer.weight.numel() for layer in layers) if plain else 0
-    return plain and full <= 3 * rank * sum(sum(layer.weight.shape) for layer in layers)
+    if not _are_plain(layers):
+        return False
+    full: int = sum(layer.weight.numel() for layer in layers)
+    return full <= 3 * rank * sum(sum(layer.weight.shape) for layer in layers)
 
 
 def _plain(value: Any) -> Any:

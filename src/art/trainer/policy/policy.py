@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from art.config import LoraConfig
@@ -34,6 +35,13 @@ class Policy(ABC):
     """Name of the file with the weights in a checkpoint."""
     trains_base_weights: ClassVar[bool]
     """Whether a backward pass computes gradients of whole weight matrices."""
+
+    def _allocate(self, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Create `values`, `grads` and `tensors` like these trained tensors; return views of `grads` by name."""
+        size = sum(tensor.numel() for tensor in like.values())
+        self.values, self.grads = (torch.zeros(size, device=self.base.device) for _ in range(2))
+        self.tensors = named_views(self.values, like)
+        return named_views(self.grads, like)
 
     @abstractmethod
     def reset(self) -> None:
@@ -85,6 +93,11 @@ class Policy(ABC):
     def accumulate_gradients(self) -> AbstractContextManager[None]:
         """Add up the gradients of all backward passes in the block. `grads` holds the sum after it."""
 
-    @abstractmethod
-    def remove(self) -> None:
+    def remove(self) -> None:  # noqa: B027  # nothing to do for a policy that leaves the base model as it is
         """Restore the base model to how it was loaded. The policy cannot be used afterwards."""
+
+
+def named_views(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Views of `flat` [P] with the names and shapes of `like`, in its order."""
+    parts = flat.split([tensor.numel() for tensor in like.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

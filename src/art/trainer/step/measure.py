@@ -21,8 +21,7 @@ from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.base_model import BaseModel
 from art.trainer.policy.policy import Policy
 from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
-from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
 from art.trainer.step.progress import Progress
 from art.trainer.streams import BASE
 from art.trainer.tree.tree import FloatArray, SamplePath
@@ -55,17 +54,15 @@ class Measurer:
         hidden_states = self._policy.base_hidden_states if source == BASE else self._policy.hidden_states
         with contextlib.ExitStack() as stack:
             if isinstance(source, int):
-                stack.enter_context(self._policy.using(self._read_weights(source)))
+                if source not in self._references:
+                    raise ConfigError(
+                        f"the loss compares with checkpoint {source}, which was not given to the trainer", param="loss"
+                    )
+                checkpoints.verify(self._references[source])
+                weights = checkpoints.read_file(self._references[source], self._policy.weights_file)
+                stack.enter_context(self._policy.using(weights))
             self._batcher.team.gather(None)  # nobody begins before all processes have read the weights
             return add_stream(paths, name, hidden_states, self._batcher, self._progress)
-
-    def _read_weights(self, step: int) -> bytes:
-        if step not in self._references:
-            raise ConfigError(
-                f"the loss compares with checkpoint {step}, which was not given to the trainer", param="loss"
-            )
-        checkpoints.verify(self._references[step])
-        return checkpoints.read_file(self._references[step], self._policy.weights_file)
 
 
 def add_stream(

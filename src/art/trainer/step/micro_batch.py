@@ -1,19 +1,20 @@
 """Micro-batches: the samples of one forward pass. They are cut smaller when memory runs out.
 
-Training and measuring both use `split_micro_batches`, which splits samples by a token budget, and `run_fitting`, which
-runs the micro-batches and cuts them until they fit into memory.
+Training and measuring both use a `MicroBatcher`, which splits samples by a token budget, and `run_fitting`, which runs
+the micro-batches and cuts them until they fit into memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from art.errors import TrainingError
+from art.trainer.attention.kernel_check import check_kernel
 from art.trainer.attention.kernel_choice import choose_kernel
-from art.trainer.attention.tree_attention import TreeLayout, make_layout
+from art.trainer.attention.tree_attention import KernelName, TreeLayout, make_layout
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.memory import is_out_of_memory, release_memory
 from art.trainer.policy.base_model import BaseModel
@@ -54,6 +55,38 @@ def split_micro_batches(
     return [make_micro_batch([paths[index] for index in part], base) for part in shares[team.rank]]
 
 
+class MicroBatcher:
+    """Makes the micro-batches of this process. It lives as long as the trainer.
+
+    It remembers how many tokens fit into memory, and which attention kernels have been checked on this device.
+    """
+
+    def __init__(self, base: BaseModel, *, max_tokens: int, team: Team = ALONE) -> None:
+        self.base = base
+        self.team = team
+        self.max_tokens = max_tokens
+        """Tokens per micro-batch. Shrinks when memory runs out, to what did fit."""
+        self._checked_kernels: set[KernelName] = set()
+
+    def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
+        return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
+
+    def shrink(self, fitting: int | None) -> None:
+        """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
+        if fitting is not None:
+            self.max_tokens = min(self.max_tokens, fitting)
+
+    def check_kernels(self, micro_batches: Sequence[MicroBatch], paths: Sequence[SamplePath]) -> None:
+        """Compare each attention kernel that is used for the first time with the reference, on some of `paths`.
+
+        Raises:
+            TrainingError: a kernel is wrong on this machine.
+        """
+        for kernel in {micro_batch.layout.kernel for micro_batch in micro_batches} - self._checked_kernels:
+            check_kernel(self.base, kernel, paths)
+            self._checked_kernels.add(kernel)
+
+
 def count_idle_passes(micro_batches: list[MicroBatch], base: BaseModel, team: Team) -> int:
     """How many empty passes this process must add: all processes must run a sharded model equally often."""
     return max(team.gather(len(micro_batches))) - len(micro_batches) if base.is_sharded else 0
@@ -82,7 +115,12 @@ def run_fitting(
             if base.is_sharded or not current or not is_out_of_memory(error):
                 raise
             if len(current[0].paths) == 1:
-                raise _too_long(current[0].paths[0]) from error
+                path = current[0].paths[0]
+                raise TrainingError(
+                    f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even "
+                    "alone; set `gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out "
+                    "trajectories of this length"
+                ) from error
         num_tokens = len(current[0].layout.token_ids)
         current[0].layout.derived.clear()
         release_memory()  # not in the `except` block, where the error still holds the tensors
@@ -99,10 +137,3 @@ def _one_by_one(micro_batches: list[MicroBatch], current: list[MicroBatch]) -> I
         current[:] = [micro_batch]
         yield micro_batch
         micro_batch.layout.derived.clear()  # masks are large and not needed again
-
-
-def _too_long(path: SamplePath) -> TrainingError:
-    return TrainingError(
-        f"sample {path.sample.sample_id!r}, of {len(path.token_ids)} tokens, does not fit into memory even alone; set "
-        "`gradient_checkpointing`, use dtype bfloat16 or a smaller base model, or leave out trajectories of this length"
-    )

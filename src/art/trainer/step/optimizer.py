@@ -9,7 +9,7 @@ from torch import Tensor
 
 from art.config import OptimizerConfig
 from art.errors import TrainingError
-from art.trainer.policy.policy import Policy
+from art.trainer.policy.policy import Policy, named_views
 from art.trainer.tensor_files import copy_named, dump_named
 
 
@@ -21,12 +21,13 @@ class Optimizer:
         self._parameter = torch.nn.Parameter(policy.values)  # shares its memory
         self._parameter.grad = policy.grads
         self._adam = torch.optim.AdamW([self._parameter], foreach=False)
-        self._shapes = {name: tensor.shape for name, tensor in policy.tensors.items()}
+        self._tensors = policy.tensors
         self.reset()
 
     def reset(self) -> None:
         """Forget all updates: set the moments to zero."""
-        self._set(0, torch.zeros_like(self._parameter.data), torch.zeros_like(self._parameter.data))
+        first, second = (torch.zeros_like(self._parameter.data) for _ in range(2))
+        self._adam.state[self._parameter] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
 
     @property
     def num_updates(self) -> int:
@@ -70,15 +71,10 @@ class Optimizer:
         state: dict[str, Tensor] = self._adam.state[self._parameter]
         return state
 
-    def _set(self, num_updates: int, first: Tensor, second: Tensor) -> None:
-        step = torch.tensor(float(num_updates))
-        self._adam.state[self._parameter] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
-
     def _named_moments(self) -> dict[str, Tensor]:
         """Views of the flat moments as `<moment>.<trained tensor>`."""
-        named = {}
-        for moment in ("exp_avg", "exp_avg_sq"):
-            sizes = [shape.numel() for shape in self._shapes.values()]
-            for (name, shape), part in zip(self._shapes.items(), self._state[moment].split(sizes), strict=True):
-                named[f"{moment}.{name}"] = part.view(shape)
-        return named
+        return {
+            f"{moment}.{name}": view
+            for moment in ("exp_avg", "exp_avg_sq")
+            for name, view in named_views(self._state[moment], self._tensors).items()
+        }

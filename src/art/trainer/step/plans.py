@@ -33,8 +33,7 @@ def plan_rl(
     """One update per mini-batch. Measures first what the losses compare the policy with.
 
     Raises:
-        NothingTrainableError: the loss is dpo and no pair can be compared.
-        TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
+        NothingTrainableError, TrajectoryError: see `prepare_paths`.
     """
     paths, metrics = prepare_paths(paths, config, pairs, measurer)
     paths = with_sampled_base(paths, measurer, step=step)

@@ -21,7 +21,7 @@ from art.trainer.losses.dpo import judge_preferences
 from art.trainer.losses.kl import kl_estimate
 from art.trainer.step.measure import Measurer
 from art.trainer.step.mismatch import find_mismatched
-from art.trainer.streams import ANCHOR, POLICY, TEACHER, reference_name
+from art.trainer.streams import ANCHOR, POLICY, TEACHER
 from art.trainer.tree.tree import SamplePath
 
 
@@ -35,9 +35,14 @@ def prepare_paths(
         TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
     if any(isinstance(term, DistillConfig) for term in config.terms):
-        _check_taught(paths)
-    for reference in _references(config):
-        paths = measurer.add_stream(paths, reference, reference_name(reference))
+        for path in paths:  # a missing log-prob would be read as 0, i.e. as probability 1
+            if path.sample.component == "rl" and TEACHER not in path.streams:
+                raise TrajectoryError(
+                    f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
+                )
+    for term in config.terms:
+        if isinstance(term, (KlConfig, DpoConfig)) and term.reference != "sampler":
+            paths = measurer.add_stream(paths, term.reference, str(term.reference))
     if config.anchor == "step_start" and config.num_minibatches > 1:
         paths = measurer.add_stream(paths, POLICY, ANCHOR)
     for term in config.terms:
@@ -50,29 +55,14 @@ def prepare_paths(
     return paths, {}
 
 
-def _check_taught(paths: list[SamplePath]) -> None:
-    """Raise if a sample lacks its teacher's log-probs. They would be read as 0, i.e. as probability 1."""
-    for path in paths:
-        if path.sample.component == "rl" and TEACHER not in path.streams:
-            raise TrajectoryError(
-                f"sample {path.sample.sample_id!r} has no `teacher_logprobs`, which the loss distill needs"
-            )
-
-
-def _references(config: TrainConfig) -> list[int | str]:
-    named = [term.reference for term in config.terms if isinstance(term, (KlConfig, DpoConfig))]
-    return [reference for reference in named if reference != "sampler"]
-
-
 def _with_kl_reward(paths: list[SamplePath], term: KlConfig) -> list[SamplePath]:
     """Subtract the weighted KL of each token from its advantage, after subtracting the mean KL of the step.
 
     So credit moves from tokens far from the reference to tokens close to it. The mean weighs tokens as the loss does,
     so the sum of the weighted advantages does not change.
     """
-    name = reference_name(term.reference)
     rl = [path for path in paths if path.sample.component == "rl"]
-    differences = [torch.from_numpy(path.sampling_logprobs - path.streams[name]) for path in rl]
+    differences = [torch.from_numpy(path.sampling_logprobs - path.streams[str(term.reference)]) for path in rl]
     kls = [kl_estimate(difference, term.estimator).numpy() for difference in differences]
     weight = math.fsum(path.sample.weight * len(kl) for path, kl in zip(rl, kls, strict=True))
     total = math.fsum(path.sample.weight * kl.sum(dtype=np.float64) for path, kl in zip(rl, kls, strict=True))

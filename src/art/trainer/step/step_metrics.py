@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from art.trainer.policy.policy import Policy
-from art.trainer.streams import BASE, SAMPLED_BASE
-from art.trainer.tree.tree import SamplePath, Targets
+from art.trainer.tree.tree import SamplePath
 
 RATIO_LOW, RATIO_HIGH = 0.9, 1.1
 """Importance ratios outside of this range are counted."""
@@ -24,7 +21,7 @@ _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 class MicroBatchRecord:
     """What one forward and backward pass observed. All arrays are [N], one entry per target."""
 
-    update: int
+    update: NDArray[np.int64]
     """Number of the optimiser update in the step, from 0."""
     policy_logprobs: NDArray[np.float32]
     sampling_logprobs: NDArray[np.float32]
@@ -33,7 +30,12 @@ class MicroBatchRecord:
     clipped_low: NDArray[np.bool_]
     clipped_high: NDArray[np.bool_]
     is_rl: NDArray[np.bool_]
-    streams: dict[str, NDArray[np.float32]]
+    base_logprobs: NDArray[np.float32]
+    """NaN where the base model was not measured."""
+
+    def where(self, chosen: NDArray[np.bool_]) -> MicroBatchRecord:
+        """The record of some of the targets."""
+        return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 @dataclass(slots=True)
@@ -57,65 +59,52 @@ class StepRecord:
     num_truncated_targets: int = 0
 
 
-def record_targets(
-    targets: Targets,
-    logprobs: NDArray[np.float32],
-    entropy: NDArray[np.float32],
-    *,
-    clipped_low: NDArray[np.bool_],
-    clipped_high: NDArray[np.bool_],
-    update: int,
-) -> MicroBatchRecord:
-    return MicroBatchRecord(
-        update=update,
-        policy_logprobs=logprobs,
-        sampling_logprobs=targets.sampling_logprobs,
-        advantages=targets.advantages,
-        entropy=entropy,
-        clipped_low=clipped_low,
-        clipped_high=clipped_high,
-        is_rl=~targets.is_sft,
-        streams=targets.streams,
-    )
-
-
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
     """Metrics that follow from the record of a step. `step` is the checkpoint that it continued from."""
-    entropy = _concatenate(record, lambda part: part.entropy)
+    targets = _join(record.micro_batches)
     unshared = sum(len(path.sample.token_ids) for path in paths)
     grad_norms = np.asarray(record.grad_norms)
     metrics = {
         "loss/train": _mean(record.losses),
-        "loss/entropy": _mean(entropy),
-        **_entropy_where_it_varies(entropy),
+        "loss/entropy": _mean(targets.entropy),
+        **_entropy_where_it_varies(targets.entropy),
         "loss/grad_norm": _mean(grad_norms),
         "loss/grad_norm_max": float(grad_norms.max()),
         "loss/grad_clipped_share": _mean(grad_norms > max_grad_norm),
         "data/step_trainer_tokens": float(record.num_tree_tokens),
         "data/step_tokens_unshared": float(unshared),
         "data/step_shared_share": 1 - record.num_tree_tokens / unshared,
-        "data/step_trainable_tokens": float(len(entropy)),
+        "data/step_trainable_tokens": float(len(targets.entropy)),
         "data/step_num_rollouts_trained": float(len({path.sample.rollout_id for path in paths})),
         "data/step_num_gradient_steps": float(len(record.losses)),
         "throughput/attention_dense_share": record.num_dense_tokens / record.num_tree_tokens,
     }
-    is_rl = _concatenate(record, lambda part: part.is_rl)
-    if not is_rl.any():
+    rl = targets.where(targets.is_rl)
+    if len(rl.is_rl) == 0:
         return metrics
     staleness = [step - path.sample.policy_version for path in paths if path.sample.component == "rl"]
     return (
         metrics
-        | _entropy_by_sign(record, entropy, is_rl)
-        | _clipping(record, is_rl)
-        | _against_sampler(record, is_rl)
-        | _against_base(record, is_rl)
+        | _entropy_by_sign(rl)
+        | {
+            "loss/masked_share": _mean(rl.clipped_low | rl.clipped_high),
+            "loss/clipped_low_share": _mean(rl.clipped_low),
+            "loss/clipped_high_share": _mean(rl.clipped_high),
+        }
+        | _against_sampler(rl)
+        | _against_base(rl)
         | {
             "offpolicy/mismatch_masked_share": record.num_mismatched / max(record.num_gated, 1),
             "offpolicy/mismatch_masked_tokens": float(record.num_mismatched_targets),
-            "offpolicy/truncated_share": record.num_truncated_targets / int(is_rl.sum()),
+            "offpolicy/truncated_share": record.num_truncated_targets / len(rl.is_rl),
             "offpolicy/mean_staleness": _mean(staleness),
         }
     )
+
+
+def _join(parts: list[MicroBatchRecord]) -> MicroBatchRecord:
+    names = (each.name for each in fields(MicroBatchRecord))
+    return MicroBatchRecord(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -> dict[str, float]:
@@ -128,7 +117,7 @@ def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -
     }
 
 
-def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:
+def _entropy_where_it_varies(entropy: NDArray[np.float32]) -> dict[str, float]:
     """Mean entropy weighted by itself, and the effective share of targets that have this entropy.
 
     Their product is the plain mean. Tokens that are certain, e.g. the JSON around an argument, do not count.
@@ -142,33 +131,18 @@ def _entropy_where_it_varies(entropy: NDArray[np.float64]) -> dict[str, float]:
     return {"loss/entropy_varying": float(squares / total), "loss/entropy_varying_share": float(share)}
 
 
-def _entropy_by_sign(record: StepRecord, entropy: NDArray[np.float64], is_rl: NDArray[np.bool_]) -> dict[str, float]:
-    advantages = _concatenate(record, lambda part: part.advantages)
-    signs = {"loss/entropy_rewarded": advantages > 0, "loss/entropy_punished": advantages < 0}
-    return {name: _mean(entropy[is_rl & sign]) for name, sign in signs.items() if (is_rl & sign).any()}
+def _entropy_by_sign(rl: MicroBatchRecord) -> dict[str, float]:
+    signs = {"loss/entropy_rewarded": rl.advantages > 0, "loss/entropy_punished": rl.advantages < 0}
+    return {name: _mean(rl.entropy[sign]) for name, sign in signs.items() if sign.any()}
 
 
-def _clipping(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
-    low = _concatenate(record, lambda part: part.clipped_low)[is_rl]
-    high = _concatenate(record, lambda part: part.clipped_high)[is_rl]
-    return {
-        "loss/masked_share": _mean(low | high),
-        "loss/clipped_low_share": _mean(low),
-        "loss/clipped_high_share": _mean(high),
-    }
-
-
-def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+def _against_sampler(rl: MicroBatchRecord) -> dict[str, float]:
     """Metrics of the importance ratios r = policy / sampler: over all updates, and in the first and the last one."""
-    log_ratio = _log_ratio(
-        _concatenate(record, lambda part: part.policy_logprobs)[is_rl],
-        _concatenate(record, lambda part: part.sampling_logprobs)[is_rl],
-    )
+    log_ratio = _log_ratio(rl.policy_logprobs, rl.sampling_logprobs)
     ratio = np.exp(log_ratio)
     outside = (ratio < RATIO_LOW) | (ratio > RATIO_HIGH)
     k3 = ratio - 1 - log_ratio
-    update = np.concatenate([np.full(len(part.is_rl), part.update) for part in record.micro_batches])[is_rl]
-    first, last = update == update.min(), update == update.max()
+    first, last = rl.update == rl.update.min(), rl.update == rl.update.max()
     names = [f"offpolicy/ratio_p{round(100 * q):02d}" for q in _QUANTILES]
     return dict(zip(names, map(float, np.quantile(ratio, _QUANTILES)), strict=True)) | {
         "loss/kl_to_sampler": _mean(k3),
@@ -183,25 +157,17 @@ def _against_sampler(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, 
     }
 
 
-def _against_base(record: StepRecord, is_rl: NDArray[np.bool_]) -> dict[str, float]:
+def _against_base(rl: MicroBatchRecord) -> dict[str, float]:
     """KL to the base model, over the targets whose log-prob under it is known (all, some or none)."""
-    known = [part.streams.get(BASE, part.streams.get(SAMPLED_BASE)) for part in record.micro_batches]
-    missing = [np.full(len(part.is_rl), np.nan) for part in record.micro_batches]
-    base = np.concatenate([b if b is not None else nan for b, nan in zip(known, missing, strict=True)])
-    chosen = is_rl & ~np.isnan(base)
-    if not chosen.any():
+    known = rl.where(~np.isnan(rl.base_logprobs))
+    if len(known.is_rl) == 0:
         return {}
-    policy = _concatenate(record, lambda part: part.policy_logprobs)
-    log_ratio = _log_ratio(base[chosen], policy[chosen])
+    log_ratio = _log_ratio(known.base_logprobs, known.policy_logprobs)
     return {
         "loss/kl_to_base": _mean(np.exp(log_ratio) - 1 - log_ratio),
         "loss/kl_to_base_k1": _mean(-log_ratio),
-        "loss/kl_to_base_targets": float(chosen.sum()),
+        "loss/kl_to_base_targets": float(len(known.is_rl)),
     }
-
-
-def _concatenate(record: StepRecord, choose: Callable[[MicroBatchRecord], NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate([choose(part) for part in record.micro_batches])
 
 
 def _log_ratio(above: ArrayLike, below: ArrayLike) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""One optimiser update: forward and backward over its micro-batches. Reinforcement learning and SFT alike.
+"""Optimiser updates: forward and backward over micro-batches, then a change of the weights. RL and SFT alike.
 
     L = L_rl / N_rl + L_sft / N_sft
 
@@ -13,24 +13,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from art.config import LossConfig, MismatchConfig
+from art.config import LossConfig, MismatchConfig, OptimizerConfig
 from art.errors import TrainingError
 from art.trainer.losses import LossInputs, TokenLoss, sft_loss, term_loss
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.machine.shard import idle_layout
 from art.trainer.policy.policy import Policy
+from art.trainer.resident import Loaded
 from art.trainer.step.logprobs import target_logprobs
-from art.trainer.step.micro_batch import MicroBatch, count_idle_passes, run_fitting
+from art.trainer.step.micro_batch import MicroBatch, MicroBatcher, count_idle_passes, run_fitting
 from art.trainer.step.mismatch import correct_mismatch, judge_mismatch
 from art.trainer.step.progress import Progress
-from art.trainer.step.step_metrics import StepRecord, record_targets
-from art.trainer.streams import ANCHOR
+from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord
+from art.trainer.streams import ANCHOR, BASE, SAMPLED_BASE
 from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 
@@ -47,12 +50,27 @@ class Update:
     mismatch: MismatchConfig | None = None
 
 
-def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
-    """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
-    totals = {False: 0.0, True: 0.0}  # by "is SFT"
-    for path in paths:
-        totals[path.sample.component == "sft"] += path.share
-    return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
+def run_updates(
+    loaded: Loaded, updates: list[Update], optimizer: OptimizerConfig, batcher: MicroBatcher, progress: Progress
+) -> StepRecord:
+    """Change the weights of `loaded` by all of `updates`; return what was observed meanwhile.
+
+    Raises:
+        TrainingError: a loss or a gradient is not finite, too many samples do not come from the policy, a single sample
+            does not fit into memory, or an attention kernel is wrong on this machine.
+    """
+    record = StepRecord()
+    batches = [batcher.split(update.paths) for update in updates]
+    batcher.check_kernels(list(chain.from_iterable(batches)), updates[0].paths)
+    progress.expect(sum(map(len, batches)))
+    for number, update in enumerate(updates):
+        fitting = compute_gradient(loaded.policy, update, batches[number], record, progress, batcher.team)
+        if fitting is not None:  # memory ran out: cut the remaining updates again, into smaller micro-batches
+            batcher.shrink(fitting)
+            batches[number + 1 :] = [batcher.split(later.paths) for later in updates[number + 1 :]]
+        loaded.identity = None  # what is in memory is not a checkpoint until the next one is written
+        record.grad_norms.append(loaded.optimizer.update(update.learning_rate, optimizer))
+    return record
 
 
 def compute_gradient(
@@ -76,11 +94,8 @@ def compute_gradient(
         TrainingError: the loss is not finite, too many samples do not come from this policy, or a single sample does
             not fit into memory.
     """
-    num_idle, number = count_idle_passes(micro_batches, policy.base, team), len(record.losses)
-
-    def run(micro_batches: Iterator[MicroBatch]) -> tuple[float, StepRecord]:
-        return _accumulate(policy, update, micro_batches, progress, num_idle=num_idle, number=number)
-
+    num_idle = count_idle_passes(micro_batches, policy.base, team)
+    run = partial(_accumulate, policy, update, progress=progress, num_idle=num_idle, number=len(record.losses))
     gathered = team.gather(run_fitting(micro_batches, run, policy.base))
     loss = sum(loss for (loss, _), _ in gathered)
     if not math.isfinite(loss):
@@ -88,8 +103,9 @@ def compute_gradient(
             "the loss is not finite, so nothing was trained; look at the learning rate, the rewards and the sampling "
             "log-probs of this step"
         )
-    for (_, part), _ in gathered:
-        _add(part, record)
+    for (_, part), _ in gathered:  # counts are added, lists are joined
+        for each in fields(StepRecord):
+            setattr(record, each.name, getattr(record, each.name) + getattr(part, each.name))
     if update.mismatch is not None:
         judge_mismatch(record.num_mismatched, record.num_gated, update.mismatch)
     record.losses.append(loss)
@@ -101,8 +117,8 @@ def _accumulate(
     policy: Policy,
     update: Update,
     micro_batches: Iterator[MicroBatch],
-    progress: Progress | None,
     *,
+    progress: Progress | None,
     num_idle: int,
     number: int,
 ) -> tuple[float, StepRecord]:
@@ -118,45 +134,49 @@ def _accumulate(
     return loss, record
 
 
-def _add(part: StepRecord, record: StepRecord) -> None:
-    """Add `part` to `record`: counts are added, lists are joined."""
-    for field in fields(StepRecord):
-        setattr(record, field.name, getattr(record, field.name) + getattr(part, field.name))
-
-
 def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: StepRecord, *, number: int) -> float:
     """Forward and backward pass of one micro-batch. Returns its part of the loss."""
-    rows = micro_batch.rows
-    hidden = policy.hidden_states(micro_batch.layout)
-    by_row, entropy = target_logprobs(hidden, policy.base.head, rows)
+    rows, targets, layout = micro_batch.rows, micro_batch.targets, micro_batch.layout
+    by_row, entropy = target_logprobs(policy.hidden_states(layout), policy.base.head, rows)
     # There are few numbers per target: the CPU handles them, in the order of the targets.
     order = rows.order.cpu()
     logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
     inputs = _loss_inputs(logprobs, update, micro_batch)
-    scales = torch.from_numpy(_target_scales(micro_batch.targets, update.paths))
+    scales = torch.from_numpy(_target_scales(targets, update.paths))
     if update.mismatch is not None:
         scales = scales * _correct(inputs, micro_batch, update.mismatch, record)
-    losses = _target_losses(inputs, update.terms, torch.from_numpy(micro_batch.targets.is_sft))
+    losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_sft))
     total = torch.dot(losses.values, scales)
     total.backward()
     target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
-    loss = float(total.detach())
+    unknown = np.full(len(order), np.nan, dtype=np.float32)
     record.micro_batches.append(
-        record_targets(
-            micro_batch.targets,
-            logprobs.detach().numpy(),
-            target_entropy.numpy(),
+        MicroBatchRecord(
+            update=np.full(len(order), number),
+            policy_logprobs=logprobs.detach().numpy(),
+            sampling_logprobs=targets.sampling_logprobs,
+            advantages=targets.advantages,
+            entropy=target_entropy.numpy(),
             clipped_low=losses.clipped_low.numpy(),
             clipped_high=losses.clipped_high.numpy(),
-            update=number,
+            is_rl=~targets.is_sft,
+            base_logprobs=targets.streams.get(BASE, targets.streams.get(SAMPLED_BASE, unknown)),
         )
     )
-    record.num_tree_tokens += len(micro_batch.layout.token_ids)
-    if micro_batch.layout.kernel == "dense":
-        record.num_dense_tokens += len(micro_batch.layout.token_ids)
-    record.num_visible_keys += int(micro_batch.layout.positions.sum()) + len(micro_batch.layout.token_ids)
+    num_tokens = len(layout.token_ids)
+    record.num_tree_tokens += num_tokens
+    record.num_dense_tokens += num_tokens if layout.kernel == "dense" else 0
+    record.num_visible_keys += int(layout.positions.sum()) + num_tokens
     record.num_rows += len(rows.starts) - 1
-    return loss
+    return float(total.detach())
+
+
+def _target_scales(targets: Targets, paths: list[SamplePath]) -> FloatArray:
+    """[N] factor of each target's loss in an update of `paths`: its weight, divided by the N of its component."""
+    totals = {False: 0.0, True: 0.0}  # by "is SFT"
+    for path in paths:
+        totals[path.sample.component == "sft"] += path.share
+    return (targets.weights / np.where(targets.is_sft, totals[True], totals[False])).astype(np.float32)
 
 
 def _loss_inputs(logprobs: Tensor, update: Update, micro_batch: MicroBatch) -> LossInputs:

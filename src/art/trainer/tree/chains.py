@@ -67,32 +67,18 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class LongChain:
-    """A chain that is computed by itself, block by block."""
-
-    chain: ChainKeys
-    blocks: tuple[Block, ...]
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """Take the rows on the chain's path from `rows` [G, T + 1, D]; returns [G, L, D]."""
-        parts = [rows[:, start:end] for start, end in self.chain.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def scatter_add(self, total: Tensor, rows: Tensor) -> None:
-        """Add `rows` [G, L, D] to `total` [G, T + 1, D] where `gather` takes them from."""
-        _add_runs(total, self.chain, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """B chains of up to n queries and L keys each, computed at once. Padding refers to place T, after the layout."""
+class ChainWork:
+    """Chains that are computed at once: a long one, block by block, or a bundle of B short ones in one block."""
 
     chains: tuple[ChainKeys, ...]
-    keys: Tensor  # [B * L] places of the layout
-    blocks: tuple[Block]
+    blocks: tuple[Block, ...]
+    keys: Tensor | None = None  # [B * L] places of a bundle's keys in the layout; padding is place T, after the layout
 
     def gather(self, rows: Tensor) -> Tensor:
         """Take the rows on the chains' paths from `rows` [G, T + 1, D]; returns [G * B, L, D]."""
+        if self.keys is None:
+            parts = [rows[:, start:end] for start, end in self.chains[0].runs]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         picked = rows.index_select(1, self.keys)
         return picked.view(len(rows) * len(self.chains), -1, rows.shape[-1])
 
@@ -100,24 +86,20 @@ class Bundle:
         """Add `rows` [G * B, L, D] to `total` [G, T + 1, D] where `gather` takes them from."""
         by_chain = rows.unflatten(0, (len(total), len(self.chains)))
         for number, chain in enumerate(self.chains):
-            _add_runs(total, chain, by_chain[:, number])
+            done = 0
+            for start, end in chain.runs:  # adding slices is several times faster than adding indexed rows
+                total[:, start:end] += by_chain[:, number, done : done + end - start]
+                done += end - start
 
 
-Work = Sequence[LongChain | Bundle]
-
-
-def _add_runs(total: Tensor, chain: ChainKeys, rows: Tensor) -> None:
-    done = 0
-    for start, end in chain.runs:  # adding slices is several times faster than adding indexed rows
-        total[:, start:end] += rows[:, done : done + end - start]
-        done += end - start
+Work = Sequence[ChainWork]
 
 
 def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int, window: int | None) -> Work:
     """Plan the attention of all chains of a layout of `num_tokens` tokens, with an optional sliding window."""
     short = [chain for chain in chains if chain.num_queries <= BLOCK]
     short.sort(key=lambda chain: (chain.num_queries, chain.num_keys), reverse=True)
-    work: list[LongChain | Bundle] = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]
+    work = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]
     for group in _bundle(short, _BUNDLE_SCORES // num_heads):
         work.append(_long(group[0], window) if len(group) == 1 else _pad(group, num_tokens, window))
     return work
@@ -140,7 +122,7 @@ def _bundle(chains: Sequence[ChainKeys], max_scores: int) -> Iterator[list[Chain
         yield group
 
 
-def _long(chain: ChainKeys, window: int | None) -> LongChain:
+def _long(chain: ChainKeys, window: int | None) -> ChainWork:
     prefix = chain.num_keys - chain.num_queries
     blocks = []
     for start in range(chain.start, chain.end, BLOCK):
@@ -150,10 +132,10 @@ def _long(chain: ChainKeys, window: int | None) -> LongChain:
         # Without a window only the block's own keys are hidden from some of its queries.
         hidden = _future(end - start) if window is None else _hidden(end - start, last - first, window)
         blocks.append(Block(slice(start, end), first, last, hidden[None, :, None]))
-    return LongChain(chain, tuple(blocks))
+    return ChainWork((chain,), tuple(blocks))
 
 
-def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> Bundle:
+def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> ChainWork:
     num_queries, num_keys = max(c.num_queries for c in chains), max(c.num_keys for c in chains)
     queries = np.full((len(chains), num_queries), num_tokens)
     keys = np.full((len(chains), num_keys), num_tokens)
@@ -164,7 +146,7 @@ def _pad(chains: Sequence[ChainKeys], num_tokens: int, window: int | None) -> Bu
         keys[row, : chain.num_keys] = np.concatenate([np.arange(start, end) for start, end in chain.runs])
         hidden[row, : chain.num_queries, 0, : chain.num_keys] = _hidden(chain.num_queries, chain.num_keys, window)
     block = Block(torch.from_numpy(queries.ravel()), 0, num_keys, hidden)
-    return Bundle(tuple(chains), torch.from_numpy(keys.ravel()), (block,))
+    return ChainWork(tuple(chains), (block,), torch.from_numpy(keys.ravel()))
 
 
 @lru_cache(maxsize=BLOCK)

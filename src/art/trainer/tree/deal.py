@@ -33,17 +33,13 @@ def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int
             high = budget
         else:
             low = budget
-    return min((_deal_out(paths, packed, num_shares) for packed in packings), key=lambda dealt: dealt[0])[1]
-
-
-def _deal_out(
-    paths: Sequence[SamplePath], packed: Sequence[list[int]], num_shares: int
-) -> tuple[tuple[int, int], list[list[list[int]]]]:
-    """The cost of a packing (tokens of the largest share, number of micro-batches), and its shares."""
-    sizes = _sizes(paths, packed)
-    shares = deal(sizes, num_shares)
-    largest = max(sum(sizes[number] for number in share) for share in shares)
-    return (largest, len(packed)), [[packed[number] for number in share] for share in shares]
+    dealt = []
+    for packed in packings:
+        sizes = _sizes(paths, packed)
+        shares = deal(sizes, num_shares)
+        largest = max(sum(sizes[number] for number in share) for share in shares)
+        dealt.append((largest, len(packed), [[packed[number] for number in share] for share in shares]))
+    return min(dealt, key=lambda one: one[:2])[2]
 
 
 def deal(sizes: Sequence[int], num_shares: int) -> list[list[int]]:

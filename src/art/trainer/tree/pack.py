@@ -23,7 +23,8 @@ def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
     order, shared = sort_paths(paths)
     lengths = [len(paths[index].token_ids) for index in order]
     pieces: list[tuple[int, list[int]]] = []  # tree tokens, ranks in `order`
-    for first, last in _trees(shared):
+    starts = [rank for rank, depth in enumerate(shared) if depth == 0]  # a path that shares nothing starts a tree
+    for first, last in zip(starts, [*starts[1:], len(shared)], strict=True):
         pieces.extend(_cut(first, last, lengths, shared, max_tokens))
     pieces.sort(key=lambda piece: -piece[0])
     bins: list[tuple[int, list[int]]] = []
@@ -35,12 +36,6 @@ def pack(paths: Sequence[SamplePath], *, max_tokens: int) -> list[list[int]]:
         else:
             bins.append((size, ranks))
     return [[order[rank] for rank in ranks] for _, ranks in bins]
-
-
-def _trees(shared: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges of ranks `[first, last)` of the trees. A path that shares nothing with the one before starts a tree."""
-    starts = [rank for rank, depth in enumerate(shared) if depth == 0]
-    return list(zip(starts, [*starts[1:], len(shared)], strict=True))
 
 
 def _cut(

@@ -133,7 +133,12 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
         raise TrajectoryError(f"{name} has a sampling log-prob or an advantage that is not finite")
     streams: dict[str, FloatArray] = {}
     if sample.teacher_logprobs is not None:
-        streams["teacher"] = _teacher_logprobs(sample, name)[positions]
+        teacher = np.asarray(sample.teacher_logprobs, dtype=np.float32)
+        if teacher.shape != (length,) or not np.isfinite(teacher).all():
+            raise TrajectoryError(
+                f"{name} has {teacher.size} teacher log-probs for {length} tokens; expected one finite number per token"
+            )
+        streams["teacher"] = teacher[positions]
     inputs = token_ids[: positions[-1]]
     return SamplePath(
         sample=sample,
@@ -145,16 +150,6 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
         key=inputs.astype(">u4").tobytes(),
         streams=streams,
     )
-
-
-def _teacher_logprobs(sample: TrainingSample, name: str) -> FloatArray:
-    values = np.asarray(sample.teacher_logprobs, dtype=np.float32)
-    if values.shape != (len(sample.token_ids),) or not np.isfinite(values).all():
-        raise TrajectoryError(
-            f"{name} has {values.size} teacher log-probs for {len(sample.token_ids)} tokens; expected one finite "
-            "number per token"
-        )
-    return values
 
 
 def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:

@@ -82,12 +82,5 @@ def _means(
             raise ConfigError(
                 f"model {key.name!r} has no trajectory with the metric {metric_name!r}, split {key.split!r}"
             )
-        groups = rows.group_by("step").agg(mean=_mean_of(column)).sort("step")
-        means.append((key, dict(zip(groups["step"].to_list(), groups["mean"].to_list(), strict=True))))
+        means.append((key, dict(rows.select("step", column).group_by("step").mean().sort("step").rows())))
     return means
-
-
-def _mean_of(column: str) -> Any:
-    import polars
-
-    return polars.col(column).mean()

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import Sampled, SamplingParams, sample, token_logprobs
+from art.engines.torch.sampler import Sampled, sample, token_logprobs
 
 
 def draw(
     logits: torch.Tensor, u: list[float], temperature: float = 1.0, top_p: float = 1.0, num_top: int = 0
 ) -> Sampled:
     n = len(logits)
-    return sample(logits, SamplingParams(np.array(u), [temperature] * n, [top_p] * n, [num_top] * n))
+    return sample(logits, np.array(u), [temperature] * n, [top_p] * n, [num_top] * n)
 
 
 def test_uniforms_depend_on_seed_and_index_only() -> None:
@@ -106,7 +106,7 @@ def test_a_nucleus_wider_than_the_first_look() -> None:
 
 def test_greedy_reports_the_unscaled_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    drawn = sample(logits, SamplingParams(np.array([0.99, 0.99]), [0.0, 0.0], [0.1, 1.0], [0, 0]))
+    drawn = sample(logits, np.array([0.99, 0.99]), [0.0, 0.0], [0.1, 1.0], [0, 0])
     assert drawn.token_ids == [1, 0]
     assert drawn.logprobs == pytest.approx([float(logits[0].log_softmax(0)[1]), float(logits[1].log_softmax(0)[0])])
 
@@ -131,11 +131,9 @@ def test_rows_keep_their_own_settings() -> None:
         [1.0, 1.0, 0.95, 0.9, 1.0],
         [0, 1, 2, 0, 3],
     )
-    together = sample(logits, SamplingParams(np.array(u), temperatures, top_ps, tops))
+    together = sample(logits, np.array(u), temperatures, top_ps, tops)
     for i in range(5):
-        alone = sample(
-            logits[i : i + 1], SamplingParams(np.array(u[i : i + 1]), [temperatures[i]], [top_ps[i]], [tops[i]])
-        )
+        alone = sample(logits[i : i + 1], np.array(u[i : i + 1]), [temperatures[i]], [top_ps[i]], [tops[i]])
         assert together.token_ids[i] == alone.token_ids[0]
         assert together.logprobs[i] == pytest.approx(alone.logprobs[0], abs=1e-6)
         assert len(together.top_logprobs[i]) == tops[i]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_vllm import CONTEXT, VOCAB, FakeVllm
 from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
@@ -23,8 +22,10 @@ from art.engines.vllm.replica import Replica
 from art.errors import AdapterError, NotFoundError, ProcessError
 from art.runtime.children.merged_weights import MergedWeights
 from art.storage import checkpoints
+from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
 
 CPU = Installation("python", "0.32.0", "2.13.0+cpu", "cpu")
+INFO = EngineInfo(vocab_size=64, max_context=64, dtype="float32", device="cpu")
 
 
 @asynccontextmanager
@@ -100,7 +101,7 @@ async def test_nothing_is_served_after_a_failed_exchange_of_weights(monkeypatch:
 
 
 def test_the_command_line_has_no_adapters() -> None:
-    command = server_command(CPU, "base", VllmConfig(weights="merged"), dtype="float32", max_context=64, lora_rank=None)
+    command = server_command(CPU, "base", VllmConfig(weights="merged"), INFO, lora_rank=None)
     assert f"--served-model-name={MODEL_NAME}" in command
     assert not [argument for argument in command if "lora" in argument]
 

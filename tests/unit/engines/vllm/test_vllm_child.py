@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_vllm import CONTEXT, VOCAB, FakeVllm
 
 from art.config import VllmConfig
 from art.engine import GenerateRequest
@@ -25,6 +24,7 @@ from art.protocol.calls import Info, StartVllm
 from art.protocol.rpc import RpcClient
 from art.runtime.children.vllm_child import Progress
 from tests.support.calls import raw
+from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
 
 
 @asynccontextmanager

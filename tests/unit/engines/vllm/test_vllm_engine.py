@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_vllm import CONTEXT, VOCAB, FakeVllm
 from safetensors.numpy import load_file, save_file
 
 from art.config import VllmConfig
@@ -29,6 +28,7 @@ from art.errors import (
     OverloadedError,
     ProcessError,
 )
+from tests.support.fake_vllm import CONTEXT, VOCAB, FakeVllm
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from art.config import EngineConfig, ModelSettings, ServerConfig, TrainerConfig, VllmConfig
+from art.engine import EngineInfo
 from art.engines.vllm.command import Installation, find_installation, server_command, server_environment
 from art.engines.vllm.server import GUARD, VllmServer
 from art.errors import ConfigError, ProcessError
@@ -23,6 +24,7 @@ from art.runtime.placement.devices import Devices, Gpu
 from art.runtime.placement.placement import Place, check_placement, choose_placement
 
 CPU = Installation(python=sys.executable, vllm="0.32.0", torch="2.13.0+cpu", device="cpu")
+INFO = EngineInfo(vocab_size=64, max_context=128, dtype="float32", device="cpu")
 SERVER = """
 import http.server, json, os, subprocess, sys
 import socketserver
@@ -167,14 +169,14 @@ def test_the_command_line() -> None:
         max_running=8, max_loras=3,
         flags={"tensor_parallel_size": 2, "block-size": 32, "enable_prefix_caching": False, "override": ["a", "b"]},
     )  # fmt: skip
-    command = server_command(CPU, "some/model", config, dtype="float32", max_context=128, lora_rank=9)
+    command = server_command(CPU, "some/model", config, INFO, lora_rank=9)
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert {"--model=some/model", "--max-lora-rank=16", "--max-loras=3", "--max-num-seqs=8"} <= set(command)
     assert {"--max-model-len=129", "--logprobs-mode=processed_logprobs", "--generation-config=vllm"} <= set(command)
     assert {"--tensor-parallel-size=2", "--block-size=32", "--no-enable-prefix-caching"} <= set(command)
     assert command[-3:] == ["--override", "a", "b"]
     on_gpu = server_command(
-        Installation(sys.executable, "0.32.0", "2.13.0", "cuda"), "m", config, dtype="bfloat16", max_context=128,
+        Installation(sys.executable, "0.32.0", "2.13.0", "cuda"), "m", config, INFO,
         lora_rank=9,
     )  # fmt: skip
     assert set(command) - set(on_gpu) >= {"--enforce-eager", "--no-enable-chunked-prefill"}
@@ -185,15 +187,13 @@ def test_the_command_line() -> None:
 )
 def test_sleep_mode_is_enabled_on_cuda_for_an_engine_that_sleeps(device: Any, sleeps: bool, asked: bool) -> None:
     installation = Installation(sys.executable, "0.32.0", "2.13.0", device)
-    command = server_command(
-        installation, "m", VllmConfig(), dtype="bfloat16", max_context=128, lora_rank=9, sleeps=sleeps
-    )
+    command = server_command(installation, "m", VllmConfig(), INFO, lora_rank=9, sleeps=sleeps)
     assert ("--enable-sleep-mode" in command) == asked
 
 
 def test_a_rank_above_vllms_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="up to rank 512, got 513"):
-        server_command(CPU, "m", VllmConfig(), dtype="float32", max_context=128, lora_rank=513)
+        server_command(CPU, "m", VllmConfig(), INFO, lora_rank=513)
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_call_that_the_template_writes_is_parsed_back(
 ) -> None:
     loaded = renderer(family)
     assert loaded.handles_tools
-    assert loaded._is_harmony if name == "harmony" else loaded._dialect.calls.name == name
+    assert loaded._is_harmony if name == "harmony" else loaded._calls.name == name
     assert check_tools(loaded).found == "calls come back as they were written"
     for conversation in tool_conversations():  # and none of them is a branch
         assert examine(loaded, conversation).branch is None
@@ -249,8 +249,8 @@ def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], Te
 
 def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], TemplateRenderer]) -> None:
     """DeepSeek's template takes arguments as text; the others take an object."""
-    assert renderer("DeepSeek-V3")._dialect.arguments_as_text
-    assert not renderer("Kimi K2 (as DeepseekV3)")._dialect.arguments_as_text
+    assert renderer("DeepSeek-V3")._arguments_as_text
+    assert not renderer("Kimi K2 (as DeepseekV3)")._arguments_as_text
 
 
 def test_calls_of_an_unknown_format_are_refused(tmp_path: Path) -> None:

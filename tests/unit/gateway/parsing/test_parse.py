@@ -160,13 +160,13 @@ def test_the_stop_scanner_agrees_with_a_plain_search(tokenizer: Tokenizer, data:
     stops = data.draw(st.lists(st.text("abEND \u00e9", min_size=1, max_size=4), min_size=1, max_size=3))
     ids = tokenizer.encode(text, add_special_tokens=False)
     scanner = StopScanner(stops, tokenizer.token_bytes)
-    released, cut, matched = [], b"", False
+    released, cut = [], b""
     for token in ids:
-        scan = scanner.push([token])
-        released += scan.token_ids
-        if scan.matched:
-            cut, matched = scan.cut, True
+        whole, cut = scanner.push([token])
+        released += whole
+        if scanner.matched is not None:
             break
+    matched = scanner.matched is not None
     if not matched:
         released += scanner.finish()
     assert matched == any(stop in text for stop in stops)

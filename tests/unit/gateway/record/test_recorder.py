@@ -256,12 +256,11 @@ async def test_a_full_database_is_reported_as_a_full_disk(recorder: Recorder) ->
 
 
 WRITER = """
-import asyncio, sys
+import asyncio
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_recorder import exchange
 from art.gateway.record.recorder import Recorder
 from art.storage.database import Database
+from tests.unit.gateway.record.test_recorder import exchange
 
 async def main():
     recorder = Recorder(Database(Path({path!r})))
@@ -279,8 +278,7 @@ asyncio.run(main())
 
 def test_an_acknowledged_exchange_survives_sigkill(tmp_path: Path) -> None:
     path = tmp_path / "art.db"
-    tests = str(Path(__file__).parent)
-    source = textwrap.dedent(WRITER).format(path=str(path), tests=tests)
+    source = textwrap.dedent(WRITER).format(path=str(path))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from art.engine import TokenChunk
 from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
 from art.errors import ArtError, NotFoundError
+from art.runtime.children.child import import_transformers
 from art.runtime.children.engine_child import MAX_FAILED_STEPS, EngineChild
 
 REQUEST = {
@@ -164,3 +167,14 @@ def test_calls_before_start_are_refused() -> None:
     with pytest.raises(Done):
         EngineChild(child).run()
     assert "call `start_engine` first" in str(child.socket.failures[0][1])
+
+
+def test_the_collector_leaves_out_what_libraries_have_made_and_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[bool] = []
+    monkeypatch.setattr(importlib, "import_module", lambda name: paused.append(not gc.isenabled()))
+    num_before = gc.get_freeze_count()
+    made = [[] for _ in range(1000)]
+    import_transformers()
+    assert paused == [True]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= num_before + len(made)

@@ -23,6 +23,7 @@ from art.protocol.samples import TrainingSample
 from art.protocol.training import JobProgress
 from art.runtime.jobs.job import PAYLOADS, Job, Payload, SftPayload, TrainPayload
 from art.runtime.jobs.store import JobStore
+from art.runtime.jobs.work import Done
 from art.runtime.registry import Registry
 from art.storage.database import Database
 
@@ -40,7 +41,7 @@ async def open_store(path: Path, max_per_project: int | None = None) -> tuple[Da
 def job(job_id: str, project: str = "p") -> Job:
     plan = StepPlan(exchange_ids=["ex_1", "ex_2"])
     payload = TrainPayload(config=TrainConfig(), plan=plan, references={"3": "/data/0003"})
-    return Job(job_id=job_id, kind="train", project=project, name="m", lane="l", payload=payload)
+    return Job(job_id, "train", project, "m", "l", payload)
 
 
 def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path
             await store.add(replace(job(job_id), kind=kind, name=name), 1)
             await store.move(job_id, "running")
             metrics = {"data/reward_mean": float(step)}
-            await store.finish(job_id, changes={"step": step, "metrics": metrics}, published_step=step)
+            await store.finish(job_id, Done({"step": step, "metrics": metrics}, published_step=step))
 
         async def rewards(limit: int = 9) -> list[float]:
             return [row["data/reward_mean"] for row in await store.step_metrics("p", "m", 5, limit)]
@@ -139,7 +140,7 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     assert [found.job_id for found in await store.find(project="p", name="m")] == ["job-1"]
     assert await store.needed_checkpoints() == ["/data/0003"] * 2
     assert await database.run(store.needed_exchanges) == ["ex_1", "ex_2"] * 2
-    await store.finish("job-1", changes={"step": 4}, published_step=None)
+    await store.finish("job-1", Done({"step": 4}))
     assert [found.job_id for found in await store.find(unfinished=True)] == ["job-2"]
     assert await store.needed_checkpoints() == ["/data/0003"]
     assert await database.run(store.needed_exchanges) == ["ex_1", "ex_2"]
@@ -247,7 +248,7 @@ async def test_jobs_that_come_to_nothing_are_told_of() -> None:
         await store.add(job(name), 1)
         if name != "cancelled":
             await store.move(name, "running")
-    await store.finish("done", changes={}, published_step=None)
+    await store.finish("done", Done({}))
     await store.move("failed", "failed")
     await store.move("cancelled", "cancelled")
     await store.move("stopped", "cancelling")

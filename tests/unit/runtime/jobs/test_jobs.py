@@ -33,7 +33,6 @@ class Steps:
         self.order: list[str] = []
         self.leave = asyncio.Event()
         self.error: Exception | None = None
-        self.published: list[str] = []
 
     def lane(self, job: Entry) -> str:
         return "elsewhere" if job.name == "elsewhere" else "lane"
@@ -51,10 +50,7 @@ class Steps:
             control.check()
         if self.error is not None:
             raise self.error
-        return Done({"step": 8, "metrics": {"loss": 0.5}})
-
-    async def recorded(self, job: Job, done: Done) -> None:
-        self.published.append(job.job_id)
+        return Done({"step": 8, "metrics": {"loss": 0.5}}, published_step=8)
 
 
 class Server:
@@ -62,7 +58,8 @@ class Server:
         self.database = Database(path / "art.db")
         self.work = Steps()
         self.store = JobStore(self.database)
-        self.runner = JobRunner(self.store, {"train": self.work})
+        self.published: list[tuple[str, int]] = []
+        self.runner = JobRunner(self.store, {"train": self.work}, lambda *model_step: self.published.append(model_step))
 
     async def start(self) -> Server:
         await Registry(self.database).start()
@@ -114,7 +111,7 @@ async def test_turns_places_and_lanes(server: Server) -> None:
     for job_id in ("a1", "a2", "a3", "b1", "c1"):
         assert (await server.runner.wait(job_id, 5)).metrics == {"loss": 0.5}
     assert [job_id for job_id in server.work.order if job_id != "c1"] == ["a1", "b1", "a2", "a3"]
-    assert sorted(server.work.published) == ["a1", "a2", "a3", "b1", "c1"]
+    assert sorted(server.published) == [("a/elsewhere", 8), *[("a/m", 8)] * 3, ("b/m", 8)]
 
 
 async def test_a_queued_job_is_cancelled_at_once_and_a_running_one_when_its_work_stops(server: Server) -> None:
@@ -242,4 +239,4 @@ async def test_work_that_is_stopped_in_the_end_has_not_been_done(server: Server)
     server.work.error = JobCancelledError("stopped")
     await server.runner.cancel("job-1")
     assert (await server.runner.wait("job-1", 5)).state == "cancelled"
-    assert server.work.published == []
+    assert server.published == []

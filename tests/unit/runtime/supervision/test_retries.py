@@ -102,7 +102,7 @@ async def test_starts_that_fail_are_counted_too(tmp_path: Path) -> None:
     config = ServerConfig(restarts=RestartConfig(failed_starts=1))
     host = BaseModelHost("base", ModelSettings(), DataDir(tmp_path), config)
     spec = host.engine_process.spec
-    assert spec.restarts.failed_starts == 1
+    assert spec.config.restarts.failed_starts == 1
     process = ChildProcess(
         type(spec)(**{name: getattr(spec, name) for name in spec.__slots__} | {"module": "no_such"}), _started
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from art.config import LoraConfig, TrainConfig, TrainerConfig, TrainSFTConfig
+from art.config import LoraConfig, ServerConfig, TrainConfig, TrainerConfig, TrainSFTConfig
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
@@ -46,9 +46,9 @@ def supervised(model: str, log_path: Path, heartbeat_timeout_s: float = 60.0) ->
         module="art.runtime.children.trainer_child",
         log_path=log_path,
         num_threads=2,
-        start_timeout_s=120.0,
-        heartbeat_timeout_s=heartbeat_timeout_s,
-        stall_timeout_s=120.0,
+        config=ServerConfig(
+            child_start_timeout_s=120.0, heartbeat_timeout_s=heartbeat_timeout_s, stall_timeout_s=120.0
+        ),
     )
     return ChildProcess(spec, start)
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import pytest
 
-from art.config import MemoryConfig
+from art.config import MemoryConfig, ServerConfig
 from art.protocol.rpc import PendingCall
 from art.runtime.children.child import rss_bytes
 from art.runtime.supervision.memory_watch import MemoryWatch
-from art.runtime.supervision.vitals import Limits, Vitals
+from art.runtime.supervision.vitals import Vitals
 
-LIMITS = Limits(heartbeat_timeout_s=10.0, stall_timeout_s=100.0)
+LIMITS = ServerConfig(heartbeat_timeout_s=10.0, stall_timeout_s=100.0)
 GIB = 2**30
 
 

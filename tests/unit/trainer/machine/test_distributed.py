@@ -11,19 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from trainer_pair import (
-    Gradient,
-    Member,
-    Pair,
-    budget,
-    gradient,
-    held_weights,
-    init,
-    pair_of_processes,
-    raise_inside,
-    train,
-    with_failure,
-)
 
 from art.config import (
     DpoConfig,
@@ -44,10 +31,24 @@ from art.errors import (
     ProcessError,
     TrainingError,
 )
+from art.protocol.calls import TrainSft
 from art.protocol.samples import StepResult
 from art.storage import checkpoints
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
+from tests.support.trainer_pair import (
+    Gradient,
+    Member,
+    Pair,
+    budget,
+    gradient,
+    held_weights,
+    init,
+    pair_of_processes,
+    raise_inside,
+    train,
+    with_failure,
+)
 from tests.support.trainer_samples import random_samples
 
 RL = TrainConfig(learning_rate=1e-2, mismatch=None)
@@ -220,11 +221,11 @@ def test_supervised_steps_and_a_repeated_job(
     directories = [tmp_path / "alone", tmp_path / "pair"]
     init(alone, model, directories[0])
     succeeded(pair.run(init, model, directories[1], **settings))
-    expected = train(alone, model, directories[0], 1, method="train_sft", **job)
-    found = succeeded(pair.run(train, model, directories[1], 1, method="train_sft", settings=settings, **job))
+    expected = train(alone, model, directories[0], 1, kind=TrainSft, **job)
+    found = succeeded(pair.run(train, model, directories[1], 1, kind=TrainSft, settings=settings, **job))
     compare_steps(directories, 1, [expected, *found])
     before = (directories[1] / "0001").stat().st_ino
-    again = succeeded(pair.run(train, model, directories[1], 1, method="train_sft", settings=settings, **job))
+    again = succeeded(pair.run(train, model, directories[1], 1, kind=TrainSft, settings=settings, **job))
     assert [result.metrics for result in again] == [checkpoints.read_state(directories[1] / "0001").metrics] * 2
     assert (directories[1] / "0001").stat().st_ino == before
 

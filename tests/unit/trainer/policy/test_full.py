@@ -23,6 +23,7 @@ from art.config import (
     TrainSFTConfig,
 )
 from art.errors import AdapterError, ConfigError, ConflictError, CorruptCheckpointError
+from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from art.trainer.machine import usage
@@ -207,7 +208,7 @@ def step(trainer: Trainer, directory: Path, number: int, **changes: Any) -> Step
         "to_checkpoint": directory / f"{number:04d}",
         "job_id": f"job-{number}",
     }
-    return trainer.train(**(arguments | changes))
+    return trainer.train(Train(**arguments | changes))
 
 
 def test_sft_lowers_the_loss(new_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
@@ -216,12 +217,14 @@ def test_sft_lowers_the_loss(new_trainer: Callable[..., Trainer], tmp_path: Path
     samples = [replace(s, component="sft", temperature=1.0) for s in random_samples(20, count=6)]
     losses = []
     for number in range(1, 6):
-        result = trainer.train_sft(
-            samples,
-            TrainSFTConfig(learning_rate=2e-3, batch_size=6),
-            from_checkpoint=tmp_path / f"{number - 1:04d}",
-            to_checkpoint=tmp_path / f"{number:04d}",
-            job_id=f"job-{number}",
+        result = trainer.train(
+            TrainSft(
+                samples=samples,
+                config=TrainSFTConfig(learning_rate=2e-3, batch_size=6),
+                from_checkpoint=tmp_path / f"{number - 1:04d}",
+                to_checkpoint=tmp_path / f"{number:04d}",
+                job_id=f"job-{number}",
+            )
         )
         losses.append(result.metrics["loss/train"])
     assert losses == sorted(losses, reverse=True)

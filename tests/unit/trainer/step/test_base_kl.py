@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from art.config import DppoConfig, KlConfig, LoraConfig, TrainConfig, TrainerConfig
+from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.storage import checkpoints
 from art.trainer.policy.lora import LoraPolicy
@@ -109,14 +110,26 @@ def trainer(model_path: Callable[[str], str], tmp_path: Path) -> Trainer:
     trainer = Trainer(model_path("Qwen3"), TrainerConfig(device="cpu", num_threads=1))
     trainer.init_checkpoint(tmp_path / "0000", LORA)
     trainer.train(
-        random_samples(1), CONFIG, from_checkpoint=tmp_path / "0000", to_checkpoint=tmp_path / "0001", job_id="job-1"
+        Train(
+            samples=random_samples(1),
+            config=CONFIG,
+            from_checkpoint=tmp_path / "0000",
+            to_checkpoint=tmp_path / "0001",
+            job_id="job-1",
+        )
     )
     return trainer
 
 
 def second_step(trainer: Trainer, directory: Path, config: TrainConfig, to: str = "0002") -> dict[str, float]:
     result = trainer.train(
-        random_samples(2), config, from_checkpoint=directory / "0001", to_checkpoint=directory / to, job_id=f"job-{to}"
+        Train(
+            samples=random_samples(2),
+            config=config,
+            from_checkpoint=directory / "0001",
+            to_checkpoint=directory / to,
+            job_id=f"job-{to}",
+        )
     )
     return result.metrics
 

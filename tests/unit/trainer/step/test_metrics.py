@@ -12,7 +12,6 @@ import pytest
 
 from art.metrics import catalogue
 from art.trainer.step.step_metrics import MicroBatchRecord, StepRecord, summarise
-from art.trainer.streams import BASE, SAMPLED_BASE
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from tests.support.metric_names import find_metric
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
@@ -50,12 +49,12 @@ def random_targets(rng: random.Random, count: int, update: int) -> list[Target]:
     ]
 
 
-def micro_batch(targets: list[Target], stream: str | None) -> MicroBatchRecord:
+def micro_batch(targets: list[Target]) -> MicroBatchRecord:
     def floats(name: str) -> np.ndarray:
         return np.asarray([getattr(target, name) for target in targets], dtype=np.float32)
 
     return MicroBatchRecord(
-        update=targets[0].update,
+        update=np.asarray([target.update for target in targets]),
         policy_logprobs=floats("policy"),
         sampling_logprobs=floats("sampling"),
         advantages=floats("advantage"),
@@ -63,7 +62,7 @@ def micro_batch(targets: list[Target], stream: str | None) -> MicroBatchRecord:
         clipped_low=floats("clipped_low") > 0,
         clipped_high=floats("clipped_high") > 0,
         is_rl=floats("is_rl") > 0,
-        streams={} if stream is None else {stream: floats("base")},
+        base_logprobs=floats("base"),
     )
 
 
@@ -88,8 +87,9 @@ def paths() -> list[SamplePath]:
 def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePath]) -> None:
     rng = random.Random(seed)
     first, second, third = (random_targets(rng, count, update) for count, update in ((40, 0), (25, 0), (30, 1)))
+    second = [replace(target, base=math.nan) for target in second]  # the base model was not measured
     record = StepRecord(
-        micro_batches=[micro_batch(first, BASE), micro_batch(second, None), micro_batch(third, SAMPLED_BASE)],
+        micro_batches=[micro_batch(first), micro_batch(second), micro_batch(third)],
         losses=[0.5, -0.25],
         grad_norms=[0.5, 3.0],
         num_tree_tokens=len(build_tree(paths)),
@@ -99,7 +99,6 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
         num_mismatched_targets=17,
         num_truncated_targets=5,
     )
-    second = [replace(target, base=math.nan) for target in second]  # it has no such stream
     every = first + second + third
     rl = [target for target in every if target.is_rl]
     ratios = [math.exp(target.policy - target.sampling) for target in rl]
@@ -160,7 +159,7 @@ def test_every_metric_is_what_the_catalogue_says(seed: int, paths: list[SamplePa
 
 def test_supervised_steps_have_no_sampler_and_no_base(paths: list[SamplePath]) -> None:
     targets = [replace(t, is_rl=False) for t in random_targets(random.Random(0), 10, 0)]
-    record = StepRecord(micro_batches=[micro_batch(targets, BASE)], losses=[1.0], grad_norms=[1.0], num_tree_tokens=5)
+    record = StepRecord(micro_batches=[micro_batch(targets)], losses=[1.0], grad_norms=[1.0], num_tree_tokens=5)
     metrics = summarise(record, paths, step=0, max_grad_norm=MAX_GRAD_NORM)
     assert metrics.keys() <= {n for n, m in catalogue.TRAINER_METRICS.items() if m.when == catalogue.ALWAYS}
     assert metrics["loss/grad_clipped_share"] == 0, "a norm at the bound is not clipped"
@@ -168,7 +167,7 @@ def test_supervised_steps_have_no_sampler_and_no_base(paths: list[SamplePath]) -
 
 def test_a_broken_sampler_gives_large_numbers_and_no_error(paths: list[SamplePath]) -> None:
     target = replace(random_targets(random.Random(0), 1, 0)[0], is_rl=True, policy=-0.1, sampling=-5000.0)
-    record = StepRecord(micro_batches=[micro_batch([target], None)], losses=[0.0], grad_norms=[0.0], num_tree_tokens=1)
+    record = StepRecord(micro_batches=[micro_batch([target])], losses=[0.0], grad_norms=[0.0], num_tree_tokens=1)
     metrics = summarise(record, paths, step=0, max_grad_norm=MAX_GRAD_NORM)
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["offpolicy/ratio_max"] == pytest.approx(math.exp(50))

@@ -12,6 +12,7 @@ import torch
 
 from art.config import DppoConfig, KlConfig, LoraConfig, LossConfig, MismatchConfig, TrainConfig, TrainerConfig
 from art.errors import TrainingError
+from art.protocol.calls import Train
 from art.trainer.attention.tree_attention import TreeLayout
 from art.trainer.machine.distributed import Team
 from art.trainer.machine.memory import is_out_of_memory
@@ -19,8 +20,7 @@ from art.trainer.policy.base_model import load_base_model
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step import update as module
 from art.trainer.step.measure import HiddenStates, add_stream
-from art.trainer.step.micro_batch import split_micro_batches
-from art.trainer.step.micro_batcher import MicroBatcher
+from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -190,12 +190,14 @@ def test_the_trainer_remembers_what_fits(
         for number in (1, 2):
             tried = limit(memory)
             trainer.train(
-                samples,
-                config,
-                from_checkpoint=steps[number - 1],
-                to_checkpoint=steps[number],
-                job_id=f"job-{number}",
-                on_progress=lambda done, total: progress.append((done, total)),  # noqa: B023
+                Train(
+                    samples=samples,
+                    config=config,
+                    from_checkpoint=steps[number - 1],
+                    to_checkpoint=steps[number],
+                    job_id=f"job-{number}",
+                ),
+                lambda done, total: progress.append((done, total)),  # noqa: B023
             )
             failures.append(len([size for size in tried if size > memory]))
         assert all(done <= total for done, total in progress)
@@ -270,7 +272,13 @@ def test_what_does_not_fit_without_a_gradient_is_not_tried_with_one(
         monkeypatch.setattr(policy, "base_hidden_states", small)
         trained = limit(4096)
         trainer.train(
-            random_samples(11, count=14), config, from_checkpoint=steps[0], to_checkpoint=steps[1], job_id="job"
+            Train(
+                samples=random_samples(11, count=14),
+                config=config,
+                from_checkpoint=steps[0],
+                to_checkpoint=steps[1],
+                job_id="job",
+            )
         )
         assert max(small.tried) > longest
         assert (max(trained) > longest) == (memory == 4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,12 +84,12 @@ def test_of_a_mixture_of_experts_a_token_meets_only_some() -> None:
 
 def test_metrics_are_rates_of_the_updates(base: BaseModel) -> None:
     record = StepRecord(num_tree_tokens=100, num_visible_keys=500, num_rows=10)
+    policy: Any = SimpleNamespace(base=base, trains_base_weights=False)
     flops = usage.count_flops(base, record)
-    metrics = usage.measure_usage(base, record, 0.5, peak_flops=8 * flops, trains_base_weights=False)
+    metrics = usage.measure_usage(policy, record, 0.5, peak_flops=8 * flops)
     assert metrics["throughput/train_tree_tokens_per_s"] == 200
     assert metrics["throughput/train_flops_per_s"] == 2 * flops
     assert metrics["throughput/train_utilization"] == 0.25
-    assert metrics["throughput/peak_memory_bytes"] > 2**20
     assert metrics["time/step_updates_s"] == 0.5
 
 

@@ -10,7 +10,7 @@ import torch
 from art.trainer.attention.chain_attention import attend_chains
 from art.trainer.attention.tree_attention import Formula, TreeLayout, attend_dense, dense_mask
 from art.trainer.tree import chains
-from art.trainer.tree.chains import Bundle, ChainKeys, LongChain, make_chain_keys, plan_chains
+from art.trainer.tree.chains import ChainKeys, ChainWork, make_chain_keys, plan_chains
 from art.trainer.tree.tree import PrefixTree, build_tree, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 
@@ -23,8 +23,8 @@ def chain_keys(tree: PrefixTree) -> list[ChainKeys]:
     return [make_chain_keys(chain) for chain in tree.chains]
 
 
-def members(work: Sequence[LongChain | Bundle]) -> list[ChainKeys]:
-    return [chain for item in work for chain in (item.chains if isinstance(item, Bundle) else (item.chain,))]
+def members(work: Sequence[ChainWork]) -> list[ChainKeys]:
+    return [chain for item in work for chain in item.chains]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -35,7 +35,7 @@ def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.
     keys = chain_keys(tree)
     work = plan_chains(keys, num_tokens=len(tree), num_heads=4, window=None)
     assert sorted(members(work), key=lambda c: c.start) == sorted(keys, key=lambda c: c.start)
-    bundles = [item for item in work if isinstance(item, Bundle)]
+    bundles = [item for item in work if item.keys is not None]
     assert bundles or block == 4
     for bundle in bundles:
         padded = bundle.blocks[0].hidden.numel()
@@ -46,7 +46,7 @@ def test_every_chain_is_planned_once(seed: int, block: int, monkeypatch: pytest.
 
 def test_chains_that_differ_much_are_not_bundled() -> None:
     one, other = ChainKeys(0, 2, ((0, 2),)), ChainKeys(2, 12, ((0, 12),))
-    assert not any(isinstance(w, Bundle) for w in plan_chains([one, other], num_tokens=12, num_heads=1, window=None))
+    assert not any(w.keys is not None for w in plan_chains([one, other], num_tokens=12, num_heads=1, window=None))
 
 
 def plain_attention(

@@ -104,20 +104,17 @@ def decode_group(
 ) -> DecodeGroup:
     """Plan the attention of the tokens `tokens` [n] of the batch, at `positions` [n] of the rows `rows` [n]."""
     low, high = int(rows.min()), int(rows.max()) + 1
-    num_keys = int(positions.max()) + 1
-    lengths = positions + 1
+    lengths, num_keys = positions + 1, int(positions.max()) + 1
     row_index: Tensor | slice
-    spread: Tensor | None = None
+    mask = spread = None
     if high - low <= len(rows) * _DENSE_GAIN:
         row_index = slice(low, high)
-        local = rows - low
-        if high - low != len(rows) or (np.diff(local) != 1).any():
-            spread = to_device(local, like)
+        if high - low != len(rows) or (np.diff(rows) != 1).any():
+            spread = to_device(rows - low, like)
         lengths = np.full(high - low, positions.min() + 1)  # rows in gaps see some keys; their results are not read
-        lengths[local] = positions + 1
+        lengths[rows - low] = positions + 1
     else:
         row_index = to_device(rows, like)
-    mask = None
     if int(lengths.min()) < num_keys:
         mask = _decode_mask(np.arange(num_keys) >= lengths[:, None], like)
     return DecodeGroup(pool, slice_or_index(tokens, like), row_index, spread, num_keys, lengths, mask)
@@ -153,7 +150,11 @@ def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, for
     for group in plan.decode:
         out[group.tokens] = _decode(group, layer, q[group.tokens], formula)
     for segment in plan.prefill:
-        _prefill(plan, segment, layer, q, k, v, formula, out)
+        new = slice(segment.start, segment.end)
+        keys, values = k[new].transpose(0, 1), v[new].transpose(0, 1)
+        if segment.pool is not None and segment.offset:
+            keys, values = segment.pool.keys[layer][segment.row], segment.pool.values[layer][segment.row]
+        out[new] = _prefill(plan, segment.offset, q[new], keys, values, formula)
     return out
 
 
@@ -179,32 +180,26 @@ def _decode(group: DecodeGroup, layer: int, q: Tensor, formula: Formula) -> Tens
     return out if group.spread is None else out.index_select(0, group.spread)
 
 
-def _prefill(
-    plan: AttentionPlan, s: PrefillSegment, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula, out: Tensor
-) -> None:
-    queries = q[s.start : s.end].transpose(0, 1)[None]  # [1, heads, n, d]
-    num_tokens, window, scale, sinks = s.end - s.start, formula.window, formula.scale, formula.sinks
-    if s.pool is None or s.offset == 0:
-        keys = k[s.start : s.end].transpose(0, 1)[None]
-        values = v[s.start : s.end].transpose(0, 1)[None]
-        if sinks is None and (window is None or num_tokens <= window):
-            result = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
-            out[s.start : s.end] = result[0].transpose(0, 1)
-            return
-    else:
-        keys, values = s.pool.keys[layer][None, s.row], s.pool.values[layer][None, s.row]
-    block = _block_size(s.offset + num_tokens, formula)
+def _prefill(plan: AttentionPlan, offset: int, q: Tensor, keys: Tensor, values: Tensor, formula: Formula) -> Tensor:
+    """Attention of a sequence from token `offset` on: q [n, heads, d], keys [kv heads, length, d] -> [n, heads, e]."""
+    queries, keys, values = q.transpose(0, 1)[None], keys[None], values[None]
+    num_tokens, window, scale, sinks = len(q), formula.window, formula.scale, formula.sinks
+    if offset == 0 and sinks is None and (window is None or num_tokens <= window):
+        result = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+        return result[0].transpose(0, 1)
+    results = []
+    block = _block_size(offset + num_tokens, formula)
     for first in range(0, num_tokens, block):
         last = min(first + block, num_tokens)
-        first_key = 0 if window is None else max(0, s.offset + first + 1 - window)
-        seen = slice(first_key, s.offset + last)
-        mask = _causal_mask(plan, s.offset + first - first_key, last - first, seen.stop - first_key, window, q)
+        first_key = 0 if window is None else max(0, offset + first + 1 - window)
+        seen = slice(first_key, offset + last)
+        mask = _causal_mask(plan, offset + first - first_key, last - first, seen.stop - first_key, window, q)
         block_of = queries[:, :, first:last], keys[:, :, seen], values[:, :, seen]
         if sinks is None:
-            result = F.scaled_dot_product_attention(*block_of, attn_mask=mask, scale=scale, enable_gqa=True)
+            results.append(F.scaled_dot_product_attention(*block_of, attn_mask=mask, scale=scale, enable_gqa=True))
         else:
-            result = _attend_with_sinks(*block_of, mask, scale, sinks)
-        out[s.start + first : s.start + last] = result[0].transpose(0, 1)
+            results.append(_attend_with_sinks(*block_of, mask, scale, sinks))
+    return torch.cat(results, dim=2)[0].transpose(0, 1)
 
 
 def _block_size(num_keys: int, formula: Formula) -> int:

@@ -27,8 +27,6 @@ MAX_GROWTH_TOKENS = 16_384
 """Most tokens to allocate ahead of need, so that long rows are only allocated one by one."""
 MIN_SHARED_PREFIX = 4
 """Shorter common prefixes are computed again instead of copied."""
-MIN_AWAITED_PREFIX = 16
-"""A request waits for a prefix that another one is computing now, if that saves at least this many tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +45,6 @@ class Slot:
     @property
     def num_computed(self) -> int:
         return int(self.pool.num_computed[self.row])
-
-    @num_computed.setter
-    def num_computed(self, value: int) -> None:
-        self.pool.num_computed[self.row] = value
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +84,16 @@ class Pool:
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 new = old.new_zeros((num_rows, *old.shape[1:]))
-                torch.index_select(
-                    old, 0, torch.tensor(keep, dtype=torch.int64, device=old.device), out=new[: len(keep)]
-                )
+                kept = torch.tensor(keep, dtype=torch.int64, device=old.device)
+                torch.index_select(old, 0, kept, out=new[: len(keep)])
                 tensors[layer] = new
         fresh = num_rows - len(keep)
-        self.tokens = np.concatenate([self.tokens[keep], np.zeros((fresh, self.capacity), np.int32)])
-        self.uids = np.concatenate([self.uids[keep], np.full(fresh, -1)])
-        self.busy = np.concatenate([self.busy[keep], np.zeros(fresh, np.bool_)])
-        zeros = np.zeros(fresh, np.int64)
-        self.last_used = np.concatenate([self.last_used[keep], zeros])
-        self.num_known = np.concatenate([self.num_known[keep], zeros])
-        self.num_computed = np.concatenate([self.num_computed[keep], zeros])
+        self.tokens = np.pad(self.tokens[keep], ((0, fresh), (0, 0)))
+        self.uids = np.pad(self.uids[keep], (0, fresh), constant_values=-1)
+        self.busy = np.pad(self.busy[keep], (0, fresh))
+        self.last_used = np.pad(self.last_used[keep], (0, fresh))
+        self.num_known = np.pad(self.num_known[keep], (0, fresh))
+        self.num_computed = np.pad(self.num_computed[keep], (0, fresh))
         self.slots = [self.slots[row] for row in keep] + [None] * fresh
         for row, slot in enumerate(self.slots):
             if slot is not None:
@@ -137,9 +129,9 @@ class Pool:
 
     def copy_prefix(self, source: Slot, row: int, length: int) -> None:
         """Copy keys and values of the first `length` tokens from a slot of any pool to `row`."""
-        for layer in range(len(self.keys)):
-            self.keys[layer][row, :, :length] = source.pool.keys[layer][source.row, :, :length]
-            self.values[layer][row, :, :length] = source.pool.values[layer][source.row, :, :length]
+        pool = source.pool
+        for new, old in zip((*self.keys, *self.values), (*pool.keys, *pool.values), strict=True):
+            new[row, :, :length] = old[source.row, :, :length]
 
 
 @dataclass(slots=True)
@@ -153,10 +145,6 @@ class Match:
     """Whether the slot is idle and holds nothing but this prefix."""
     awaited: int = 0
     """Number of tokens that could be reused once a running request has computed its prompt."""
-
-    @property
-    def worth_waiting(self) -> bool:
-        return self.awaited - self.length >= MIN_AWAITED_PREFIX
 
 
 class KVCache:
@@ -172,7 +160,8 @@ class KVCache:
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        capacities = [c for c in _capacities() if c < max_context] + [max_context]
+        capacities = [SMALLEST_CAPACITY * CAPACITY_FACTOR**i for i in range(12)]
+        capacities = [capacity for capacity in capacities if capacity < max_context] + [max_context]
         self.pools = [Pool(capacity, shapes, dtype, device) for capacity in capacities]
         self.budget = budget
         self._max_rows = max_rows
@@ -190,21 +179,19 @@ class KVCache:
         Returns:
             `None` if there is no room now.
         """
-        lengths = {self._pool_for(length).capacity: length for length in (len(tokens), max(len(tokens), expected))}
-        slots = (self._acquire(uid, tokens, match, length) for _, length in sorted(lengths.items(), reverse=True))
+        pools = dict.fromkeys(self._pool_for(length) for length in (max(len(tokens), expected), len(tokens)))
+        slots = (self._acquire(uid, tokens, match, pool) for pool in pools)
         return next((slot for slot in slots if slot is not None), None)
 
-    def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, length: int) -> Slot | None:
-        source, reusable = (
-            match.slot,
-            min(match.length, len(tokens) - 1),
-        )  # the last token is computed for its logits
+    def _acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, pool: Pool) -> Slot | None:
+        source = match.slot
+        reusable = min(match.length, len(tokens) - 1)  # the last token is computed for its logits
         fits = source is not None and not source.busy and source.pool.capacity >= len(tokens)
         slot: Slot | None
         if source is not None and fits and match.in_place:
             slot = source
         else:
-            slot = self._take_row(self._pool_for(length), uid, keep=source)
+            slot = self._take_row(pool, uid, keep=source)
             if slot is not None and source is not None and reusable >= MIN_SHARED_PREFIX:
                 slot.pool.copy_prefix(source, slot.row, reusable)
             elif slot is not None:
@@ -212,13 +199,12 @@ class KVCache:
             elif fits:  # there is nothing else to evict: reuse the source itself
                 slot = source
             else:
-                slot, reusable = self._take_row(self._pool_for(length), uid, keep=None), 0
-        if slot is None:
-            return None
-        slot.pool.busy[slot.row] = True
-        slot.pool.tokens[slot.row, : len(tokens)] = tokens
-        slot.pool.num_known[slot.row] = len(tokens)
-        slot.num_computed = reusable
+                slot, reusable = self._take_row(pool, uid, keep=None), 0
+        if slot is not None:
+            pool, row = slot.pool, slot.row
+            pool.busy[row] = True
+            pool.tokens[row, : len(tokens)] = tokens
+            pool.num_known[row], pool.num_computed[row] = len(tokens), reusable
         return slot
 
     def grow(self, slot: Slot, length: int) -> bool:
@@ -229,11 +215,11 @@ class KVCache:
         moved = self._take_row(self._pool_for(length), slot.uid, keep=slot)
         if moved is None:
             return False
-        pool, row, old_row = moved.pool, moved.row, slot.row
-        computed, known = slot.num_computed, int(old.num_known[old_row])
+        pool, row = moved.pool, moved.row
+        computed, known = slot.num_computed, int(old.num_known[slot.row])
         pool.copy_prefix(slot, row, computed)
-        pool.tokens[row, :known] = old.tokens[old_row, :known]
-        old.clear(old_row)
+        pool.tokens[row, :known] = old.tokens[slot.row, :known]
+        old.clear(slot.row)
         pool.put(slot, row)
         pool.num_known[row], pool.num_computed[row] = known, computed
         return True
@@ -328,8 +314,7 @@ class KVCache:
         if keep is not None and keep.pool is pool:
             idle[keep.row] = False
         rows = np.flatnonzero(idle)
-        ordered: list[int] = rows[np.argsort(pool.last_used[rows])].tolist()
-        return ordered
+        return [int(row) for row in rows[np.argsort(pool.last_used[rows])]]
 
     def _evict(self, pool: Pool, keep: Slot | None) -> bool:
         rows = self._idle_rows(pool, keep)
@@ -355,7 +340,3 @@ class KVCache:
             if len(used) < other.num_rows:
                 other.resize(used, len(used))
         return self._extend(pool)
-
-
-def _capacities() -> list[int]:
-    return [SMALLEST_CAPACITY * CAPACITY_FACTOR**i for i in range(12)]

@@ -50,7 +50,6 @@ class Decoder(Protocol):
 
     def logits(self, batch: Batch) -> Tensor:
         """Logits [rows to sample, vocabulary] of a batch."""
-        ...
 
 
 @dataclass(slots=True)
@@ -82,15 +81,9 @@ class HfDecoder:
     def logits(self, batch: Batch) -> Tensor:
         self._context.runs, self._context.head_runs = batch.runs, batch.head_runs
         rows = batch.sample_rows
-        output = self._model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            art_plan=batch.plan,
-            **({"logits_to_keep": rows} if rows is not None and self._picks_rows else {}),
-        )
-        logits: Tensor = output.logits[0]
-        return logits if rows is None or self._picks_rows else logits[rows]
+        picks_rows = rows is not None and self._picks_rows
+        logits: Tensor = _forward(self._model, batch, **({"logits_to_keep": rows} if picks_rows else {})).logits[0]
+        return logits if rows is None or picks_rows else logits[rows]
 
     def find_parts(self, batch: Batch) -> None:
         """Find the layers that see one row per token, with a trial batch that computes all logits.
@@ -119,17 +112,14 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
     dtype = hf_model.dtype
     max_context = _max_context(hf_model.config, config.max_context)
     trial = _trial_ids(hf_model, max_context)
-    reference = _reference_logits(hf_model, trial)
+    sequences = [hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial]
+    reference = torch.cat(sequences)  # [N, vocabulary], of transformers' own attention
     hf_model.set_attn_implementation(attention.NAME)
     probe = _probe_attention(hf_model, trial)
     decoder, path_name = _build_decoder(hf_model, trial, probe, max_context)
     _compare(decoder, trial, reference, path)
-    info = EngineInfo(
-        vocab_size=reference.shape[-1],
-        max_context=max_context,
-        dtype=str(dtype).removeprefix("torch."),
-        device=device,
-    )
+    dtype_name = str(dtype).removeprefix("torch.")
+    info = EngineInfo(vocab_size=reference.shape[-1], max_context=max_context, dtype=dtype_name, device=device)
     logger.info("loaded %s by the %s path: %s", path, path_name, info)
     kv_shapes = [probe.kv_shapes[i] for i in range(len(probe.kv_shapes))]
     return LoadedModel(decoder, info, kv_shapes, dtype)
@@ -141,10 +131,8 @@ def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
     Raises:
         ConfigError: the configured device does not exist.
     """
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    device: str = config.device
-    if device == "auto":
-        device = "cuda" if available["cuda"] else "mps" if available["mps"] else "cpu"
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    device = next(name for name in available if available[name]) if config.device == "auto" else config.device
     if not available[device]:
         raise ConfigError(f"`engine.device` is {device!r}, but torch finds no such device here; use 'auto' or 'cpu'")
     if config.dtype != "auto":
@@ -160,15 +148,9 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     AttentionInterface.register(attention.NAME, attention.hf_attention)
     AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
     options = loading_options(quantization, device=device, dtype=dtype)
+    options |= {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            use_safetensors=True,
-            **options,
-        )
+        model = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
@@ -189,14 +171,19 @@ def _max_context(hf_config: Any, setting: int | None) -> int:
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
     for one in ropes:
-        if one.get("rope_type", "default") not in _STATIC_ROPE:
-            original = int(one.get("original_max_position_embeddings") or limit)
-            if original < limit:
-                limit = original
-                reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
+        original = int(one.get("original_max_position_embeddings") or limit)
+        if one.get("rope_type", "default") not in _STATIC_ROPE and original < limit:
+            limit = original
+            reason = f"the length up to which {one['rope_type']!r} positions do not depend on the batch"
     if setting is not None and setting > limit:
         raise ConfigError(f"`engine.max_context` is {setting}, but {reason} is {limit}; use at most that")
     return setting or min(limit, MAX_DEFAULT_CONTEXT)
+
+
+def _forward(hf_model: Any, batch: Batch, **options: Any) -> Any:
+    """Run transformers' forward pass with the attention of the engine."""
+    ids, positions = batch.token_ids[None], batch.positions[None]
+    return hf_model(input_ids=ids, position_ids=positions, use_cache=False, art_plan=batch.plan, **options)
 
 
 def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
@@ -208,42 +195,24 @@ def _trial_ids(hf_model: Any, max_context: int) -> list[Tensor]:
     return [torch.randint(vocab_size, (n,), generator=generator).to(hf_model.device) for n in lengths]
 
 
-def _reference_logits(hf_model: Any, trial: list[Tensor]) -> Tensor:
-    """Logits of transformers, computed sequence by sequence: [N, vocabulary]."""
-    return torch.cat([hf_model(input_ids=ids[None], use_cache=False).logits[0] for ids in trial])
-
-
 def _trial_batch(trial: list[Tensor]) -> Batch:
     positions = torch.cat([torch.arange(len(ids), device=ids.device) for ids in trial])
     return Batch(token_ids=torch.cat(trial), positions=positions, plan=no_cache_plan([len(ids) for ids in trial]))
 
 
 def _probe_attention(hf_model: Any, trial: list[Tensor]) -> Probe:
-    """Run a trial forward pass that records the attention of each layer.
-
-    Raises:
-        ConfigError: a layer needs something that the engine does not compute.
-    """
-    batch, probe = _trial_batch(trial), Probe()
+    """Record the attention of each layer in a trial forward pass. Refuse what the engine does not compute."""
+    probe = Probe()
+    kind = type(hf_model).__name__
     try:
-        hf_model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            art_plan=batch.plan,
-            art_probe=probe,
-        )
+        _forward(hf_model, _trial_batch(trial), art_probe=probe)
     except Exception as error:  # an unknown architecture may raise anything here
-        raise ConfigError(
-            f"{type(hf_model).__name__} does not run with the attention of the embedded engine: {error!r}"
-        ) from error
+        raise ConfigError(f"{kind} does not run with the attention of the embedded engine: {error!r}") from error
     num_layers = hf_model.config.get_text_config(decoder=True).num_hidden_layers
     if sorted(probe.kv_shapes) != list(range(num_layers)):
         probe.problems.add(f"attention in layers {sorted(probe.kv_shapes)} of {num_layers}")
     if probe.problems:
-        raise ConfigError(
-            f"the embedded engine cannot serve {type(hf_model).__name__}: {'; '.join(sorted(probe.problems))}"
-        )
+        raise ConfigError(f"the embedded engine cannot serve {kind}: {'; '.join(sorted(probe.problems))}")
     return probe
 
 

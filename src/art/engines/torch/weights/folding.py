@@ -32,10 +32,7 @@ class Folding:
         self._num_steps = 0
 
     def covers(self, runs: list[Run], num_rows: int) -> bool:
-        """Whether all `num_rows` rows of the batch use the folded adapter.
-
-        An adapter that has filled enough batches in a row is folded first.
-        """
+        """Whether all `num_rows` rows of the batch use the folded adapter, which may be folded by this call."""
         if not self._linears or len(runs) != 1 or runs[0].end - runs[0].start != num_rows:
             self._last_uid = None
             return False

@@ -79,17 +79,13 @@ def _misfit(file: Path, base: dict[str, Tensor]) -> str | None:
             shapes = {key: list(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         return f"{file.name} cannot be read, it is corrupted ({error})"
+    other = "; was it trained from another model?"
     if difference := sorted(shapes.keys() ^ base.keys()):
-        return (
-            f"{file.name} does not fit the base model: {len(difference)} tensors are missing or unknown, the first is "
-            f"{difference[0]!r}; was it trained from another model?"
-        )
+        count = f"{len(difference)} tensors are missing or unknown, the first is {difference[0]!r}"
+        return f"{file.name} does not fit the base model: {count}{other}"
     for key, shape in shapes.items():
         if shape != list(base[key].shape):
-            return (
-                f"{file.name} has {key!r} of shape {shape}, expected {list(base[key].shape)}; was it trained from "
-                "another model?"
-            )
+            return f"{file.name} has {key!r} of shape {shape}, expected {list(base[key].shape)}{other}"
     return None
 
 

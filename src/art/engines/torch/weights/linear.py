@@ -7,7 +7,7 @@ into a copy of the weights (see `folding`), and then costs nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -79,10 +79,13 @@ class Linear:
         add_adapters(x, y, runs, self.index)
         return y
 
-    def pack(self) -> None:
-        """Replace the weight by a copy in oneDNN's order."""
-        self.weight = self._folded = pack(self.weight, _ROWS)
-        self.is_packed = True
+    def pack_if_faster(self) -> None:
+        """Replace the weight by a copy in oneDNN's order if its shape measures faster that way."""
+        weight = self.weight
+        if weight.device.type == "cpu" and weight.numel() >= MIN_ELEMENTS:
+            self.is_packed = packing_pays(*weight.shape, num_rows=_ROWS, dtype=weight.dtype, backward=False)
+        if self.is_packed:
+            self.weight = self._folded = pack(weight, _ROWS)
 
     def fold(self, factors: Factors | None) -> None:
         """Keep W + (a b)^T beside W for batches of one adapter. Without `factors` that is W itself."""
@@ -107,16 +110,14 @@ def add_adapters(x: Tensor, y: Tensor, runs: list[Run], index: int) -> None:
             y[rows].addmm_(x[rows] @ factors.a, factors.b)
 
 
+@dataclass(slots=True)
 class RunContext:
     """The runs of the current batch, shared by all `AdaptedLinear` layers of a model."""
 
-    __slots__ = ("head_runs", "num_rows", "runs")
-
-    def __init__(self) -> None:
-        self.runs: list[Run] = []
-        self.head_runs: list[Run] = []
-        self.num_rows: int | None = None
-        """Number of rows of a trial batch. `None` outside of a trial: layers then do not record what they see."""
+    runs: list[Run] = field(default_factory=list)
+    head_runs: list[Run] = field(default_factory=list)
+    num_rows: int | None = None
+    """Number of rows of a trial batch. `None` outside of a trial: layers then do not record what they see."""
 
 
 class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed by the type checker
@@ -143,18 +144,3 @@ class AdaptedLinear(nn.Module):  # type: ignore[misc]  # torch is not followed b
         if runs:
             add_adapters(x.reshape(-1, self.in_features), y.view(-1, self.out_features), runs, self.index)
         return y
-
-
-def pack_where_faster(linears: list[Linear]) -> int:
-    """Pack the layers whose shape measures faster that way. Returns how many."""
-    chosen = [linear for linear in linears if _pays_to_pack(linear.weight)]
-    for linear in chosen:
-        linear.pack()
-    return len(chosen)
-
-
-def _pays_to_pack(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or weight.numel() < MIN_ELEMENTS:
-        return False
-    num_threads = torch.get_num_threads()
-    return packing_pays(*weight.shape, num_rows=_ROWS, num_threads=num_threads, dtype=weight.dtype, backward=False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from art.engines.torch.batch import Batch
 from art.engines.torch.cache.cache_attention import Formula, attend
 from art.engines.torch.weights.folding import Folding
-from art.engines.torch.weights.linear import Linear, Part, pack_where_faster
+from art.engines.torch.weights.linear import Linear, Part
 
 MODEL_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 
@@ -55,11 +55,11 @@ class LlamaDecoder:
         self._norm: Tensor = core.norm.weight.detach()
         self._head = self._fuse({"lm_head": hf_model.lm_head})
         self.num_linears = len(self._linears)
-        self.num_packed = pack_where_faster(self._linears)
+        for linear in self._linears:
+            linear.pack_if_faster()
         self._folding = Folding(self._linears)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits [rows to sample, vocabulary] of a batch."""
         plan, head_dim = batch.plan, self._head_dim
         folded = self._folding.covers(batch.runs, len(batch.token_ids))
         runs, head_runs = (None, None) if folded else (batch.runs, batch.head_runs)
@@ -103,16 +103,13 @@ class LlamaDecoder:
 
     def _fuse(self, modules: dict[str, nn.Linear]) -> Linear:
         """Fuse `modules` into one layer that computes them side by side. Their own weights are freed."""
-        index, start = len(self._linears), 0
-        members = list(modules.values())
-        weights = [m.weight.detach() for m in members]
-        biases = [m.bias.detach() if m.bias is not None else None for m in members]
-        bias = None
-        if any(b is not None for b in biases):
-            filled = [b if b is not None else w.new_zeros(len(w)) for b, w in zip(biases, weights, strict=True)]
-            bias = torch.cat(filled)
-        linear = Linear(torch.cat(weights) if len(weights) > 1 else weights[0], bias, index)
+        weights = [m.weight.detach() for m in modules.values()]
+        biases = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules.values()]
+        has_bias = any(m.bias is not None for m in modules.values())
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        linear = Linear(weight, torch.cat(biases) if has_bias else None, index=len(self._linears))
         self._linears.append(linear)
+        start = 0
         for name, module in modules.items():
             self.parts[name] = Part(linear, start, start + module.out_features)
             start += module.out_features

@@ -21,6 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from art.config import LoraConfig, TrainerConfig
+from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
 from art.storage import checkpoints
 from art.trainer import resident, trainer
@@ -152,18 +153,19 @@ def train(
     directory: Any,
     number: int,
     *,
-    method: str = "train",
+    kind: type[Train] | type[TrainSft] = Train,
     settings: Any = (),
     **arguments: Any,
 ) -> StepResult:
     """Step `number` in `directory`."""
     trainer = member.trainer(model_path, **dict(settings))
-    return getattr(trainer, method)(
+    call = kind(
         from_checkpoint=directory / f"{number - 1:04d}",
         to_checkpoint=directory / f"{number:04d}",
         job_id=f"job-{number}",
         **arguments,
     )
+    return trainer.train(call)
 
 
 def held_weights(member: Member, model_path: str, **settings: Any) -> dict[str, int]:

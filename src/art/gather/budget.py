@@ -1,47 +1,23 @@
-"""How many failed rollouts end a gather.
-
-`CountBudget` allows a fixed number or share of failures per gather. `FaultWatch` (`faults.py`) looks at the share of
-failures over the most recent rollouts, across gathers.
-"""
+"""`CountBudget`: a fixed number or share of failures per gather. `FaultWatch`, in `faults.py`, may take its place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from art.errors import ArtError, JudgeError
+from art.gather.progress import Progress
 from art.trajectory import Trajectory, TrajectoryGroup
-
-
-class FailurePolicy(Protocol):
-    """Counts how rollouts end. Each method raises when there are too many failures."""
-
-    def count(self, trajectory: Trajectory) -> None:
-        """A rollout returned a trajectory."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """A rollout failed."""
-        ...
-
-    def lost(self, error: Exception) -> None:
-        """A rollout that was counted before has no usable reward."""
-        ...
-
-    def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
-        """A whole group that was counted before could not be scored."""
-        ...
 
 
 @dataclass
 class CountBudget:
-    """Allows `max_exceptions` failures; one more raises its error."""
+    """Allows `max_exceptions` failures; one more raises its error. Its methods are those of `FaultWatch`."""
 
+    progress: Progress
     max_exceptions: float = 0
     """A number of failures, or below 1 a share of `num_rollouts`."""
     num_rollouts: int | None = None
-    """Rollouts that a share refers to; by default the total of the progress bar `pbar`."""
-    pbar: Any = None
+    """Rollouts that a share refers to; by default the total of the bar of `progress`."""
     num_failed: int = 0
     last_error: Exception | None = None
 
@@ -49,12 +25,14 @@ class CountBudget:
         """Do nothing: only failures count."""
 
     def failed(self, error: Exception) -> None:
+        """Count a failed rollout."""
         self.num_failed += 1
         self.last_error = error
         if self.is_exceeded():
             raise error
 
     def lost(self, error: Exception) -> None:
+        """Count a rollout that returned a trajectory, but has no usable reward."""
         self.failed(error)
 
     def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
@@ -66,7 +44,7 @@ class CountBudget:
     def is_exceeded(self) -> bool:
         limit = self.max_exceptions
         if 0 < limit < 1:
-            limit *= self.num_rollouts or getattr(self.pbar, "total", None) or 0
+            limit *= self.num_rollouts or getattr(self.progress.pbar, "total", None) or 0
         return self.num_failed > limit
 
     def add(self, part: CountBudget) -> None:
