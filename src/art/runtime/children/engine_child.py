@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from art.errors import ArtError, ProcessError
 from art.protocol import calls
 from art.protocol.calls import ENGINE_CALLS, Call, decode_call
-from art.runtime.children.child import Child, child_from_argv
+from art.runtime.children.child import Child, child_from_argv, import_transformers
 
 if TYPE_CHECKING:
     from art.engines.torch.embedded import Output, TorchEngine
@@ -84,10 +84,10 @@ class EngineChild:
             self._failures.append((call_id, error))
 
     def _start(self, call_id: int, call: calls.StartEngine) -> None:
-        # Loading torch takes seconds: not before the connection exists and heartbeats flow.
+        self._child.tick("loading the model")
+        import_transformers()  # takes seconds: not before the connection exists and heartbeats flow
         from art.engines.torch.pool import EnginePool
 
-        self._child.tick("loading the model")
         self._pool = EnginePool.load(call.model, call.config)
         self._reply(call_id, self._pool.info())
 

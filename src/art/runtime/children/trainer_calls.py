@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from art.errors import InvalidRequestError
 from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft, Trial
 from art.protocol.samples import StepResult
+from art.runtime.children.child import import_transformers
 
 if TYPE_CHECKING:
     from art.trainer.machine.distributed import Team
@@ -44,7 +45,7 @@ class TrainerCalls:
                 self._after()
 
     def _start(self, call: StartTrainer, on_progress: OnProgress | None) -> None:
-        # torch: only once the connection exists and heartbeats flow
+        import_transformers()  # takes seconds: only once the connection exists and heartbeats flow
         from art.trainer.machine.distributed import ALONE
         from art.trainer.machine.memory import release_memory
         from art.trainer.trainer import Trainer

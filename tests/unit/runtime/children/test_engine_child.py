@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -164,3 +166,12 @@ def test_calls_before_start_are_refused() -> None:
     with pytest.raises(Done):
         EngineChild(child).run()
     assert "call `start_engine` first" in str(child.socket.failures[0][1])
+
+
+def test_the_collector_leaves_out_what_libraries_have_made_and_runs_again() -> None:
+    program = (
+        "import gc, sys; from art.runtime.children.child import import_transformers; import_transformers(); "
+        "print(gc.isenabled(), gc.get_freeze_count() > 100_000, 'transformers.modeling_utils' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["True", "True", "True"]
