@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import secrets
@@ -34,6 +35,8 @@ _PR_SET_PDEATHSIG = 1
 MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
+COLLECT_AFTER = 20_000
+"""New objects after which the garbage collector looks for cycles. Python's 700 makes a start a fifth longer."""
 GRACEFUL_SHUTDOWN_S = 4
 """Time for running requests when the server is asked to stop. Its children get `EXIT_TIMEOUT_S` after that."""
 SHUTDOWN_DEADLINE_S = 9.0
@@ -46,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str] | None) -> int:
     args = build_parser().parse_args(argv)
+    gc.set_threshold(COLLECT_AFTER)
     try:
         config, data_dir = read_options(args)
         if args.die_with_parent:
