@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from art.cli.terminal.screen import Screen, progress_bar
+from art.runtime.children.child import import_transformers
 from art.task import Task, draw_conversations, get_task
 
 
@@ -73,6 +74,7 @@ def build_with_progress(
     with progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
 
+        import_transformers()
         from art.testing.tiny.build import build_tiny_model
 
         def on_progress(done: int, total: int, loss: float) -> None:

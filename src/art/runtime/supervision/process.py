@@ -36,6 +36,8 @@ CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
 """Checks of the child between two checks of the length of its log."""
+START_AGAIN_AFTER_S = 1.0
+"""Time between a failed start and the next. It doubles with each further failure."""
 INTERRUPT_AFTER_S = 60.0
 """An interruptible child that is due for a restart may continue its calls for this long."""
 
@@ -200,7 +202,7 @@ class ChildProcess:
                 if failed_starts >= limit or not isinstance(error, ProcessError):
                     await self._give_up(error)
                     return
-                await asyncio.sleep(0.5 * 2**failed_starts)
+                await asyncio.sleep(START_AGAIN_AFTER_S * 2 ** (failed_starts - 1))
                 continue
             failed_starts = 0
             await self._set_client(client)

@@ -67,6 +67,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
+@pytest.fixture
+def starts_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(art.runtime.supervision.process, "START_AGAIN_AFTER_S", 0.05)
+
+
 def spec(module: str, tmp_path: Path, **changes: Any) -> ChildSpec:
     times: dict[str, Any] = {"start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0} | changes
     return ChildSpec(name="echo", module=module, log_path=tmp_path / "echo.log", num_threads=1, **times)
@@ -149,6 +154,7 @@ async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> 
     await process.close()
 
 
+@pytest.mark.usefixtures("starts_again_at_once")
 async def test_a_child_that_cannot_start_is_given_up_on_with_its_log(tmp_path: Path) -> None:
     process = ChildProcess(spec("no_such_module_anywhere", tmp_path), start)
     with pytest.raises(ProcessError, match=r"died while starting \(exit status 1\)(.|\n)*No module named"):
@@ -310,6 +316,7 @@ async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tm
     await process.close()
 
 
+@pytest.mark.usefixtures("starts_again_at_once")
 async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_path: Path) -> None:
     async def sad(client: RpcClient) -> None:
         await client.call(raw("start"))
@@ -321,6 +328,7 @@ async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_
     await process.close()
 
 
+@pytest.mark.usefixtures("starts_again_at_once")
 async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(module: str, tmp_path: Path) -> None:
     async def broken(client: RpcClient) -> None:
         raise OSError("too many open files")
