@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", task="yes_no_maybe", seed=0))
 
 
+@pytest.fixture(scope="session")
+def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[art.LocalBackend]:
+    """One server for the files that only sample, train and ask, each with models in a project of its own.
+
+    A file that kills, fills, moves or attacks its server takes `backend`.
+    """
+    backend = art.LocalBackend(path=tmp_path_factory.mktemp("shared"))
+    yield backend
+    asyncio.run(backend.close())
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art.LocalBackend]:
     async with art.LocalBackend(path=tmp_path_factory.mktemp("data")) as backend:
@@ -23,7 +35,8 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[art
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def model(backend: art.LocalBackend, tiny_model: Path) -> art.TrainableModel:
-    model = art.TrainableModel(name="agent", project="tests", base_model=str(tiny_model))
+async def model(backend: art.LocalBackend, tiny_model: Path, request: pytest.FixtureRequest) -> art.TrainableModel:
+    project = getattr(request.module, "PROJECT", "tests")
+    model = art.TrainableModel(name="agent", project=project, base_model=str(tiny_model))
     await model.register(backend)
     return model

@@ -13,6 +13,12 @@ from art.errors import TrajectoryError
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
+PROJECT = "credit"
+
+
+@pytest.fixture(scope="module")
+def backend(shared_backend: art.LocalBackend) -> art.LocalBackend:
+    return shared_backend
 
 
 async def rollouts(model: art.TrainableModel, count: int, *, num_turns: int = 1, seed: int = 0) -> list[art.Trajectory]:

@@ -17,6 +17,13 @@ from art.cli.doctor import examine_task
 from art.protocol.preflight import PreflightRequest
 from art.task import get_task
 
+PROJECT = "doctor"
+
+
+@pytest.fixture(scope="module")
+def backend(shared_backend: art.LocalBackend) -> art.LocalBackend:
+    return shared_backend
+
 
 def doctor(cwd: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what --json wrote, and what was printed."""

@@ -9,6 +9,12 @@ import art
 
 PROMPT = {"role": "user", "content": "say yes, no or maybe"}
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
+PROJECT = "paths"
+
+
+@pytest.fixture(scope="module")
+def backend(shared_backend: art.LocalBackend) -> art.LocalBackend:
+    return shared_backend
 
 
 async def share_of(model: art.TrainableModel, word: str, *, step: int | None = None, count: int = 60) -> float:
