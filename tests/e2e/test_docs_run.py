@@ -221,22 +221,22 @@ AFTER = {
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stage(backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[dict[str, Any]]:
+async def stage(shared_backend: art.LocalBackend, tiny_model: Path) -> AsyncIterator[dict[str, Any]]:
     """`docs/agent` at step 1, and a teacher that has learnt nothing."""
     model, teacher = (
         art.TrainableModel(name=name, project=project, base_model=str(tiny_model))
         for project, name in (("docs", "agent"), ("project", "teacher"))
     )
-    await teacher.register(backend)
-    await model.register(backend)
+    await teacher.register(shared_backend)
+    await model.register(shared_backend)
     groups = await art.gather_trajectory_groups([rollouts_of(model, i) for i in range(3)], pbar_desc=None)
-    result = await backend.train(model, groups)
+    result = await shared_backend.train(model, groups)
 
     async def run_tool(name: str, arguments: object) -> str:
         return "nothing"
 
     yield {
-        "art": art, "asyncio": asyncio, "backend": backend, "model": model, "TOOLS": [TOOL], "run_tool": run_tool,
+        "art": art, "asyncio": asyncio, "backend": shared_backend, "model": model, "TOOLS": [TOOL], "run_tool": run_tool,
         "scorer": GroupScorer(combine({"own": lambda trajectory: trajectory.reward})),
         "checkpoints": Path(result.checkpoint_path).parent,
     }  # fmt: skip
