@@ -40,7 +40,7 @@ class LeftOut:
 def describe_left_out(
     left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], *, only_distilled: bool
 ) -> list[str]:
-    """Make one finding for each reason, with the names of the groups or trajectories."""
+    """Make one finding for each reason for which groups or trajectories teach nothing, with their names."""
     consequence = "only distillation learns from it" if only_distilled else "nothing to learn"
     silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
     reasons = (

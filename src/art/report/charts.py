@@ -16,7 +16,7 @@ WINDOW = 5
 
 
 def draw_curve(curve: Curve) -> str:
-    """Draw the points by step, with their running mean."""
+    """Draw a measure by training step as SVG: its points and their running mean. Without points the text is empty."""
     points = [(step, value) for step, value in curve.points if math.isfinite(value)]
     if not points:
         return ""
@@ -82,7 +82,7 @@ def draw_pair(before: float, after: float) -> str:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Means of the last `WINDOW` values, of fewer at the start."""
+    """Return for each value the mean of the last `WINDOW` values up to it, or of fewer at the start."""
     windows = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
