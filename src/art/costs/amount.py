@@ -19,7 +19,7 @@ class Amount:
     """Number of bookings whose price is not known."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Part of `prompt_tokens` that was computed earlier."""
+    """Part of `prompt_tokens` that came from a prefix cache."""
     completion_tokens: int = 0
     seconds: float = 0.0
     """Device time."""

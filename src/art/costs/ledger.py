@@ -83,7 +83,7 @@ class Ledger:
         completion_tokens: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        """Add one booking.
+        """Add one booking: money, tokens or device time that `source` used.
 
         Args:
             source: a path such as `judge/ruler`. Metrics have a sum for each of its parts.

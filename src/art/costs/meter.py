@@ -74,7 +74,7 @@ class PolicyMeter:
 
 
 def close_row(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
-    """Book the costs that trajectories report, in USD by source, then close the row; see `Ledger.close`."""
+    """Book the costs that trajectories report, in USD by source, then end a row of the history; see `Ledger.close`."""
     prefix = f"{context_of(split)}/"  # older code puts the split into the name
     ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
     return ledger.close(split, step)

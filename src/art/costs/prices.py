@@ -17,7 +17,7 @@ class TokenPrice(_Price):
     prompt: float = Field(ge=0)
     completion: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
-    """Price of prompt tokens that were computed earlier; by default that of all prompt tokens."""
+    """Price of prompt tokens that were computed earlier; by default the same as `prompt`."""
 
     def usd(self, *, prompt_tokens: int, cached_tokens: int = 0, completion_tokens: int) -> float:
         """Return the price of some tokens in USD.

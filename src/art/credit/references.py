@@ -40,7 +40,7 @@ def teacher_name(config: TrainConfig) -> str | None:
 
 
 async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[list[float]]:
-    """Ask the teacher for the log-prob of every token of each sample.
+    """Ask the teacher for the log-prob of every token of each sample. Each list is [T], with 0 for the first token.
 
     Args:
         own: the engine that sampled the samples.

@@ -116,7 +116,8 @@ def resolve(
     """Find the exact token paths of every trajectory. Groups without trajectories are left out.
 
     Raises:
-        TrajectoryMismatchError: an exchange id is unknown, or a text differs from what was sampled or sent.
+        TrajectoryMismatchError: an exchange id is unknown, a text differs from what was sampled or sent, or an answer
+            was sampled at temperature 0 or with `top_p` below 1.
         TrajectoryError: turn or token rewards do not fit the choices.
     """
     return [

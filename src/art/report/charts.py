@@ -88,7 +88,7 @@ def running_mean(values: Sequence[float]) -> list[float]:
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Choose three to six round numbers from `low` to `high`: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1]."""
+    """Choose up to six round numbers from `low` to `high`: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1]."""
     step = _tick_step(low, high)
     if whole:
         step = max(1, math.ceil(step))

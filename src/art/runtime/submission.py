@@ -61,7 +61,7 @@ class Submission:
         Raises:
             TrajectoryError: the trajectories cannot be trained as they are.
             ConflictError: the job id belongs to another request.
-            ConfigError: the quick checks of the preflight fail.
+            ConfigError: the quick checks of the preflight fail, or the loss names an unusable checkpoint or teacher.
             NotFoundError: the model is not registered.
             OverloadedError: the project has too many unfinished jobs.
             StorageError: the data directory is gone.

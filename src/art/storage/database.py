@@ -35,7 +35,7 @@ _WRITE_ERRORS = {
 
 
 class Database:
-    """The tables of one server. Each part of ART creates its own tables and reads no other part's."""
+    """Runs transactions on one SQLite file. Each part of ART creates its own tables and reads no other part's."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.

@@ -17,11 +17,8 @@ _REPORT = "use the model's own current chat template; if you do already, report 
 
 
 def check_template(renderer: Renderer) -> CheckResult:
-    """Check that the chat template suits training over several turns.
-
-    The prompt of a later turn must begin with the exact tokens of the earlier turn, or be a declared branch. A message
-    that is rendered and parsed again must come back unchanged.
-    """
+    """Check the chat template: the prompt of a later turn must begin with the exact tokens of the earlier turn, or be
+    a declared branch, and an answer must come back unchanged when its tokens are parsed."""
     plain = [examine(renderer, conversation) for conversation in plain_conversations()]
     reasoning = examine(renderer, reasoning_conversation())
     name = "chat template"

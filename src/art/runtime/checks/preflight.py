@@ -1,4 +1,4 @@
-"""Checks whether a model can be trained, which run before it is.
+"""The checks that run before a model is trained.
 
     versions, devices, disk space, chat template, tool parser     take a second; also run before a model's first step
     memory and time, by a trial step (`trial.py`)                 take as long as a step; run when `art doctor` asks
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preflight:
-    """Runs the quick checks before the first step of a model, once for each of its settings."""
+    """Runs the quick checks before a model is trained, once for each model and its settings."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()

@@ -59,7 +59,7 @@ class SftPayload(Payload):
 
 
 class FilePayload(Payload):
-    """An export or a push."""
+    """An export of a checkpoint, or its push to the Hugging Face hub or an S3 store."""
 
     call: Export | Push
     step: int

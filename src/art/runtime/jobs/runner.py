@@ -107,8 +107,8 @@ class JobRunner:
     async def submit(
         self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: int
     ) -> JobStatus:
-        """Store and queue a job of `model` (project and name); return its status. Takes and raises what `JobStore.add`
-        does. If the id is known, only the status is returned."""
+        """Store and queue a job of `model` (project and name); return its status. If the id is known, only the status
+        is returned. Raises what `JobStore.add` raises."""
         entry = self._with_lane(Entry(job_id, kind, *model, lane=""))
         status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload), fingerprint)
         if status.state == "queued" and job_id not in self._live:
@@ -128,7 +128,7 @@ class JobRunner:
         return self._unrecorded.get(job_id) or self._with_now(await self.store.status(job_id))
 
     async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
-        """The status of the job when it has ended, or after `timeout_s`.
+        """Wait until a job has ended, for at most `timeout_s`, and return its status.
 
         Raises:
             NotFoundError: there is no such job.

@@ -219,7 +219,7 @@ class JobStore:
     async def move(
         self, job_id: str, state: JobState, *, changes: Mapping[str, Any] | None = None, from_step: int | None = None
     ) -> JobStatus:
-        """Change the state of a job, and its status by `changes`.
+        """Change the state of a job, and the fields of its status that `changes` names.
 
         Raises:
             ConflictError: the new state cannot follow the current one.

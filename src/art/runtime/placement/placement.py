@@ -30,7 +30,7 @@ class Place:
     """The devices of the engine or of the trainer."""
 
     kind: str
-    """`cpu`, `cuda`, `mps`, or `elsewhere` for servers that run already."""
+    """`cpu`, `cuda`, `mps`, or `elsewhere` for vLLM servers that run already."""
     indices: tuple[int, ...] = ()
     """Indices of the GPUs in the server's numbering."""
 

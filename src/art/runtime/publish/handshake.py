@@ -48,9 +48,9 @@ class Scores:
 
 
 async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_policy: bool) -> Scores:
-    """Ask the engine for its log-probs of the probe's tokens, under the policy and under the base model.
+    """Ask the engine for its log-probs of the probe's tokens under the policy and, unless `one_policy`, the base model.
 
-    Both are scored in one batch, because some engines have applied adapters to the wrong requests of a batch.
+    Both share a batch, because some engines have applied adapters to the wrong requests of a batch.
     """
     if one_policy:
         policy = await asyncio.gather(*(engine.score(probe.token_ids, adapter_id) for _ in range(NUM_COPIES)))

@@ -31,11 +31,11 @@ from art.storage.logs import log_tail, open_log, rotate_log
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 3.0
-"""Time from the end of a child's connection to its exit."""
+"""Longest wait for a child to exit after its connection has ended."""
 CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
-"""Checks of the child between two checks of the length of its log."""
+"""Number of checks of a child between two checks of the length of its log."""
 START_AGAIN_AFTER_S = 1.0
 """Time between a failed start and the next. It doubles with each further failure."""
 INTERRUPT_AFTER_S = 60.0
