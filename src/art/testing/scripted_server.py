@@ -20,7 +20,7 @@ Reply = tuple[int, dict[str, Any]]
 
 
 class ScriptedServer:
-    """A server that runs inside a `with` statement. Several threads call `reply` at once."""
+    """An OpenAI-compatible server inside a `with` statement. It calls `reply`, from several threads at once."""
 
     def __init__(self, reply: Callable[[dict[str, Any]], Reply], port: int = 0) -> None:
         """
