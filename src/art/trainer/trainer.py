@@ -1,4 +1,4 @@
-"""The trainer: the one object with state in this package.
+"""The trainer, which makes training steps and writes their checkpoints: the one object with state in this package.
 
     samples -> check -> plan (measure references, cut mini-batches into updates) -> micro-batches (pack) -> prefix trees
        -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
@@ -96,7 +96,8 @@ class Trainer:
             ConfigError: a list of learning rates does not have one per batch, or the loss names a checkpoint that is
                 not among `call.references`.
             TrajectoryError, NothingTrainableError: the samples cannot be trained.
-            TrainingError: non-finite numbers or too much mismatch; nothing was changed.
+            TrainingError: numbers are not finite, too many samples mismatch, or one does not fit into memory. No
+                checkpoint is written.
             DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
