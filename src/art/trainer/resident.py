@@ -40,7 +40,7 @@ class Loaded:
     optimizer: Optimizer
     step: int
     identity: str | None
-    """Identifies the checkpoint on disk that equals this one; `None` while a step changes the weights."""
+    """Identifies the checkpoint on disk that equals this one; `None` if there is none, e.g. during a step."""
 
 
 class Resident:

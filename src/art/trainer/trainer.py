@@ -76,7 +76,8 @@ class Trainer:
 
         Raises:
             ConfigError: `lora` does not fit the model, or `None` does not fit this trainer's settings.
-            DiskFullError, StorageError, CorruptCheckpointError
+            DiskFullError, StorageError: the checkpoint cannot be written.
+            CorruptCheckpointError: `path` holds a damaged checkpoint.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             if (state := self._team.from_first(lambda: recorded_state(path))) is not None:
@@ -98,7 +99,8 @@ class Trainer:
             TrajectoryError, NothingTrainableError: the samples cannot be trained.
             TrainingError: numbers are not finite, too many samples mismatch, or one does not fit into memory. No
                 checkpoint is written.
-            DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
+            DiskFullError, StorageError, CorruptCheckpointError: a checkpoint cannot be read or written.
+            ConflictError: `call.from_checkpoint` is of another base model, or another job wrote `call.to_checkpoint`.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             recorded = self._team.from_first(lambda: recorded_result(call.to_checkpoint, call.job_id))
