@@ -96,7 +96,7 @@ class LocalBackend(Backend):
 
     @property
     def log_path(self) -> Path:
-        """Log file of the server."""
+        """Path of the server's log file."""
         return DataDir(self.path).logs / "server.log"
 
     @property

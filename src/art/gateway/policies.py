@@ -14,7 +14,7 @@ from art.gateway.format.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef:
-    """Everything needed to sample from one step of one model."""
+    """Everything that is needed to sample from one step (checkpoint) of one model."""
 
     project: str
     name: str

@@ -1,4 +1,4 @@
-"""`GatherContext`: what a gather is told about its rollouts."""
+"""`GatherContext`: counts and shows how the rollouts of one gather end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class GatherContext(Progress):
-    """Progress and failures of one gather. Never share one between two gathers."""
+    """Progress and failures of one gather (a run of many rollouts). Never share one between two gathers."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class GatherContext(Progress):
         logger.warning("a rollout failed; its group goes on without it: %s: %s", type(error).__name__, error)
 
     def group_failed(self, group: TrajectoryGroup, error: Exception) -> None:
-        """Count a group for which `after_each` failed.
+        """Count a group whose `after_each` callback raised `error`. The group is dropped.
 
         Raises:
             Exception: `error` itself, if it must not be tolerated.
@@ -93,10 +93,12 @@ class GatherContext(Progress):
         logger.warning("dropped a group, because scoring it failed: %s: %s", type(error).__name__, error)
 
     def without_unscored(self, group: TrajectoryGroup) -> list[TrajectoryGroup]:
-        """The group without rollouts whose reward is not a finite number; these become `exceptions`.
+        """Move rollouts whose reward is not a finite number to the `exceptions` of their group.
+
+        The list that is returned has the group, and is empty if no rollout is left.
 
         Raises:
-            RolloutError: such a failure, if it is one more than `max_exceptions` allows.
+            RolloutError: there are more failures than `max_exceptions` allows.
             FaultRateError: it is one more than `faults` allows.
         """
         unscored = [trajectory for trajectory in group if finite_number(trajectory.reward) is None]

@@ -65,7 +65,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return settings_from_internal_config(self._internal_config)
 
     def default_optimizer(self) -> OptimizerConfig | None:
-        """The optimiser of training steps whose own settings do not name one; given by `trainer_args` of older code."""
+        """Return the optimiser in `trainer_args` of older code, for training steps that set none; else `None`."""
         if not self._internal_config:
             return None
         from art.compat.internal_config import optimizer_from_internal_config
@@ -98,7 +98,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return name if step is None else f"{name}@{step}"
 
     async def get_step(self) -> int:
-        """The newest published step."""
+        """Return the step of the checkpoint that the server serves now."""
         return await self.backend().get_step(self)
 
     @property
@@ -115,7 +115,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         self._meter.calculator = calculator
 
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
-        """Book the policy's tokens and the device time since the last call. `log` calls this before it writes a row.
+        """Book the costs of tokens and device time since the last call. `log` calls this before it adds a row.
 
         Args:
             trainer_s: seconds of that time in which the trainer worked; the rest is rollouts, rewards and waiting.
@@ -175,7 +175,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         metrics: dict[str, float] | None = None,
         metadata: dict[str, MetadataValue] | None = None,
     ) -> RolloutStatus:
-        """Announce or finish a rollout of another program. `PUT /api/rollouts/{rollout_id}` does the same.
+        """Announce or finish a rollout that another program runs. `PUT /api/rollouts/{rollout_id}` does the same.
 
         Once it is announced, this model answers requests under its base URL that name an unknown model.
 

@@ -50,7 +50,7 @@ class OpenAIRequest(BaseModel):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     parallel_tool_calls: bool | None = None
-    """Accepted only with the value that means "not used"."""
+    """Accepted only as `true`, which is OpenAI's default."""
 
     # These are labels without effect on the answer.
     user: str | None = None
@@ -62,7 +62,7 @@ class OpenAIRequest(BaseModel):
 
 
 class ChatRequest(OpenAIRequest):
-    """One chat request."""
+    """Body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -116,7 +116,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_chat_request(body: Any) -> ChatRequest:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a chat request.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
@@ -169,7 +169,7 @@ def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ..
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:
-    """Turn pydantic's first complaint into an error in OpenAI's words."""
+    """Turn pydantic's first complaint about a request into an error that is worded like OpenAI's."""
     first = error.errors(include_url=False)[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":
@@ -290,11 +290,11 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in OpenAI's form. `arguments` is JSON text."""
+    """Make a tool call in OpenAI's form. `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def short(value: Any) -> str:
-    """A value as errors show it, at most 80 characters."""
+    """Write a value for an error message, in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

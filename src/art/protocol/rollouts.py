@@ -78,10 +78,10 @@ class RolloutStatus(Wire):
 
 
 class RolloutRecord(RolloutStatus):
-    """A rollout with its conversations."""
+    """A rollout's status, with the conversations that were recorded under its base URL."""
 
     histories: list[dict[str, Any]]
-    """Each has `tools` and `messages_and_choices`, in which an answer is an OpenAI choice with its `exchange_id`."""
+    """Each conversation has `tools` and `messages_and_choices`; answers are OpenAI choices with their `exchange_id`."""
 
 
 class RolloutQuery(Wire):

@@ -54,8 +54,8 @@ class App:
     ) -> None:
         """
         Args:
-            api_key: the key that may do everything.
-            keys: further keys.
+            api_key: the API key that may do everything.
+            keys: store of further API keys, which `art keys` makes.
         """
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)

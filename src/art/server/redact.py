@@ -26,7 +26,7 @@ _PATTERNS = (
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats a line as usual, then replaces secrets."""
+    """Log formatter that replaces API keys and other secrets in each line by `[redacted]`."""
 
     def __init__(self, fmt: str, secrets: Iterable[str] = ()) -> None:
         """

@@ -31,14 +31,14 @@ _SPOILT = re.compile(r"(num_)?(invalid|malformed)_\w+|protocol_error")
 
 
 class Record(BaseModel):
-    """Base of what is written to files of trajectories. Unknown names are errors."""
+    """Base class of the records in trajectory files. A field name that the class does not know is an error."""
 
     # Python's json writes and reads NaN like this; a reward that is not a number must not turn into a missing one.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class History(Record):
-    """One conversation."""
+    """One conversation of a rollout: the messages, the answers of the model, and the tools that it was offered."""
 
     messages_and_choices: MessagesAndChoices = Field(default_factory=list)
     """Messages in OpenAI's format, and the `Choice` objects that the model answered with. Choices are trained."""
@@ -196,9 +196,9 @@ class PydanticException(Record):
 
 
 def infra_fault(item: Any) -> RolloutError | None:
-    """The error of a trajectory, or of its dump, whose outcome is `infra_fault`; `None` for any other.
+    """Return an error for a trajectory, or a dump of one, whose `metadata["outcome"]` is `infra_fault`; else `None`.
 
-    Such a trajectory must not be scored: its error takes its place.
+    The outcome says that the policy is not to blame. The error then replaces the trajectory, which is not scored.
     """
     metadata = item.metadata if isinstance(item, Trajectory) else item.get("metadata") if isinstance(item, dict) else {}
     if not metadata or metadata.get("outcome") != "infra_fault":

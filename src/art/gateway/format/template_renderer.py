@@ -30,7 +30,7 @@ from art.protocol.chat import Message, Tool, tool_call
 
 
 class TemplateRenderer:
-    """Renders with a chat template. Parses the harmony format, or the tagged grammar as far as its tags exist."""
+    """Renders with a chat template. Parses gpt-oss's harmony format, or the tags that the vocabulary has."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Find the recorded exchange that a request continues.
+"""Find the exchange (recorded request and answer) that a new request continues.
 
 A conversation is identified by a rolling hash over model, tools, template settings and messages. An exchange is stored
 under the hash of its request and answer. A request that continues it computes that hash on the way to its own:
@@ -56,7 +56,7 @@ def _canonical_json(text: str) -> str:
 def conversation_hashes(
     model: str, tools: list[Tool] | None, settings: Mapping[str, Any] | None, messages: list[Message]
 ) -> list[bytes]:
-    """The rolling hash after each message; index 0 is the hash before the first message."""
+    """Compute the rolling hash after each message; index 0 is the hash before the first message."""
     head = orjson.dumps([model, tools or None, settings or None], option=orjson.OPT_SORT_KEYS)
     hashes = [_hash(head)]
     for message in messages:
@@ -87,7 +87,7 @@ class _Entry:
 
 
 class Conversations:
-    """A cache of the latest exchanges, by exchange id and by the hash of the conversation that they end."""
+    """A cache of the latest exchanges (recorded answers), by id and by the hash of the conversation that they end."""
 
     def __init__(self, recorder: Recorder, *, max_bytes: int = MAX_BYTES_IN_MEMORY) -> None:
         self._recorder = recorder

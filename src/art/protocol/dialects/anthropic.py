@@ -88,7 +88,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_anthropic_request(kind: type[R], body: Any) -> R:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a request in Anthropic's dialect.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
