@@ -41,7 +41,7 @@ class TrainResult:
     """What a training step made: a checkpoint, which is served now, and numbers about the step."""
 
     step: int
-    """Step of the checkpoint."""
+    """Step (number) of the checkpoint."""
     trained: bool = True
     """False if there was nothing to learn from. Then `step` and `checkpoint_path` are unchanged, and the first of
     `findings` says why."""

@@ -55,7 +55,7 @@ class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
 
 
 class NotFoundError(RequestError, code="not_found"):
-    """There is no such model, step, job, rollout or exchange."""
+    """There is no such model, step, job, rollout or exchange (recorded answer)."""
 
 
 class ConflictError(RequestError, code="conflict"):
@@ -161,5 +161,5 @@ class ProcessError(ArtError, code="process_unavailable"):
 
 
 def error_from_code(code: str, message: str, *, param: str | None = None) -> ArtError:
-    """Make the error that a wire code names; an unknown code gives a plain `ArtError` with the same message."""
+    """Make the error whose `code` a server sent; an unknown code gives a plain `ArtError` with the same message."""
     return _BY_CODE.get(code, ArtError)(message, param=param)

@@ -98,7 +98,7 @@ class Captured:
         return self.trajectory
 
     def why_empty(self) -> str | None:
-        """The reason why nothing was captured and what to do about it; `None` if something was captured."""
+        """Return why nothing was captured and what to do about it; `None` if something was captured."""
         if self.trajectory.messages_and_choices:
             return None
         if self._missed:

@@ -47,7 +47,7 @@ Steps = list[int]
 
 
 class Checkpoints:
-    """Checkpoints of the models on a server. Each call that changes something is a job and is safe to repeat."""
+    """Lists, copies, exports and deletes the checkpoints of models on a server. Every call is safe to repeat."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[ArtClient]], note_step: Callable[[NamedModel, int], int]
@@ -55,7 +55,7 @@ class Checkpoints:
         """
         Args:
             connect: gives the client of the server.
-            note_step: told when a call here moved a model to another step; returns that step.
+            note_step: called when a model moved to another step; returns that step.
         """
         self._connect = connect
         self._note_step = note_step

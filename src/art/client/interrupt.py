@@ -19,7 +19,7 @@ _steps: dict[str, int | None] = {}
 
 
 def note_step(model: str, step: int | None) -> None:
-    """Remember the step of `model`, to print it after Ctrl-C."""
+    """Remember the step that `model` is at, to print it after Ctrl-C."""
     if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
         sys.excepthook = _hook
     _steps[model] = step

@@ -15,7 +15,7 @@ REMIND_AFTER_STEPS = 20
 
 
 class ModelSteps:
-    """The step of each `project/name` when one backend last registered, trained or changed it."""
+    """Remembers at which step one backend last saw each model (`project/name`) that it registered or trained."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int | None] = {}

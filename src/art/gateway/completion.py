@@ -61,7 +61,7 @@ class Completion:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the completion, if one did."""
+        """The stop string that ended the completion; `None` if none did."""
         return None if self._scanner is None else self._scanner.matched
 
     def take(self) -> list[Delta]:

@@ -36,7 +36,7 @@ class CountBudget:
         self.failed(error)
 
     def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
-        """Count a group that could not be scored as one failure. Raise errors of no judge that are not transient."""
+        """Count a group that could not be scored as one failure. Raise any error that is not transient or a judge's."""
         if not isinstance(error, JudgeError) and not (isinstance(error, ArtError) and error.transient):
             raise error
         self.failed(error)

@@ -66,10 +66,11 @@ class GatherContext(Progress):
         self.show(int(self.increment_pbar))
 
     def rollout_failed(self, error: Exception) -> None:
-        """Count a failure.
+        """Count a failed rollout.
 
         Raises:
-            Exception: `error` itself, if it is one more than `max_exceptions` allows, or one of `FATAL`.
+            Exception: `error` itself, if it is one more than `max_exceptions` allows, or if it is one of `FATAL`,
+                the errors that end every gather.
             FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
@@ -99,7 +100,7 @@ class GatherContext(Progress):
 
         Raises:
             RolloutError: there are more failures than `max_exceptions` allows.
-            FaultRateError: it is one more than `faults` allows.
+            FaultRateError: there are more than `faults` allows.
         """
         unscored = [trajectory for trajectory in group if finite_number(trajectory.reward) is None]
         if not unscored:
@@ -115,14 +116,14 @@ class GatherContext(Progress):
 
 
 def get_gather_context() -> GatherContext:
-    """The context of the surrounding gather, or else a new context that tolerates no failure."""
+    """Return the context of the surrounding gather, or else a new context that tolerates no failure."""
     current = rollout_observer.get()
     return current if isinstance(current, GatherContext) else GatherContext()
 
 
 @contextlib.contextmanager
 def set_gather_context(context: GatherContext) -> Iterator[None]:
-    """Report rollouts that are started inside the block to `context`."""
+    """Context manager: report the rollouts that are started inside it to `context`."""
     token = rollout_observer.set(context)
     try:
         yield

@@ -121,7 +121,7 @@ class FaultWatch:
             ) from (error if isinstance(error, BaseException) else None)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults if any."""
+        """Return metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults."""
         ended, kinds = self._ended, self._kinds
         self._ended, self._kinds = Counter(), Counter()
         if not ended["all"]:

@@ -153,7 +153,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """The name to send as `model` in a request.
+        """Return the name to send as `model` in a request.
 
         Args:
             step: checkpoint of a trainable model that answers; by default the newest at the time of each request.
@@ -163,7 +163,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return self.inference_model_name or self.name
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
-        """Keyword arguments for `litellm.completion` and `litellm.acompletion`."""
+        """Return keyword arguments for `litellm.completion` and `litellm.acompletion` that ask this model."""
         name = self.get_inference_name(step)
         return {
             "model": f"hosted_vllm/{name}" if self.trainable else name,
@@ -198,7 +198,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     @property
     def costs(self) -> Ledger:
-        """The ledger of what was spent on this model in USD, in this run and in earlier ones. It is a file.
+        """The ledger of what was spent on this model in USD, in this run and in earlier ones, kept in a file.
 
         Register the model before you pass this to judges as `JudgeSettings(budget=model.costs)`: registration may move
         the file.
@@ -223,7 +223,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         """Do nothing: only a `TrainableModel` has tokens and device time to book. `log` calls this for every model."""
 
     def read_state(self) -> StateT | None:
-        """The state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
+        """Return the state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
         return cast("StateT | None", state_file.read_state(self._paths().state))
 
     def overwrite_state(self, state: StateT) -> None:

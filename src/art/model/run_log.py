@@ -29,7 +29,7 @@ class RunLog:
         self._totals: dict[Path, Totals] = {}
 
     def ledger(self, paths: ModelPaths, max_usd: float | None) -> Ledger:
-        """The ledger of the model's costs, with a limit in USD."""
+        """Return the ledger (record) of the model's costs, with a limit in USD."""
         if paths.costs not in self._ledgers:
             self._ledgers[paths.costs] = Ledger(path=paths.costs)
         self._ledgers[paths.costs].max_usd = max_usd

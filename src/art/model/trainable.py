@@ -51,7 +51,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return True
 
     def model_settings(self) -> ModelSettings:
-        """The settings to register with.
+        """Return the settings to register the model with.
 
         Raises:
             ConfigError: they are given twice, or `_internal_config` asks for something that cannot be honoured.
@@ -177,7 +177,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
     ) -> RolloutStatus:
         """Announce or finish a rollout that another program runs. `PUT /api/rollouts/{rollout_id}` does the same.
 
-        Once it is announced, this model answers requests under its base URL that name an unknown model.
+        Once it is announced, this model answers requests under the rollout's base URL that name an unknown model.
 
         Args:
             group_id: id shared by the rollouts of one group and by no others.
@@ -223,7 +223,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
-        """Delete all checkpoints but the newest and the best, which has the highest mean of the metric.
+        """Delete all checkpoints but the newest, those in use, and the best, which has the highest mean of the metric.
 
         If the history has damaged lines, nothing is deleted: the best checkpoint could be in one of them.
         """

@@ -29,7 +29,7 @@ class ErrorDetail(Wire):
 
 
 class ErrorAnswer(Wire):
-    """OpenAI's shape of an error."""
+    """Body of an error, in OpenAI's form."""
 
     error: ErrorDetail
 
@@ -51,7 +51,7 @@ class OpenApi(Answer):
 
 class ModelCard(Wire):
     id: str
-    """What to send as `model`."""
+    """Name to send as `model` in a request."""
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str

@@ -56,7 +56,7 @@ class Call(Generic[Result]):
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
-        """Build a result of this call from a decoded frame.
+        """Build a result of this call from its JSON value, which the child process sent.
 
         Raises:
             ArtError: `value` is not a result of this call.
@@ -158,7 +158,7 @@ class StartEngine(Call[EngineInfo]):
 
 
 class StartVllm(Call[EngineInfo]):
-    """Start vLLM servers, or find those that run already. Comes once, before all other calls."""
+    """Start vLLM servers, or connect to those that run already. Comes once, before all other calls."""
 
     model: str
     config: VllmConfig
@@ -241,11 +241,11 @@ class StartTrainer(Call[None]):
 
 
 class InitCheckpoint(Call[Step]):
-    """Write the checkpoint of step 0."""
+    """Write the checkpoint of step 0, from which the first training step starts."""
 
     path: Path
     lora: LoraConfig | None
-    """`None` is full fine-tuning."""
+    """Settings of the LoRA adapter; `None` means that all weights are trained."""
 
 
 class Train(Call[StepOrProgress]):

@@ -20,7 +20,7 @@ Message: TypeAlias = dict[str, Any]
 """A message as chat templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
 `reasoning_content`, `exchange_id`."""
 Tool: TypeAlias = dict[str, Any]
-"""`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
+"""A tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -31,16 +31,16 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Accepted without effect."""
+    """Field of OpenAI's API that is accepted without effect."""
 
 
 class OpenAIRequest(BaseModel):
-    """The fields that chat and Responses requests share. Numbers must be JSON numbers: `"0.7"` is refused."""
+    """Base class of chat and Responses requests. A number must be a JSON number: `"0.7"` is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    """`project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
+    """Model to ask: `project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -207,7 +207,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def normalize_messages(messages: list[Message]) -> list[Message]:
-    """Bring messages into the one form that the gateway works with. The input is not changed.
+    """Bring chat messages into the one form that the server works with. The input is not changed.
 
     `developer` becomes `system`, text parts are joined, absent content is the empty string, empty fields are dropped.
 

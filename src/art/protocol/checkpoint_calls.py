@@ -53,7 +53,7 @@ class MetricsRow(Wire):
     """Metrics that a script logged at a step. They tell the server which checkpoint is the best."""
 
     row_id: str = Field(min_length=8, max_length=64)
-    """Identifies the row: one that is sent several times counts once."""
+    """Id of the row. A row that is sent several times counts once."""
     step: int = Field(ge=0)
     metrics: dict[str, float]
 
@@ -77,7 +77,7 @@ class ForkRequest(CheckpointJobRequest):
     from_project: str | None = None
     """Project of the other model; `None` means this model's project."""
     not_after_step: int | None = Field(default=None, ge=0)
-    """Fork the newest step that is not above this one."""
+    """Copy the newest checkpoint whose step is not above this one."""
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:

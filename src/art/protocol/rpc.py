@@ -43,7 +43,7 @@ HEARTBEAT_ID = 0
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """Encode a message with its length.
+    """Encode a message between processes as JSON, after its length.
 
     Raises:
         InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
@@ -196,7 +196,8 @@ class RpcClient:
 
 
 Connect = Callable[[], Awaitable[RpcClient]]
-"""Waits until the process runs, and returns the connection to it. Raises `ProcessError` if it cannot be started."""
+"""Function that waits until a child process runs and returns the connection to it. A child that cannot be started is a
+`ProcessError`."""
 
 
 async def retry_on_process_death(

@@ -58,11 +58,11 @@ def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
 class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Flat names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+    """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
 
 
 def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
-    """Build samples from a decoded frame. Frames (messages between processes) encode samples themselves.
+    """Build samples from a decoded frame. (Frames, the messages between processes, encode dataclasses themselves.)
 
     Raises:
         InvalidRequestError: a field is missing or unknown.

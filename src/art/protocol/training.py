@@ -38,7 +38,7 @@ class ModelStatus(Wire):
     name: str
     base_model: str
     step: int
-    """Step of the newest published checkpoint."""
+    """Step (number) of the checkpoint that is served."""
     inference_name: str
     """Value of `model` in chat requests: `project/name`. With `@step` appended it asks one checkpoint."""
     tokens: TokenCounts | None = None

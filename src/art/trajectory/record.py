@@ -46,7 +46,7 @@ class History(Record):
     """Tools that the model was offered, in OpenAI's format."""
 
     def messages(self) -> Messages:
-        """The conversation as plain messages, to send to a model."""
+        """Return the conversation as plain messages, to send to a model."""
         return get_messages(self.messages_and_choices)
 
 
@@ -120,7 +120,7 @@ class Trajectory(History, metaclass=_TrajectoryType):
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
     """Numbers about the rollout; `model.log` writes their means."""
     metadata: dict[str, MetadataValue] = Field(default_factory=dict)
-    """Anything to keep with the rollout. `outcome` says how it ended, see `art.gather.faults`."""
+    """Anything to keep with the rollout. `outcome` says how it ended: `ok`, `policy_fault` or `infra_fault`."""
     logs: list[str] = Field(default_factory=list)
     """Lines added by `log`."""
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -153,7 +153,7 @@ class Trajectory(History, metaclass=_TrajectoryType):
 
     @asynccontextmanager
     async def track_duration(self, metric_name: str) -> AsyncIterator[None]:
-        """Add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
+        """Context manager: add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
         key, start = f"{metric_name}_duration", time.monotonic()
         try:
             yield
@@ -185,7 +185,7 @@ class PydanticException(Record):
 
     @classmethod
     def from_exception(cls, error: BaseException) -> PydanticException:
-        """Describe `error`, without frames that are the same in every traceback."""
+        """Make the record of `error`, without the frames of asyncio and tqdm in its traceback."""
         report = traceback.TracebackException.from_exception(error)
         part: traceback.TracebackException | None = report
         while part is not None:

@@ -66,7 +66,7 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
 
 
 def without(blocks: re.Pattern[str], text: str) -> str:
-    """Remove think blocks and all whitespace, since templates put whitespace around the blocks."""
+    """Remove what `blocks` matches, and all whitespace, since templates put whitespace around think blocks."""
     return "".join(blocks.sub("", text).split())
 
 

@@ -49,7 +49,7 @@ class Delta:
 
 
 class MessageParser(Protocol):
-    """Parses the tokens of one completion, without the token that ended it."""
+    """Interface of a parser of the tokens of one completion, without the token that ended it."""
 
     def push(self, token_ids: list[int]) -> None: ...
 

@@ -26,7 +26,8 @@ from art.gateway.record.recorder import Exchange, Recorder
 from art.protocol.chat import Message, Tool, normalize_message
 
 MAX_BYTES_IN_MEMORY = 64 * 2**20
-"""Memory for recent exchanges: some 45,000 short ones, or the latest turns of 200 rollouts of 30,000 tokens."""
+"""Memory for recent exchanges (recorded answers): some 45,000 short ones, or the last turns of 200 rollouts of 30,000
+tokens."""
 
 _HASHED_FIELDS = ("role", "content", "name", "tool_calls")
 _MAX_PER_CONVERSATION = 256

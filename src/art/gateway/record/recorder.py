@@ -129,7 +129,7 @@ class Recorder:
         self._next_commit: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Create missing tables.
+        """Create the tables of the record in the database if they are missing.
 
         Raises:
             StorageError: the database cannot be written.

@@ -136,7 +136,7 @@ class RolloutStore:
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
-        """Release the rollouts of a job that did not train them, so that another job can."""
+        """Clear `trained_by` of the rollouts of a job that did not train them, so that another job can."""
         _set_trained_by(db, None, "trained_by = ?", job_id)
 
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:

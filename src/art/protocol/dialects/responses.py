@@ -45,7 +45,7 @@ class ResponsesRequest(OpenAIRequest):
 
 
 class ResponsesAnswer(Answer):
-    """The fields that every response has. More fields repeat the request."""
+    """Answer of `/v1/responses`, with the fields that every response has. More fields repeat the request."""
 
     id: str
     object: Literal["response"]
