@@ -35,7 +35,7 @@ class ConfigError(ArtError, code="invalid_config"):
 
 
 class RequestError(ArtError, code="invalid_request"):
-    """A server refused a request; the subclass says why."""
+    """A request or call was refused; the subclass says why."""
 
 
 class AuthenticationError(RequestError, code="invalid_api_key"):
@@ -47,7 +47,7 @@ class PermissionDeniedError(RequestError, code="permission_denied"):
 
 
 class InvalidRequestError(RequestError, code="invalid_request_error"):
-    """A parameter of a request is malformed or out of range."""
+    """A parameter of a request or call is malformed or out of range."""
 
 
 class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):

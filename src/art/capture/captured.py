@@ -70,7 +70,9 @@ class Captured:
 
     @property
     def base_url(self) -> str:
-        """Base URL at which requests of any client, in any dialect, are captured. The key is `model.inference_api_key`.
+        """Base URL at which requests of any client are captured, in OpenAI's or Anthropic's format.
+
+        Its API key is `model.inference_api_key`.
 
         Raises:
             ConfigError: the capture has no trainable model; other endpoints keep no record.

@@ -92,7 +92,7 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
 
 
 def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
-    """Decode a call of an engine from a frame, a message between processes. The errors are those of `decode_call`.
+    """Decode a call to an engine from a frame, a message between processes. The errors are those of `decode_call`.
 
     A request for a completion gets the id of its call, in place of the id that the caller chose.
     """

@@ -218,7 +218,7 @@ def normalize_messages(messages: list[Message]) -> list[Message]:
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
-    """Do what `normalize_messages` does for one message. `where` names the message in errors."""
+    """Bring one chat message into the form that the server works with. `where` names the message in errors."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(

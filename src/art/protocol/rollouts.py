@@ -74,7 +74,7 @@ class RolloutStatus(Wire):
     trained_by: str | None
     """Id of the job that trained on the rollout."""
     created_at: float
-    """Unix time of the rollout's first request or update."""
+    """Unix time of the rollout's first recorded request or update."""
 
 
 class RolloutRecord(RolloutStatus):

@@ -74,7 +74,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call of a child process that has not ended. Times are readings of `time.monotonic`."""
+    """A call to a child process that has not ended. Times are readings of `time.monotonic`."""
 
     method: str
     caller: str

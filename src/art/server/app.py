@@ -47,7 +47,7 @@ ROUTES: list[Route] = [
 
 
 class App:
-    """The ASGI application of a running `runtime`, which the caller starts and closes."""
+    """The ART server as an ASGI application. Its `runtime` does the work; the caller starts and closes it."""
 
     def __init__(
         self, runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None

@@ -1,4 +1,4 @@
-"""The renderer for any model with a chat template: renders with it, and bridges by comparing its texts.
+"""The renderer for any model with a chat template: renders with it, and extends recorded tokens by comparing its texts.
 
 A trial shows how the model writes tool calls: a call that the template renders must come back from the parser.
 """
