@@ -76,7 +76,7 @@ Cut = Literal["cut_short", "context_full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A conversation that shows a model the format of a task. It ends with an assistant message."""
+    """A conversation for the warm start of a tiny model, in a task's format. It ends with an assistant message."""
 
     messages: Messages
     tools: Tools | None = None
@@ -84,7 +84,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDefaults:
-    """The default settings for training a task. A task of your own can keep them all."""
+    """Default settings for training on a task, and for its tiny model. A task of your own can keep them all."""
 
     learning_rate: float | None = None
     """`None` means 3e-3 for a tiny model and 1e-5 for a pretrained one. At 5e-3, tiny models forget longer formats such
@@ -123,18 +123,19 @@ class TaskDefaults:
 
 
 class Task(ABC):
-    """What a policy learns to do. One instance runs many rollouts at once, so it has no state of a single rollout."""
+    """Base class of tasks: what a policy learns to do. One instance runs many rollouts at once, so it holds no state of
+    a single one."""
 
     name: ClassVar[str]
     """Name in commands, and of the default project: letters, digits, `.`, `_` and `-`."""
     description: ClassVar[str]
     """What the policy learns to do, in a few words."""
     headline_metric: ClassVar[str] = "reward"
-    """The trajectory metric that tells people how good a policy is, 0 or 1 if possible; or `reward`."""
+    """The trajectory metric that tells people how good a policy is, if possible 0 or 1 per rollout; or `reward`."""
     defaults: ClassVar[TaskDefaults] = TaskDefaults()
     needs_reading: ClassVar[bool] = True
-    """Whether the best answer depends on what the policy is shown. If not, a tiny model whose answers do not depend on
-    it causes no warning."""
+    """Whether the best answer depends on what the policy is shown. If so, a warm start warns of a tiny model whose
+    answers do not depend on it."""
 
     @abstractmethod
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
@@ -245,7 +246,7 @@ def list_tasks() -> list[str]:
 
 
 def get_task(name: str) -> Task:
-    """Return the task with a name, or the `Task` or subclass at `module:attribute` or `path/to/file.py:attribute`.
+    """Return a task by its registered name, or from `module:attribute` or `path/to/file.py:attribute`.
 
     Raises:
         ConfigError: there is no such task, or it cannot be used.
@@ -369,8 +370,8 @@ async def take_turn(
     """Call `sample_answer` with the trajectory's tools, and count the answer in `num_turns`.
 
     Returns:
-        The answer's tool calls, or the reason why the rollout ended inside this turn. If the first prompt is too long
-        for the context, the error is raised, since the policy is not to blame.
+        The answer's tool calls, or the reason why the rollout ended in this turn: `cut_short` (the answer was too long)
+        or `context_full`. If already the first prompt is too long for the context, the error is raised.
     """
     num_turns = trajectory.metrics.get("num_turns", 0)
     try:

@@ -38,7 +38,7 @@ async def mcp_rl(
     command: str = "",
     **settings: Any,
 ) -> JudgedResult:
-    """Train an agent for an MCP server, and compare it with the untrained one.
+    """Train an agent to use an MCP server's tools, on scenarios that a language model writes, and compare with before.
 
     A later call with the same arguments continues, with the scenarios as they are in `scenarios.json`.
 
@@ -52,8 +52,8 @@ async def mcp_rl(
         settings: fields of `McpRlConfig`, which win over `config`.
 
     Raises:
-        ConfigError: a setting is wrong, the server has no such tools, or the base model cannot be trained here.
-        ToolServerError: the server is gone.
+        ConfigError: a setting is wrong, the server lacks a tool of `tools`, or the base model cannot be trained here.
+        ToolServerError: the MCP server cannot be reached or started.
         GenerationError: the generator wrote nothing that can be used.
         TrainingError: nothing could be learnt in several steps in a row.
         FaultRateError: too many rollouts failed, or the judge scored too few groups.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchmarkModelKey:
-    """A model in a chart: its label, and the split that is shown."""
+    """A model in a chart: its name, its label, and the split whose trajectories are shown."""
 
     name: str
     display_name: str | None = None
