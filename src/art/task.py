@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 
 LEARNING_RATE = 1e-5
-"""The learning rate of a LoRA on a pretrained model."""
+"""Default learning rate of a LoRA adapter on a pretrained model."""
 TINY_LEARNING_RATE = 3e-3
-"""The learning rate of a LoRA on a tiny model."""
+"""Default learning rate of a LoRA adapter on a tiny model, such as `art tiny-model` makes."""
 TINY_MODEL_FILE = "tiny_model.json"
 """File that marks the folder of a tiny model."""
 
@@ -289,7 +289,7 @@ def _instance(path: str, task: type[Task]) -> Task:
 
 
 def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[Scenario]:
-    """Call `task.scenarios(...)` and check the result.
+    """Draw scenarios of a task by `task.scenarios(...)`, and check what it returns.
 
     Raises:
         ConfigError: the result is not a list of scenarios, has too few for training, or none for a held-out split.
@@ -318,7 +318,7 @@ def _play(task: Task, rng: random.Random, count: int, mean_skill: float) -> list
 
 
 def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None = None) -> list[Conversation]:
-    """Call `task.warm_start_conversations(...)` and check the result.
+    """Draw scripted play of a task by `task.warm_start_conversations(...)`, and check what it returns.
 
     Args:
         skill: mean skill of the play, from 0 to 1; `None` takes the task's own.
@@ -367,7 +367,7 @@ async def sample_answer(
 async def take_turn(
     model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
 ) -> list[Any] | Cut:
-    """Call `sample_answer` with the trajectory's tools, and count the answer in `num_turns`.
+    """Ask the policy for one answer, with the trajectory's tools, append it, and count it in the metric `num_turns`.
 
     Returns:
         The answer's tool calls, or the reason why the rollout ended in this turn: `cut_short` (the answer was too long)

@@ -20,7 +20,7 @@ _pending: set[Future[list[Trajectory]]] = set()
 
 
 class Scored(Sequence[Trajectory]):
-    """Trajectories that a judge still scores. `await` gives them as a list, and any other use waits for the scores."""
+    """Trajectories that a judge scores in a thread. `await` gives them as a list; any other use waits for scores."""
 
     def __init__(self, future: Future[list[Trajectory]]) -> None:
         self._future = future

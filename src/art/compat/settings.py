@@ -54,7 +54,7 @@ class PeftArgs(TypedDict, total=False):
 
 
 class TrainerArgs(TypedDict, total=False):
-    """Settings of the optimiser for every training step, unless `art.TrainConfig(optimizer=...)` gives them."""
+    """Settings of the optimiser in older code, for every step that has no `art.TrainConfig(optimizer=...)`."""
 
     max_grad_norm: float
     weight_decay: float
@@ -64,7 +64,7 @@ class TrainerArgs(TypedDict, total=False):
 
 
 class TrainOptions(TypedDict, total=False):
-    """Options of `train` in older code; `art.dev.TrainConfig` is this class."""
+    """Options of `backend.train` in older code, which imports this class as `art.dev.TrainConfig`."""
 
     epsilon: float
     epsilon_high: float
@@ -77,12 +77,12 @@ class TrainOptions(TypedDict, total=False):
 
 
 class TrainSFTOptions(TypedDict, total=False):
-    """Options of `model.train_sft(_config=...)`. There are none; `art.dev.TrainSFTConfig` is this class."""
+    """Options of `model.train_sft(_config=...)` in older code, as `art.dev.TrainSFTConfig`. There are none today."""
 
 
 class InternalModelConfig(TypedDict, total=False):
     settings: ModelSettings
-    """Today's settings; no other key may be set beside them."""
+    """Today's settings of a model; no other key may be set beside them."""
     init_args: InitArgs
     engine_args: EngineArgs
     peft_args: PeftArgs

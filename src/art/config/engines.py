@@ -25,7 +25,7 @@ class EngineSettings(Config):
     """Requests that are decoded together, which is the number of slots of the KV cache in use at once. Each loaded full
     checkpoint has a KV cache of its own with this number of slots."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may wait in the queue; further ones are refused with 429."""
+    """Requests that may wait in the queue; further ones are refused with the HTTP status 429."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 

@@ -154,7 +154,7 @@ class MismatchConfig(Config):
     alarm: float = Field(default=0.05, ge=0, le=1)
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
-    """Share of masked samples above which the step fails and nothing is published."""
+    """Share of masked samples above which the step fails and trains nothing."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

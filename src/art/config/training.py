@@ -104,8 +104,8 @@ class TrainConfig(Config):
     length_penalty: LengthPenaltyConfig | None = None
     """Penalty for long rollouts; `None` for none."""
     normalize: Literal["token", "rollout", "group", "constant"] = "token"
-    """What counts equally in the loss: every token, every rollout with its branches, or every group. `constant` divides
-    sums over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
+    """What counts equally in the loss: every token, every rollout as a whole, or every group. `constant` divides sums
+    over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
     constant_tokens: int | None = Field(default=None, ge=1)
     """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
     num_minibatches: int = Field(default=1, ge=1)
@@ -213,7 +213,7 @@ class TrainConfig(Config):
 
     @classmethod
     def dapo(cls, *, overlong: OverlongConfig | None = None, **settings: Any) -> Self:
-        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip, a mean over all tokens, and `overlong` punishment."""
+        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens; `overlong` is optional."""
         return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
 
     @classmethod

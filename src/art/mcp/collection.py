@@ -15,7 +15,7 @@ from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
-    """An immutable sequence of scenarios for the tools of an MCP server."""
+    """An immutable sequence of scenarios for the tools of an MCP server, with methods to select, split and store."""
 
     def __init__(self, scenarios: Iterable[GeneratedScenario] = ()) -> None:
         self.scenarios = list(scenarios)

@@ -98,8 +98,8 @@ async def mcp_rollout(
 
     Raises:
         ConfigError: the tools' descriptions and the task do not fit the model's context.
-        ToolServerError: the server is gone, which a gather counts as `infra_fault`, never as a reward of 0. A tool that
-            fails or is late does not raise: the model reads about it.
+        ToolServerError: the server is gone. A gather drops the rollout as an `infra_fault`; it never gets a reward of
+            0. A tool that fails or is late does not raise: the model reads about it.
     """
     if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
         raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")

@@ -54,7 +54,7 @@ class McpTask(Task):
     ) -> None:
         """
         Args:
-            server: an address, or a command that is started for each rollout.
+            server: address of an MCP server, or a command that is started for each rollout.
             train, held_out: scenarios of the splits `train` and `test`.
             tools: tools that the agent may use; by default all that the server lists.
             headers: headers of HTTP requests to an address.

@@ -91,12 +91,12 @@ class RecipeConfig(Config):
         return cls(**{**values, **settings, **({} if model is None else {"base_model": model})})
 
     def named(self, *, name: str, project: str = "") -> Self:
-        """Return a copy with an absolute `data_dir`, and with `name` and `project` where they are not set."""
+        """Return a copy with an absolute `data_dir`, and with this name and project if it has none."""
         missing = {"name": self.name or name, "project": self.project or project}
         return self.model_copy(update={**missing, "data_dir": self.data_dir.resolve()})
 
     def make_model(self) -> TrainableModel[Any, Any]:
-        """The model to train, not registered yet.
+        """Make the model to train, without registering it.
 
         Raises:
             ConfigError: no base model is set, or the prices make no sense.
@@ -116,7 +116,7 @@ class RecipeConfig(Config):
         return ModelSettings(lora=lora, engine=VllmConfig(max_context=self.max_context, weights=weights))
 
     def prices(self) -> Prices:
-        """What the policy's tokens and this machine cost.
+        """The prices of the policy's tokens and of this machine, which costs are booked by.
 
         Raises:
             ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
@@ -173,7 +173,7 @@ class RecipeConfig(Config):
 
 
 def require_installed(judge: Ruler) -> None:
-    """Check that the judge can be asked.
+    """Check that the packages are installed that requests to a judge need.
 
     Raises:
         ConfigError: the judge needs a package that is not installed.

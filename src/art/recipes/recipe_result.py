@@ -1,4 +1,4 @@
-"""What a recipe returns, and what it books and reports at its end."""
+"""The result of a recipe, and the booking and report of its costs at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RecipeResult:
     step: int
     """Step of the newest checkpoint."""
     reports: Sequence[StepReport]
-    """The steps that this call tried."""
+    """Reports of the training steps that this call tried."""
     verdict: Verdict | None
     """What happened, why, and what to do; `None` if no step was tried and nothing was measured."""
     is_over_budget: bool

@@ -22,7 +22,7 @@ class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
     rubric: str | None = None
-    """What the judge is told is good, in prose; RULER's own text by default."""
+    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def first_twin(text: str, others: Sequence[Words]) -> int | None:
 
 
 def without_twins(texts: Iterable[str], known: Iterable[str] = ()) -> list[int]:
-    """Indices of the `texts` that differ from all of `known` and from each other."""
+    """Indices of the `texts` that differ from all of `known` and from each other. The first of equal ones is kept."""
     seen = [words_of(text) for text in known]
     kept = []
     for index, text in enumerate(texts):

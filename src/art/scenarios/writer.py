@@ -74,7 +74,7 @@ class Writer:
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]
     ) -> T:
-        """Ask until `read` accepts an answer, and return what it reads.
+        """Ask the model for an answer until `read` accepts one, and return what that reads.
 
         Args:
             ask: writes the messages, from what was wrong with the last answer.
@@ -105,7 +105,7 @@ class Writer:
         response_format: Mapping[str, Any],
         known: Sequence[str] = (),
     ) -> list[T]:
-        """Ask for exactly `count` items whose texts differ from each other and from `known`.
+        """Have the model write exactly `count` items whose texts differ from each other and from `known`.
 
         Each request asks for a part of them. Duplicates and unusable items are replaced by new requests, which list the
         texts that exist.

@@ -31,7 +31,7 @@ class DatasetTask(Task):
         self.dataset = dataset
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Draw training scenarios at random, none twice before all were drawn. Other splits keep the file's order.
+        """Return `count` scenarios: in training at random, none twice before all were drawn; else in the file's order.
 
         Raises:
             ConfigError: the split is empty.

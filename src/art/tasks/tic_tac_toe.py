@@ -64,7 +64,7 @@ class TicTacToe(Task):
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, warm_start_steps=200)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Every game starts with an empty board. Scenarios differ in the opponent's random moves."""
+        """Make `count` games. Each starts with an empty board; they differ in the opponent's random moves."""
         return [self.scenario(split, seed, index, {}) for index in range(count)]
 
     async def rollout(
@@ -89,7 +89,7 @@ class TicTacToe(Task):
         return trajectory
 
     def play(self, rng: random.Random, skill: float) -> Conversation:
-        """Make a scripted game for a warm start: a good move with probability `skill`, else a random one."""
+        """Make a scripted game for the warm start. A move is good with probability `skill`, else random."""
         messages: list[Any] = [{"role": "system", "content": _SYSTEM}]
         board = Board()
         while board.outcome() is None:

@@ -17,7 +17,7 @@ def load_attribute(path: str, what: str) -> Any:
     """Load an object that a user names as `module:attribute` or `path/to/file.py:attribute`.
 
     Args:
-        what: kind of the attribute, for errors: "task".
+        what: what the object should be, for errors: "task".
 
     Raises:
         ConfigError: there is no such module or attribute, or the module cannot be imported.

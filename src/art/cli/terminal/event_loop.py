@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def run_coroutine(main: Coroutine[None, None, Result]) -> Result:
-    """Run a coroutine as `asyncio.run` does, but on uvloop if it is installed, which saves many requests a tenth."""
+    """Run a coroutine as `asyncio.run` does, but on uvloop if it is installed: many requests take a tenth less time."""
     try:
         import uvloop
     except ImportError:

@@ -27,7 +27,7 @@ class AutoConfig(JudgedConfig):
     """What the judge is told is good, in prose, in place of the rubric that is written. Only for a new task."""
 
     def completed(self, folder: Path) -> AutoConfig:
-        """Return a copy in which settings that are not set come from the last call, by `run.toml` in `folder`.
+        """Return a copy in which settings that are not set are those of the last call, from `run.toml` in `folder`.
 
         Raises:
             ConfigError: `run.toml` cannot be used; the message names file and line.

@@ -38,7 +38,7 @@ class AutoFiles:
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
-        """Check the files and options before anything is started or paid.
+        """Check the files and options before anything is started or paid for.
 
         Args:
             trains: whether training follows, which needs scenarios to train on and to test with.
@@ -157,7 +157,7 @@ def folder_of(what: str, out: str | Path | None) -> Path:
 
 
 def slug(text: str) -> str:
-    """A name of at most 41 characters for a folder and a model.
+    """Make a name of at most 41 characters for a folder and a model from a sentence.
 
     Example: "Answer questions about our café's opening hours, politely" gives
     "answer-questions-about-our-cafes-opening".

@@ -11,7 +11,7 @@ from art.rewards.ruler import DEFAULT_JUDGE
 
 
 class JudgedConfig(RecipeConfig):
-    """Settings that AutoRL and MCP-RL share. AutoRL keeps exactly these in `run.toml`."""
+    """Settings that the recipes `auto` and `mcp_rl` share. `auto` keeps exactly these in `run.toml`."""
 
     judge: str = DEFAULT_JUDGE
     """Language model that compares rollouts, as litellm names it."""

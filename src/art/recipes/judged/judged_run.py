@@ -71,7 +71,7 @@ class JudgedRun:
     comparison: CheckpointComparison | None = None
     groups_without_scores: int = 0
     stopped: str = ""
-    """Why the run ended early."""
+    """Why the run ended early; empty if it did not."""
     reports: list[StepReport] = field(default_factory=list)
     """The steps that this call tried."""
 
@@ -82,7 +82,7 @@ class JudgedRun:
 async def train_and_compare(
     run: JudgedRun, *, held_out: Sequence[Scenario], validation: Sequence[Scenario], describe: Callable[[], Report]
 ) -> JudgedResult:
-    """Train, compare, and write the report, however the run ends.
+    """Train, compare with the untrained policy, and write the report, however the run ends.
 
     Args:
         held_out: scenarios of the comparison after the training.

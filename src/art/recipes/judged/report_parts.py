@@ -1,4 +1,4 @@
-"""The parts of a report that all judged recipes share."""
+"""Makes the parts of a report that the recipes AutoRL and MCP-RL share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EXPLANATION = "RULER explanation: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportWords:
-    """The texts, curves and sections that one recipe adds to the report that all judged recipes share."""
+    """The texts, curves and sections that one recipe adds to the parts of a report that recipes share."""
 
     title: str
     summary: str
@@ -78,7 +78,7 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
 
 
 def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
-    """The judged score before and after; `None` if nothing was compared."""
+    """The judged score on held-out scenarios before and after training; `None` if nothing was compared."""
     if comparison is None or not comparison.compared:
         return None
     before = [item.before_score for item in comparison.compared]
@@ -184,7 +184,7 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
 
 
 def faults_of(run: JudgedRun, course: Course) -> list[str]:
-    """What went wrong in a run, one sentence each; a sentence that nothing did if that is so."""
+    """What went wrong in a run, one sentence each; if nothing did, one sentence that says so."""
     faults = [f"The run ended early: {run.stopped}"] if run.stopped else []
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.config.serves_one_step:

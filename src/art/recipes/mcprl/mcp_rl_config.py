@@ -31,4 +31,4 @@ class McpRlConfig(JudgedConfig):
     instructions: str | None = None
     """What the scenarios should be about, in your words."""
     rubric: str | None = None
-    """What the judge is told is good, in prose; RULER's own text by default."""
+    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""

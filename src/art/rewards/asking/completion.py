@@ -40,9 +40,9 @@ class Answer:
     cached_tokens: int = 0
     """The part of `prompt_tokens` that the provider had in its cache."""
     cost_usd: float | None
-    """`None` if the price is not known."""
+    """Cost of the answer in USD; `None` if the price is not known."""
     seconds: float
-    """Time from the request to the answer."""
+    """Seconds from the request to the answer."""
 
 
 class JudgeClient:

@@ -1,4 +1,4 @@
-"""The models of a chart."""
+"""`BenchmarkModelKey`, which says what model a chart shows and how it is labelled."""
 
 from __future__ import annotations
 
