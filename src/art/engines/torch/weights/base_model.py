@@ -148,9 +148,9 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     AttentionInterface.register(attention.NAME, attention.hf_attention)
     AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
     options = loading_options(quantization, device=device, dtype=dtype)
-    options |= {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True}
+    options |= {"dtype": dtype, "attn_implementation": "eager"}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):
