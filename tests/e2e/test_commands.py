@@ -45,7 +45,8 @@ def test_demo_learns_and_writes_what_scripts_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["--lora-rank=8", "--full-finetuning"])
 def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_path: Path) -> None:
-    command = ["train", "yes_no_maybe", "--base-model", str(tiny_model), "--data-dir", "data", "--groups", "4", trained]
+    task = ["yes_no_maybe", "--groups", "4", "--learning-rate", "1e-4"]  # so slow that rewards keep their spread
+    command = ["train", *task, "--base-model", str(tiny_model), "--data-dir", "data", trained]
     assert "is at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
     again = art(*command, "--steps", "3", "--evaluate", "20", "--json", "train.json", cwd=tmp_path)
     assert "is at step 2 of 3" in again

@@ -90,7 +90,7 @@ async def test_requests_that_come_during_a_publish_wait_for_its_end(runtime: Run
         await asyncio.sleep(0.01)
     paths = runtime.data_dir.model("p", "agent")
     publishing = asyncio.create_task(host.adapters.load("p/agent@1", paths.checkpoint(1)))
-    while host._engine.gate.is_open:
+    while not host.engine.closed.lasts:
         await asyncio.sleep(0.01)
     held = [asyncio.create_task(complete(runtime, "p/agent")) for _ in range(3)]
     old = await running

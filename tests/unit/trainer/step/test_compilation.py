@@ -13,7 +13,7 @@ from art.trainer.policy.base_model import BaseModel, load_base_model
 from art.trainer.policy.compilation import compile_layers
 from art.trainer.policy.lora import LoraPolicy
 from art.trainer.step.measure import add_stream
-from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.micro_batch import MicroBatcher, split_micro_batches
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -43,7 +43,8 @@ def gradient(policy: LoraPolicy, seed: int) -> torch.Tensor:
 
 
 def base_logprobs(policy: LoraPolicy) -> torch.Tensor:
-    paths, _ = add_stream(make_paths(4), "base", policy.base, policy.base_hidden_states, max_tokens=4096)
+    batcher = MicroBatcher(policy.base, max_tokens=4096)
+    paths = add_stream(make_paths(4), "base", policy.base_hidden_states, batcher)
     return torch.cat([torch.from_numpy(path.streams["base"]) for path in paths])
 
 
