@@ -1,8 +1,8 @@
 """Grammars on vLLM: proved once when the engine starts, and watched in every answer.
 
-vLLM masks logits by llguidance itself (backend `guidance`), in its own release and with its own tokenizer. What it samples
-is trainable only if ART's masks are the same, so ART asks for a few tokens under a trial grammar, replays them, and
-compares the alternatives and log-probs with unconstrained ones. A server that fails gets no grammars.
+vLLM masks logits by llguidance itself (backend `guidance`), in its own release and with its own tokenizer. What it
+samples is trainable only if ART's masks are the same, so ART asks for a few tokens under a trial grammar, replays them,
+and compares the alternatives and log-probs with unconstrained ones. A server that fails gets no grammars.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ async def samples_as_replayed(replica: Replica, model: str, vocabulary: Vocabula
         await _prove(replica, model, vocabulary, _TOLERANCE.get(info.dtype, 0.3))
     except ArtError as error:
         logger.warning(
-            "answers cannot be made to match a grammar: the vLLM server at %s does not sample as ART replays: %s. Start "
-            'it with a tokenizer and --structured-outputs-config \'{"backend": "guidance"}\', and with llguidance %s',
-            *(replica.url, error, VERSION),
+            "answers cannot be made to match a grammar: the vLLM server at %s does not sample as ART replays: %s. It needs "
+            "a tokenizer, --structured-outputs-config.backend=guidance, and llguidance %s like ART",
+            *(replica.url, error, ".".join(VERSION.split(".")[:2])),
         )
         return False
     return True
@@ -97,12 +97,8 @@ async def _compare(
     tokens = sorted(constrained, key=lambda token: -constrained[token])[:_NUM_COMPARED]
     paths = await asyncio.gather(*(replica.score([*prefix, token], model) for token in tokens))
     gaps = [constrained[token] - path[-1] for token, path in zip(tokens, paths, strict=True)]
-    is_forced = len(constrained) == 1
-    if (
-        max(gaps) - min(gaps) > tolerance
-        or min(gaps) < -tolerance
-        or (is_forced and abs(constrained[tokens[0]]) > 1e-6)
-    ):
+    is_wrong = max(gaps) - min(gaps) > tolerance or min(gaps) < -tolerance
+    if is_wrong or (len(constrained) == 1 and abs(constrained[tokens[0]]) > 1e-6):
         raise ConfigError(
             f"log-probs under a grammar differ from unconstrained ones by {min(gaps):.3g} to {max(gaps):.3g} nats, "
             f"expected one and the same positive number up to {tolerance:g}"
