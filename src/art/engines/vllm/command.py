@@ -101,7 +101,7 @@ def find_installation(python: str) -> Installation:
         )
     is_cpu = versions["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
     device: Literal["cpu", "cuda"] = "cpu" if is_cpu else "cuda"
-    return Installation(python=python, vllm=vllm, torch=torch, device=device, llguidance=versions["llguidance"])
+    return Installation(python=python, vllm=vllm, torch=torch, device=device, llguidance=versions.get("llguidance"))
 
 
 def server_command(

@@ -61,8 +61,8 @@ async def samples_as_replayed(replica: Replica, model: str, vocabulary: Vocabula
         await _prove(replica, model, vocabulary, _TOLERANCE.get(info.dtype, 0.3))
     except ArtError as error:
         logger.warning(
-            "answers cannot be made to match a grammar: the vLLM server at %s does not sample as ART replays: %s. It needs "
-            "a tokenizer, --structured-outputs-config.backend=guidance, and llguidance %s like ART",
+            "answers cannot be made to match a grammar: the vLLM server at %s does not sample as ART replays: %s. It "
+            "needs a tokenizer, --structured-outputs-config.backend=guidance, and llguidance %s like ART",
             *(replica.url, error, ".".join(VERSION.split(".")[:2])),
         )
         return False
