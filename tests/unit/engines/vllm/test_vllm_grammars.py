@@ -17,7 +17,7 @@ from art.engines.vllm.command import Installation, server_command
 from art.engines.vllm.grammars import load_vocabulary
 from art.engines.vllm.start import start_engine
 from art.engines.vllm.vllm_engine import VllmEngine
-from art.errors import InvalidRequestError, OverloadedError
+from art.errors import ConfigError, InvalidRequestError, OverloadedError
 from art.kernels.grammar import Vocabulary, with_end
 from tests.support.fake_vllm import VOCAB_OF_GRAMMARS, FakeVllm
 from tests.support.grammars import GRAMMAR, STOPS, check_answer, make_tokenizer, save_tokenizer
@@ -148,3 +148,9 @@ def test_another_release_of_the_library_gets_no_grammars(
     assert "install the same release" in caplog.text
     same = Installation("python", "0.32.0", "2.13.0", "cuda", VERSION)
     assert load_vocabulary(str(model), VOCAB_OF_GRAMMARS, same) is not None
+
+
+@pytest.mark.parametrize("flag", ["structured_outputs_config", "--structured-outputs-config.backend"])
+def test_the_backend_of_grammars_is_not_the_user_s_to_choose(flag: str) -> None:
+    with pytest.raises(ConfigError, match="which tokens a grammar allows"):
+        VllmConfig(flags={flag: "xgrammar"})
