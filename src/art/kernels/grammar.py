@@ -191,7 +191,7 @@ class Vocabulary:
             step_lexer_fuel=200_000 * patience,
             step_max_items=50_000 * patience,
             max_items_in_row=2_000 * patience,
-            max_lexer_states=250_000 * patience,
+            max_lexer_states=50_000 * patience,  # 2 kB each
             verbose_errors=False,
         )
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()

@@ -62,13 +62,12 @@ class Grammars:
             if not future.done():
                 continue
             del self._compiling[request]
-            try:
+            error = future.exception()
+            if error is None:
                 request.matcher = future.result()
-                ended.append((request, None))
-            except ArtError as error:
-                ended.append((request, error))
-            except Exception as error:  # a defect of llguidance must not end the requests of others
-                ended.append((request, ArtError(f"the grammar of the answer cannot be compiled: {error!r}")))
+            elif not isinstance(error, ArtError):  # a defect of llguidance must not end the requests of others
+                error = ArtError(f"the grammar of the answer cannot be compiled: {error!r}")
+            ended.append((request, error))
         return ended
 
     def restrict(self, requests: Sequence[Request], logits: Tensor) -> dict[int, ArtError]:
