@@ -94,6 +94,27 @@ def test_added_tokens_come_only_where_the_grammar_names_them(vocabulary: Vocabul
     assert mask(vocabulary, named) == {ADDED["<tool_call>"]}
 
 
+def test_no_added_token_comes_unnamed_in_ten_thousand(vocabulary: Vocabulary) -> None:
+    grammar = """start: <tool_call> "x" call </tool_call>
+call: %json {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "string"}}}}
+"""
+    named = {TOKENIZER.token_to_id(name) for name in ("<tool_call>", "</tool_call>")} | {END}
+    rng = np.random.default_rng(1)
+    row = np.zeros(vocabulary.num_words, dtype=np.uint32)
+    num_drawn, drawn = 0, set()
+    while num_drawn < 10_000:
+        matcher = vocabulary.matcher(grammar, (END,))
+        for _ in range(500):
+            matcher.fill(row)
+            token = int(rng.choice(allowed_ids(row, VOCAB)))
+            assert matcher.advance(token)
+            drawn.add(token)
+            num_drawn += 1
+            if token == END:
+                break
+    assert {token for token in drawn if token >= ADDED["<|im_start|>"]} == named
+
+
 def test_a_replay_gives_the_masks_of_sampling(vocabulary: Vocabulary) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
