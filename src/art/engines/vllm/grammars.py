@@ -28,7 +28,7 @@ TRIAL = (
 """The second string is one that releases of llguidance differ in: 1.7 may write a slash as an escape."""
 _TRIAL_TOKENS = 32
 _NUM_TOP = 20
-"""Alternatives to compare per token. A server that ART has not started reports at most so many by default."""
+"""Alternatives to compare per token. By default, a server that ART has not started reports no more than this."""
 _NUM_COMPARED = 3
 _TOLERANCE = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.3}
 """Largest difference in nats. A token that vLLM computes twice, in other batches, differs by up to half of it."""
