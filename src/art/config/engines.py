@@ -56,6 +56,7 @@ _VLLM_OWNED = {
     **dict.fromkeys(("host", "port", "uds", "api_key"), "is chosen at each start, for this machine only"),
     **dict.fromkeys(("enable_lora", "max_lora_rank", "max_cpu_loras"), "follows from the LoRA settings"),
     **dict.fromkeys(("logprobs_mode", "max_logprobs", "generation_config"), "decides what log-probs mean"),
+    "structured_outputs_config": "decides which tokens a grammar allows",
     **dict.fromkeys(("api_server_count",), "must be 1, because adapters are loaded through one API server"),
     **dict.fromkeys(("trust_remote_code",), "would run code that comes with a model"),
     "dtype": "is the field `dtype`",
@@ -93,7 +94,7 @@ class VllmConfig(EngineSettings):
         if self.device == "mps":
             raise ValueError('vLLM has no device "mps"; expected "auto", "cpu" or "cuda"')
         for name in self.flags:
-            if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_")):
+            if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_").partition(".")[0]):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError(
