@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from art.errors import InvalidRequestError
 from art.gateway.structure.style import Pattern, Piece, Pieces
@@ -49,12 +49,15 @@ def schema(value: dict[str, Any], separators: tuple[str, str]) -> str:
 
 def regex(pattern: str) -> str:
     """A regular expression. It must match the whole text, with or without ^ and $ at its ends."""
-    escaped = re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], pattern, flags=re.DOTALL)
-    return f"/{''.join(map(_printable, escaped))}/"
+    return "/" + re.sub(r"(?s)\\.|.", _regex_part, pattern) + "/"
 
 
-def _printable(char: str) -> str:
-    return char if char.isprintable() else f"\\x{{{ord(char):x}}}"
+def _regex_part(match: re.Match[str]) -> str:
+    """A character or an escape of a regular expression, as it may be written between slashes on one line."""
+    part = match[0]
+    if not part[-1].isprintable():
+        return f"\\x{{{ord(part[-1]):x}}}"
+    return r"\/" if part == "/" else part
 
 
 _STRINGS = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/')
@@ -69,7 +72,7 @@ def grammar(text: str, param: str) -> str:
     """
     if "::=" in text:
         try:
-            text = llguidance.gbnf_to_lark(text).replace("%llguidance {}", "")
+            text = gbnf_to_lark(text).replace("%llguidance {}", "")
         except Exception as error:  # the converter has no error type of its own
             raise InvalidRequestError(f"`{param}` is not a grammar in GBNF: {error}", param=param) from error
     plain = _STRINGS.sub("", text)

@@ -92,8 +92,7 @@ _WRITTEN = r'\{{"zqa"(?P<key{0}>:\s*)"zq1"(?P<item{0}>,\s*)"zqb"(?P=key{0})"zq2"
 _ID, _ID_TEXT = "call_zq", "call_zq{number}"
 _CONTENT = "zq probe zq"
 _THOUGHT = "zq thought"
-USER: Message = {"role": "user", "content": "hi"}
-"""The message that probes answer."""
+_USER: Message = {"role": "user", "content": "hi"}
 _PROPERTIES = {"zqa": {"type": "string"}, "zqb": {"type": "string"}}
 _TOOLS: list[Tool] = [
     {
@@ -116,8 +115,8 @@ def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None)
     think_close = renderer.tokenizer.token_id("</think>")
     for message in (answer, {**answer, "reasoning_content": _THOUGHT}):
         try:
-            prompt = renderer.render([USER], tools)
-            ids = renderer.completion([USER, message], tools, prompt)
+            prompt = renderer.render([_USER], tools)
+            ids = renderer.completion([_USER, message], tools, prompt)
         except ArtError:
             continue
         if not ids or ids[-1] not in renderer.stop_token_ids:
