@@ -142,15 +142,17 @@ async def test_forced_calls_are_the_same_in_all_dialects(
 async def test_streamed_calls(app: AppBench, oai: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic) -> None:
     said: Any = [user("hi")]
     tools: Any = TOOLS
-    async with oai.chat.completions.stream(model=MODEL, messages=said, tools=tools, tool_choice="required") as chat:
+    fields: Any = {"model": MODEL, "tool_choice": "required", "parallel_tool_calls": False}
+    async with oai.chat.completions.stream(messages=said, tools=tools, **fields) as chat:
         final = await chat.get_final_completion()
     assert final.choices[0].finish_reason == "tool_calls"
     assert all(is_move(json.loads(call.function.arguments)) for call in final.choices[0].message.tool_calls or [])
-    async with oai.responses.stream(model=MODEL, input=said, tools=FLAT_TOOLS, tool_choice="required") as events:
+    async with oai.responses.stream(input=said, tools=FLAT_TOOLS, **fields) as events:
         response = await events.get_final_response()
     assert {item.type for item in response.output} == {"function_call"}
     async with claude.messages.stream(
-        model=MODEL, max_tokens=500, messages=said, tools=CLAUDE_TOOLS, tool_choice={"type": "any"}
+        model=MODEL, max_tokens=500, messages=said, tools=CLAUDE_TOOLS,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
     ) as blocks:
         message = await blocks.get_final_message()
     assert {block.type for block in message.content} == {"tool_use"}
@@ -174,7 +176,7 @@ async def test_truncation_in_all_dialects(
     extra = {"top_k": 3, "min_p": 0.1}
     await oai.chat.completions.create(model=MODEL, messages=said, max_tokens=4, extra_body=extra)
     await oai.responses.create(model=MODEL, input=said, max_output_tokens=4, extra_body=extra)
-    await claude.messages.create(model=MODEL, messages=said, max_tokens=4, top_k=3)
+    await claude.messages.create(model=MODEL, messages=said, max_tokens=4, extra_body={"top_k": 3})
     assert [(request.top_k, request.min_p) for request in app.bench.engine.requests] == [(3, 0.1), (3, 0.1), (3, 0.0)]
 
 
