@@ -5,8 +5,8 @@ samples from the policy that a request names. A *full checkpoint*, in which all 
 and unloaded like an adapter. `engines/` has the implementations, and `tests/contract/` the suite that each must pass.
 
 Two promises matter for training:
-- `logprobs[i]` is the log-probability under the distribution from which token i was *really* drawn, i.e. after
-  temperature and top_p. Nothing is recomputed later.
+- `logprobs[i]` is the log-probability under the distribution from which token i was *really* drawn: over what the
+  grammar allows, after temperature, top_k, top_p and min_p, in this order. Nothing is recomputed later.
 - The random number that draws token i depends only on `(seed, i)`, never on the rest of the batch. A request that is
   resumed after `first_index` tokens, because an engine died, therefore draws the same tokens. An engine that cannot do
   this says so in `EngineInfo.draws_by_index`. It then draws another sample from the right distribution.
@@ -48,8 +48,8 @@ class GenerateRequest:
     min_p: float = 0.0
     """Draw only tokens at least this many times as likely as the most likely one; 0 means any."""
     grammar: str | None = None
-    """Grammar that the whole completion matches, as Lark text of llguidance. Only `stop_token_ids` end a completion, and
-    only where the grammar is complete."""
+    """Grammar that the whole completion matches, as Lark text of llguidance. Only `stop_token_ids` end a completion,
+    and only where the grammar is complete."""
     num_top_logprobs: int = 0
     """Number of most likely tokens to report, with their log-probs, for each sampled token."""
     first_index: int = 0
@@ -64,8 +64,9 @@ class TokenChunk:
     logprobs: list[float]  # [N]
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)  # [N][num_top_logprobs] best first
     kept: list[list[int]] = field(default_factory=list)
-    """[N] Tokens that each token was drawn from, ascending. Empty unless `top_k`, `top_p` or `min_p` left some out. What a
-    grammar leaves out is not listed: it follows from the grammar."""
+    """[N] Tokens that each token was drawn from, ascending; an empty list where `top_k`, `top_p` and `min_p` left none
+    out. Empty as a whole where that is so for every token of the chunk. What a grammar leaves out does not count: it
+    follows from the grammar."""
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
     """Number of prompt tokens whose keys and values were reused; set on the last chunk."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 from aiohttp import web
+from llguidance import LLMatcher
+
+from art.kernels.grammar import Matcher, Vocabulary, allowed_ids
 
 VOCAB = 100
+VOCAB_OF_GRAMMARS = 128
 CONTEXT = 65
 """Longest context of the server; the engine keeps one token of it for scoring."""
 
@@ -38,6 +44,12 @@ class FakeVllm:
         """How often the weights were replaced. Each time, log-probs fall by 0.1."""
         self.control: list[str] = []
         """Calls that replace weights and empty the prefix cache."""
+        self.vocabulary: Vocabulary | None = None
+        """What a server that was started with a tokenizer masks with."""
+        self.obeys: Callable[[int], bool] = lambda index: True
+        """Whether the server keeps to the grammar at a token of an answer."""
+        self.mass = 0.5
+        """The share of the distribution that a grammar leaves, as the reported log-probs have it."""
         self.refused_resets = 0
         """How many more times the server refuses to empty its cache."""
         self.app = web.Application()
@@ -143,6 +155,8 @@ class FakeVllm:
             self.num_running -= 1
 
     async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if "structured_outputs" in body:
+            return self._constrained(body)
         first = body["prompt"][-1] + 1
         tokens = [(first + i) % VOCAB for i in range(body["max_tokens"])]
         reason = "length"
@@ -166,6 +180,32 @@ class FakeVllm:
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _constrained(self, body: dict[str, Any]) -> web.Response:
+        """Take the first allowed token each time: a character of the middle of ASCII where one is allowed."""
+        if self.vocabulary is None:
+            return _error(400, "Structured outputs requires a tokenizer so it can't be used with 'skip_tokenizer_init'")
+        matcher = Matcher(
+            LLMatcher(self.vocabulary._tokenizer, body["structured_outputs"]["grammar"], log_level=0), VOCAB_OF_GRAMMARS
+        )
+        mask = np.zeros(self.vocabulary.num_words, dtype=np.uint32)
+        tokens: list[int] = []
+        reports: list[dict[str, float]] = []
+        while len(tokens) < body["max_tokens"] and not set(tokens) & set(body["stop_token_ids"]):
+            matcher.fill(mask)
+            allowed = allowed_ids(mask, VOCAB_OF_GRAMMARS).tolist()
+            if not self.obeys(len(tokens)):
+                tokens.append(5)
+                reports.append({"token_id:5": -1.0})
+                break
+            logprob = self._logprob(body) - math.log(self.mass) if len(allowed) > 1 else 0.0
+            tokens.append(allowed[len(allowed) // 2])
+            reports.append({f"token_id:{token}": logprob for token in allowed})
+            matcher.advance(tokens[-1])
+        logprobs = [report[f"token_id:{token}"] for token, report in zip(tokens, reports, strict=True)]
+        reason = "stop" if set(tokens) & set(body["stop_token_ids"]) else "length"
+        report = {"token_logprobs": logprobs, "top_logprobs": reports}
+        return web.json_response({"choices": [{"token_ids": tokens, "logprobs": report, "finish_reason": reason}]})
 
     def _choice(self, body: dict[str, Any], token: int) -> dict[str, Any]:
         logprob = self._logprob(body)

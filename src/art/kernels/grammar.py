@@ -183,6 +183,8 @@ class Vocabulary:
                 f"the tokenizer has {self._tokenizer.vocab_size} tokens, but the model's logits only {vocab_size}"
             )
         self.vocab_size = vocab_size
+        self.end_token_id: int = self._tokenizer.eos_token
+        """What the tokenizer calls its end. Answers end at the stop tokens of their request."""
         self.num_words = num_words(vocab_size)
         self._limits = LLParserLimits(
             initial_lexer_fuel=1_000_000 * patience,

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import __main__ as command
-from benchmarks import gateway_overhead, generate, growth, grpo_loops, grpo_step, logprobs, train_step
+from benchmarks import gateway_overhead, generate, grammar, growth, grpo_loops, grpo_step, logprobs, train_step
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
@@ -25,7 +25,8 @@ from tests.support.gateway import make_tokenizer
 
 def options(name: str) -> argparse.Namespace:
     module = {
-        m.__name__.rpartition(".")[2]: m for m in (gateway_overhead, generate, growth, grpo_step, logprobs, train_step)
+        m.__name__.rpartition(".")[2]: m
+        for m in (gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
@@ -55,6 +56,12 @@ def test_growth_counts_what_is_shared(tmp_path: Path) -> None:
     assert cells["turns", 4]["padded tokens ratio"] == 4  # 4 rows, all as long as the last, which is the whole tree
     command.draw(growth, result, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 10_000
+
+
+def test_grammar_measures_masks_and_an_engine() -> None:
+    result = grammar.run(options("grammar"))
+    assert {row["grammar"] for row in result.rows} == set(grammar.GRAMMARS)
+    assert sum("times its plain" in note for note in result.notes) == 2
 
 
 def test_generate_samples_with_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def sample(
 ) -> Sampled:
     """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from.
 
-    Each row has its own random number in [0, 1), in `uniforms`, and its own settings. Temperature 0 is greedy.
-    Tokens that a grammar does not allow have logits of minus infinity already.
+    Each row has its own random number in [0, 1), in `uniforms`, and its own settings. Temperature 0 is greedy. Tokens
+    that a grammar does not allow have logits of minus infinity already.
     """
     logits = logits.float()
     greedy = [t == 0.0 for t in temperatures]

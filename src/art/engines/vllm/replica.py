@@ -31,6 +31,7 @@ from art.errors import (
     NotFoundError,
     ProcessError,
 )
+from art.kernels.grammar import with_end
 
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 120.0
@@ -215,7 +216,7 @@ def _absolute(path: Path) -> str:
 
 def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
     """The body of a request. It sets all that changes the distribution, so a server's defaults do not matter."""
-    return {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": request.prompt_token_ids,
         "max_tokens": request.max_tokens,
@@ -234,6 +235,10 @@ def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
         "ignore_eos": True,
         "stop_token_ids": request.stop_token_ids,
     }
+    if request.grammar is not None:
+        # vLLM ends an answer at the tokenizer's EOS token only, so the grammar itself says where the stop tokens come.
+        body["structured_outputs"] = {"grammar": with_end(request.grammar, request.stop_token_ids)}
+    return body
 
 
 def seed_of(request: GenerateRequest) -> int:

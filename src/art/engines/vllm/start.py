@@ -12,6 +12,7 @@ from typing import Any
 
 from art.config import VllmConfig
 from art.engine import EngineInfo, GenerateRequest
+from art.engines.vllm import grammars
 from art.engines.vllm.command import MODEL_NAME, find_installation, server_command, vllm_python
 from art.engines.vllm.merged import MergedVllmEngine
 from art.engines.vllm.replica import Replica
@@ -40,7 +41,7 @@ async def start_engine(
     """
     model_config = await asyncio.to_thread(_read_model_config, model)
     if config.urls:
-        return await _connect(config, model_config), None
+        return await _connect(model, config, model_config), None
     installation = await asyncio.to_thread(find_installation, vllm_python(python))
     if config.device not in ("auto", installation.device):
         raise ConfigError(
@@ -49,22 +50,27 @@ async def start_engine(
             "other build"
         )
     is_merged = config.weights == "merged"
+    vocab_size = _vocab_size(model_config)
+    vocabulary = await asyncio.to_thread(grammars.load_vocabulary, model, vocab_size, installation)
     info = EngineInfo(
-        vocab_size=_vocab_size(model_config),
+        vocab_size=vocab_size,
         max_context=_max_context(config, model_config),
         dtype=_dtype(config, installation.device),
         device=installation.device,
         draws_by_index=False,
+        grammars=vocabulary is not None,
         one_policy=is_merged,
     )
     command = server_command(installation, model, config, info, lora_rank=lora_rank, sleeps=sleeps)
     num_threads = config.num_threads if installation.device == "cpu" else None
     server = await VllmServer.start(installation, command, num_threads, with_control=sleeps or is_merged)
-    engine = MergedVllmEngine if is_merged else VllmEngine
-    return engine([server.replica], MODEL_NAME, info, config), server
+    kind = MergedVllmEngine if is_merged else VllmEngine
+    engine = kind([server.replica], MODEL_NAME, info, config)
+    await engine.serve_grammars(vocabulary)
+    return engine, server
 
 
-async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngine:
+async def _connect(model: str, config: VllmConfig, model_config: dict[str, Any]) -> VllmEngine:
     replicas = [Replica(url, os.environ.get("VLLM_API_KEY")) for url in config.urls]
     try:
         served = await asyncio.gather(*(replica.model() for replica in replicas))
@@ -90,7 +96,9 @@ async def _connect(config: VllmConfig, model_config: dict[str, Any]) -> VllmEngi
         device=device,
         draws_by_index=False,
     )
-    return VllmEngine(replicas, served[0][0], info, config)
+    engine = VllmEngine(replicas, served[0][0], info, config)
+    await engine.serve_grammars(await asyncio.to_thread(grammars.load_vocabulary, model, info.vocab_size, None))
+    return engine
 
 
 async def _check_logprobs(replica: Replica, model: str) -> None:

@@ -28,10 +28,12 @@ from pathlib import Path
 from art.config import VllmConfig
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.engines.requests import check_request, check_score
+from art.engines.vllm import grammars
 from art.engines.vllm.adapters import read_adapter, write_zeros
 from art.engines.vllm.replica import ConnectionLostError, Replica
 from art.engines.vllm.routing import Router
 from art.errors import AdapterError, NotFoundError, OverloadedError, ProcessError
+from art.kernels.grammar import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,8 @@ class VllmEngine:
 
     def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
         self._replicas = replicas
-        self._info = info
+        self._info = replace(info, grammars=False)
+        self._vocabulary: Vocabulary | None = None
         self._max_requests = (config.max_running + config.max_waiting) * len(replicas)
         self._router = Router(len(replicas))
         self._base = Policy(base_name, None)
@@ -75,6 +78,17 @@ class VllmEngine:
         self._instance = secrets.token_hex(3)
         self._counter = itertools.count(1)
         self._num_requests = 0
+
+    async def serve_grammars(self, vocabulary: Vocabulary | None) -> None:
+        """Honour grammars from now on, if every server proves that it does."""
+        if vocabulary is None:
+            return
+        trials = (
+            grammars.samples_as_replayed(r, self._base.served_name, vocabulary, self._info) for r in self._replicas
+        )
+        if all(await asyncio.gather(*trials)):
+            self._vocabulary = vocabulary
+            self._info = replace(self._info, grammars=True)
 
     async def close(self) -> None:
         for task in self._retiring:
@@ -97,11 +111,16 @@ class VllmEngine:
         request = replace(request, max_tokens=min(request.max_tokens, room), stop_token_ids=stop)
         self._num_requests += 1
         try:
+            watch = None
+            if self._vocabulary is not None and request.grammar is not None:
+                watch = await grammars.watch(self._vocabulary, request)
             with self._use(policy, request.prompt_token_ids) as replica:
                 for is_last_try in (False, True):
                     try:
                         async with aclosing(replica.generate(request, policy.served_name, stream=stream)) as chunks:
                             async for chunk in chunks:
+                                if watch is not None:
+                                    watch.check(chunk)
                                 yield chunk
                         return
                     except NotFoundError:  # before the first token
