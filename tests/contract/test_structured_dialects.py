@@ -151,7 +151,10 @@ async def test_streamed_calls(app: AppBench, oai: openai.AsyncOpenAI, claude: an
         response = await events.get_final_response()
     assert {item.type for item in response.output} == {"function_call"}
     async with claude.messages.stream(
-        model=MODEL, max_tokens=500, messages=said, tools=CLAUDE_TOOLS,
+        model=MODEL,
+        max_tokens=500,
+        messages=said,
+        tools=CLAUDE_TOOLS,
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     ) as blocks:
         message = await blocks.get_final_message()

@@ -285,7 +285,7 @@ class Gateway:
             request_messages=turn.messages,
             tools=turn.tools,
             created_at=time.time(),
-            constraint=_constraint(generate, completion),
+            constraint=_constraint(generate, completion, reports_kept=await _reports_kept(policy, generate)),
         )
         conversation = extend_hash(turn.conversation, completion.message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
@@ -308,12 +308,18 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
     return renderer
 
 
-def _constraint(generate: GenerateRequest, completion: Completion) -> Constraint | None:
+async def _reports_kept(policy: PolicyRef, generate: GenerateRequest) -> bool:
+    """Whether the chunks of a completion say what truncation left to draw from."""
+    is_cut = generate.top_p < 1 or generate.top_k > 0 or generate.min_p > 0
+    return is_cut and generate.temperature > 0 and (await policy.engine.info()).reports_kept
+
+
+def _constraint(generate: GenerateRequest, completion: Completion, *, reports_kept: bool) -> Constraint | None:
     """The part of the vocabulary that a completion was drawn from; `None` for all of it."""
-    kept = completion.kept if any(completion.kept) else None
-    if generate.grammar is None and kept is None:
+    if generate.grammar is None and not reports_kept:
         return None
     stops = [] if generate.grammar is None else list(generate.stop_token_ids)
+    kept = completion.kept if reports_kept else None
     return Constraint(grammar=generate.grammar, stop_token_ids=stops, kept=kept)
 
 
