@@ -11,7 +11,7 @@ import anthropic
 import httpx2
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from tests.support.app import KEY, AppBench
 from tests.support.forms import FORMAT, MOVE, TOOLS, is_move, open_form_bench
@@ -25,7 +25,7 @@ FLAT_FORMAT: Any = {"type": "json_schema", "name": "move", "schema": MOVE, "stri
 
 class Move(BaseModel):
     column: Literal["a", "b", "c"]
-    row: int = Field(ge=1, le=9)
+    row: Literal[1, 2, 3]
 
 
 @pytest.fixture

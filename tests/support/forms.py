@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from art.config import RenderConfig
 from art.gateway.format.load import load_renderer
 from art.testing.fake_engine import FakeEngine, Script
 from tests.support.gateway import Bench, open_bench
@@ -41,7 +42,11 @@ def grammar_engine(tokenizer: Path, script: Script | None = None) -> FakeEngine:
 
 
 @asynccontextmanager
-async def open_form_bench(directory: Path, tokenizer: Path, script: Script | None = None) -> AsyncIterator[Bench]:
-    async with open_bench(directory, tokenizer, engine=grammar_engine(tokenizer, script)) as bench:
+async def open_form_bench(
+    directory: Path, tokenizer: Path, script: Script | None = None, *, thinking: bool = False
+) -> AsyncIterator[Bench]:
+    """Open a gateway with such an engine. Random tokens that may think seldom stop to think, so they may not."""
+    config = RenderConfig(chat_template_kwargs={} if thinking else {"enable_thinking": False})
+    async with open_bench(directory, tokenizer, config=config, engine=grammar_engine(tokenizer, script)) as bench:
         bench.resolver.policy = replace(bench.resolver.policy, adapter=None)
         yield bench

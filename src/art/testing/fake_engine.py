@@ -176,7 +176,8 @@ class FakeEngine:
         vocab_size = self._info.vocab_size
         logits = 6.0 * uniforms([state] * vocab_size, range(vocab_size)) / (temperature or 1.0)
         probs: Probs = np.exp(logits - logits.max())
-        return probs / probs.sum()
+        probs /= probs.sum()
+        return probs
 
     def _salt(self, adapter: str | None) -> bytes:
         if adapter is None:
@@ -218,8 +219,9 @@ def _masked(probs: Probs, matcher: Matcher) -> Probs:
     """The distribution over the tokens that a grammar allows next."""
     mask = np.zeros(-(-len(probs) // 32), dtype=np.uint32)
     matcher.fill(mask)
-    masked = np.where(allowed_bits(mask, len(probs)), probs, 0.0)
-    return masked / masked.sum()
+    masked: Probs = np.where(allowed_bits(mask, len(probs)), probs, 0.0)
+    masked /= masked.sum()
+    return masked
 
 
 def _truncate(probs: Probs, request: GenerateRequest) -> tuple[Probs, list[int]]:

@@ -124,7 +124,22 @@ def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None)
         if think_close is not None and think_close in ids:
             ids = ids[len(ids) - ids[::-1].index(think_close) :]
         return ids
-    return None
+    return _answer_in_history(renderer, answer, tools)
+
+
+def _answer_in_history(renderer: Renderer, answer: Message, tools: list[Tool] | None) -> list[int] | None:
+    """Tokens of an answer that another message follows, for a template that writes answers unlike its prompts.
+
+    Example: prompts end with an empty <think> block, which later prompts do not repeat. The answer begins where they
+    differ.
+    """
+    try:
+        prompt, whole = (renderer.render(messages, tools) for messages in ([_USER], [_USER, answer, _USER]))
+    except ArtError:
+        return None
+    begin = next((i for i, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt))
+    end = next((i for i in range(begin, len(whole)) if whole[i] in renderer.stop_token_ids), None)
+    return None if end is None else whole[begin : end + 1]
 
 
 def find_style(renderer: Renderer) -> AnswerStyle:

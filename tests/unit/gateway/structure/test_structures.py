@@ -193,7 +193,7 @@ async def test_reasoning_comes_first_where_the_prompt_allows_it(
     def script(request: Any) -> list[int]:
         return [*bench.renderer.tokenizer.encode(text, add_special_tokens=False), request.stop_token_ids[0]]
 
-    async with open_form_bench(tmp_path, folder, script) as bench:
+    async with open_form_bench(tmp_path, folder, script, thinking=True) as bench:
         fields: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
         if not thinking:
             fields["chat_template_kwargs"] = {"enable_thinking": False}

@@ -114,3 +114,14 @@ def test_openings_of_prompts(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}, said]
     short = loaded.render(turns, None)  # reasoning of the turn before does not count
     assert opening_of(loaded, short) == "may"
+
+
+def test_a_template_whose_prompts_end_with_reasoning_that_answers_lack(tmp_path: Path) -> None:
+    loaded = load_renderer(make_tokenizer(tmp_path)).with_kwargs({"enable_thinking": False})
+    assert (
+        loaded.completion([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None, [1]) is None
+    )
+    style = find_style(loaded)
+    assert style.calls is not None
+    assert style.content.ends == (loaded.tokenizer.token_id("<|im_end|>"),)
+    assert problems(loaded, style) == (None, None)
