@@ -227,9 +227,9 @@ def _check_stop(strings: list[str]) -> None:
 
 
 def _content_form(request: ChatRequest, form: ContentForm | None) -> ContentForm | None:
-    given = [form, read_format(request.response_format, "response_format", nested=True)]
+    plain = [form, read_format(request.response_format, "response_format", nested=True)]
     guided = {name: getattr(request, name) for name in _GUIDED}
-    forms = [one for one in [*given, *read_guided(guided)] if one is not None]
+    forms = [one for one in [*plain, *read_guided(guided)] if one is not None]
     if len(forms) > 1:
         first, second = forms[0].param, forms[1].param
         raise InvalidRequestError(

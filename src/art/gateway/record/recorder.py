@@ -190,9 +190,11 @@ class Recorder:
         if not unique_ids:
             return {}
         rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(unique_ids)).decode(),))
-        found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
-        exchanges = _assemble(found)
-        drawn_from = {row["id"]: row["constrained"] for row in found if row["constrained"] and row["id"] in unique_ids}
+        records = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        exchanges = _assemble(records)
+        drawn_from = {
+            row["id"]: row["constrained"] for row in records if row["constrained"] and row["id"] in unique_ids
+        }
         for exchange_id, value in self._constraints(drawn_from).items():
             exchanges[exchange_id] = replace(exchanges[exchange_id], constraint=value)
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}

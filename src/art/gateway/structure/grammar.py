@@ -22,7 +22,7 @@ from art.protocol.dialects.structured import CallRule, ContentForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class AnswerShape:
     """What an answer must look like."""
 
     opening: Opening
@@ -41,31 +41,31 @@ class AnswerGrammar:
     stop_token_ids: tuple[int, ...]
 
 
-def write_grammar(style: AnswerStyle, wanted: Wanted) -> AnswerGrammar:
+def write_grammar(style: AnswerStyle, shape: AnswerShape) -> AnswerGrammar:
     """Write the grammar of an answer. Calls need a style that has them."""
     rules = _Rules()
-    calls = style.calls if wanted.rule.mode != "none" else None
+    calls = style.calls if shape.rule.mode != "none" else None
     bodies: list[str] = []
     """Alternatives of the answer after its reasoning."""
     ends: list[int] = []
     leading = ""
     if calls is not None:
         leading, head = _split_leading(calls.head)
-        rules.add("calls", _calls(rules, calls, head, wanted))
+        rules.add("calls", _calls(rules, calls, head, shape))
         bodies.append("calls")
         ends.append(calls.end)
-    if wanted.form is not None and wanted.rule.mode != "required":
-        rules.add("form", _form(wanted.form, _separators(calls)))
+    if shape.form is not None and shape.rule.mode != "required":
+        rules.add("form", _form(shape.form, _separators(calls)))
         bodies.append(_join(lark.sequence(style.content.head), "form"))
         ends += style.content.ends
-    elif wanted.rule.mode == "auto":
+    elif shape.rule.mode == "auto":
         text, with_calls = _free_text(style)
         rules.add("TEXT_BEFORE", text)
         bodies = ["TEXT_BEFORE? calls?"] if with_calls else [_join(lark.sequence(style.content.head), "TEXT_BEFORE?")]
         bodies += [] if with_calls else ["calls"]
         ends += style.content.ends
     rules.add("body", " | ".join(bodies))
-    _add_start(rules, style, wanted.opening, leading if bodies == ["calls"] or "form" in rules.lines else "")
+    _add_start(rules, style, shape.opening, leading if bodies == ["calls"] or "form" in rules.lines else "")
     return AnswerGrammar(rules.text(), tuple(dict.fromkeys(ends)))
 
 
@@ -104,16 +104,16 @@ def _add_start(rules: _Rules, style: AnswerStyle, opening: Opening, leading: str
     rules.add("start", thought if opening == "open" else f"{thought} | {plain}")
 
 
-def _calls(rules: _Rules, style: CallStyle, head: Pieces, wanted: Wanted) -> str:
-    names = [name for name in wanted.arguments if wanted.rule.names is None or name in wanted.rule.names]
+def _calls(rules: _Rules, style: CallStyle, head: Pieces, shape: AnswerShape) -> str:
+    names = [name for name in shape.arguments if shape.rule.names is None or name in shape.rule.names]
     separators = _separators(style)
     middle = lark.sequence(style.middle)
     for i, name in enumerate(names):
         written = json.dumps(name)[1:-1] if style.quoted_name else name
-        rules.add(f"call_{i}", _join(lark.literal(written), middle, lark.schema(wanted.arguments[name], separators)))
+        rules.add(f"call_{i}", _join(lark.literal(written), middle, lark.schema(shape.arguments[name], separators)))
     rules.add("call", " | ".join(f"call_{i}" for i in range(len(names))))
     more = ""
-    if style.between is not None and not wanted.rule.single:
+    if style.between is not None and not shape.rule.single:
         more = f"({lark.sequence(style.between)} call)*"
     return _join(lark.sequence(head), "call", more, lark.sequence(style.tail))
 

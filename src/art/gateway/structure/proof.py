@@ -8,7 +8,7 @@ from typing import Any
 from art.errors import ArtError
 from art.gateway.format.fidelity import TOOL
 from art.gateway.format.renderer import Renderer, parse
-from art.gateway.structure.grammar import Wanted, write_grammar
+from art.gateway.structure.grammar import AnswerShape, write_grammar
 from art.gateway.structure.style import AnswerStyle, answer_tokens
 from art.kernels.grammar import Vocabulary
 from art.protocol.chat import Message, Tool, tool_call
@@ -27,10 +27,10 @@ def find_problems(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary
 
 def _content_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabulary) -> str | None:
     ids = answer_tokens(renderer, {"role": "assistant", "content": _CONTENT}, None)
-    wanted = Wanted(opening="closed", form=ContentForm("json", _SCHEMA, "response_format"))
+    shape = AnswerShape(opening="closed", form=ContentForm("json", _SCHEMA, "response_format"))
     if ids is None:  # the template's answers cannot be told from its prompts: then content is plain text
         ids = [*renderer.tokenizer.encode(_CONTENT, add_special_tokens=False), style.content.ends[0]]
-    if _matches(style, wanted, ids, vocabulary):
+    if _matches(style, shape, ids, vocabulary):
         return None
     return "an answer that its chat template writes does not match the grammar of JSON content"
 
@@ -43,8 +43,8 @@ def _calls_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabular
         tools: list[Tool] = [TOOL]
         answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
         ids = answer_tokens(renderer, answer, tools)
-        wanted = Wanted(opening="closed", rule=CallRule("required"), arguments={"look_up": _SCHEMA})
-        if ids is None or not _matches(style, wanted, ids, vocabulary):
+        shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments={"look_up": _SCHEMA})
+        if ids is None or not _matches(style, shape, ids, vocabulary):
             return "tool calls that its chat template writes do not match their grammar"
         read = parse(renderer, [], ids, tools).tool_calls  # without a prompt, which may have opened reasoning
         if [(call.name, json.loads(call.arguments)) for call in read] != [("look_up", _ARGUMENTS)] * count:
@@ -52,8 +52,8 @@ def _calls_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabular
     return None
 
 
-def _matches(style: AnswerStyle, wanted: Wanted, token_ids: list[int], vocabulary: Vocabulary) -> bool:
-    grammar = write_grammar(style, wanted)
+def _matches(style: AnswerStyle, shape: AnswerShape, token_ids: list[int], vocabulary: Vocabulary) -> bool:
+    grammar = write_grammar(style, shape)
     try:
         matcher = vocabulary.matcher(grammar.text, grammar.stop_token_ids)
         return all(map(matcher.advance, token_ids))

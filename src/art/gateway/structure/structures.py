@@ -1,6 +1,6 @@
 """Makes the grammar of a request, proves that it fits the model, and checks what the engine has sampled.
 
-    request --what it asks for--> Wanted --write_grammar--> text --compile in a thread--> AnswerGrammar
+    request --what it asks for--> AnswerShape --write_grammar--> text --compile in a thread--> AnswerGrammar
     answer  --its tokens--> matcher: a token that the grammar refuses is an error
 
 A model's style is found out at its first request that needs a grammar, and proved there: answers that the chat template
@@ -17,7 +17,7 @@ from art.engine import Engine
 from art.errors import ArtError, ConfigError, InvalidRequestError, ProcessError
 from art.gateway.format.renderer import Renderer
 from art.gateway.format.tokenizer import Tokenizer
-from art.gateway.structure.grammar import AnswerGrammar, Wanted, write_grammar
+from art.gateway.structure.grammar import AnswerGrammar, AnswerShape, write_grammar
 from art.gateway.structure.proof import find_problems
 from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint
 from art.gateway.structure.style import AnswerStyle, find_style, opening_of
@@ -141,7 +141,7 @@ def _compile(
                 tool["function"].get("parameters"), f"tools.{i}", strict=name in request.strict_tools
             )
     opening = opening_of(renderer, prompt_token_ids)
-    grammar = write_grammar(model.style, Wanted(opening=opening, form=form, rule=rule, arguments=arguments))
+    grammar = write_grammar(model.style, AnswerShape(opening=opening, form=form, rule=rule, arguments=arguments))
     try:
         model.vocabulary.matcher(grammar.text, grammar.stop_token_ids)
     except InvalidRequestError as error:

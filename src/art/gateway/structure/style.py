@@ -102,7 +102,7 @@ _TOOLS: list[Tool] = [
     for name in _NAMES
 ]
 _SPECIAL, _PATTERN = 0xF0000, 0x100000
-"""Private characters that stand for special tokens and patterns while a rendered answer is searched as text."""
+"""Private characters in place of special tokens and patterns while a rendered answer is searched as text."""
 _PATTERNS = (r"[0-9]{1,3}", r"[a-zA-Z0-9]{9}", r"[a-zA-Z0-9_]{1,40}")
 _NUMBER, _NINE, _ANY_ID = (chr(_PATTERN + i) for i in range(len(_PATTERNS)))
 
