@@ -150,7 +150,7 @@ def _routes(is_trainable: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {} if "use_responses_api" in kwargs else {"use_responses_api": False}
 
 
-def _chat_class() -> type[ChatOpenAI]:
+def _chat_class() -> Any:
     try:
         from langchain_openai import ChatOpenAI
     except ImportError as error:
