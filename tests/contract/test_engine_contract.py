@@ -64,8 +64,9 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     if request.param == "fake":
         yield FakeEngine(
-            vocab_size=VOCAB, max_context=CONTEXT, max_running=RUNNING, max_waiting=WAITING, delay_s=0.0002
-        )
+            vocab_size=VOCAB, max_context=CONTEXT, max_running=RUNNING, max_waiting=WAITING, delay_s=0.0002,
+            tokenizer_json=make_tokenizer().to_str(),
+        )  # fmt: skip
         return
     settings = {"device": "cpu", "num_threads": 1, "max_running": RUNNING, "max_waiting": WAITING}
     model = str(request.getfixturevalue("base_model"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import httpx2
@@ -42,6 +42,8 @@ class AppBench:
 
 
 @asynccontextmanager
-async def open_app(directory: Path, tokenizer: Path) -> AsyncGenerator[AppBench, None]:
-    async with open_bench(directory, tokenizer) as bench:
+async def open_app(
+    directory: Path, tokenizer: Path, opener: Callable[..., AbstractAsyncContextManager[Bench]] = open_bench
+) -> AsyncGenerator[AppBench, None]:
+    async with opener(directory, tokenizer) as bench:
         yield AppBench(bench)

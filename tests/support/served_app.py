@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from art.backend import Registration
 from art.client import ArtClient
 from art.protocol.training import ModelStatus
 from tests.support.app import KEY, AppBench, open_app
+from tests.support.gateway import Bench, open_bench
 
 STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
 
@@ -31,8 +32,10 @@ class ServedApp:
 
 
 @asynccontextmanager
-async def serve_app(directory: Path, tokenizer: Path) -> AsyncGenerator[ServedApp, None]:
-    async with open_app(directory, tokenizer) as app:
+async def serve_app(
+    directory: Path, tokenizer: Path, opener: Callable[..., AbstractAsyncContextManager[Bench]] = open_bench
+) -> AsyncGenerator[ServedApp, None]:
+    async with open_app(directory, tokenizer, opener) as app:
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(app.app, log_level="warning", lifespan="off"))

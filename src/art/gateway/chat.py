@@ -3,6 +3,7 @@
     request --resolve--> policy
             --conversations--> the recorded turn that the request continues, if any
             --bridge or render--> prompt tokens
+            --structures--> the grammar of the answer, if the request asks for a form
             --engine--> completion tokens (one sequence per choice)
             --parse--> message      --recorder--> exchange      --> answer
 
@@ -31,7 +32,10 @@ from art.gateway.record.conversations import Conversations, conversation_hashes,
 from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
+from art.gateway.structure.grammar import AnswerGrammar
+from art.gateway.structure.structures import Structures
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
+from art.protocol.samples import Constraint
 from art.storage.layout import validate_name
 
 _SEEDS = 1 << 64
@@ -56,6 +60,8 @@ class _Turn:
     branch_reason: BranchReason | None
     max_tokens: int
     seed: int
+    grammar: AnswerGrammar | None
+    """What the whole answer must match."""
 
 
 class Gateway:
@@ -70,6 +76,7 @@ class Gateway:
         Cached tokens are also counted as prompt tokens.
         """
         self._resolver = resolver
+        self._structures = Structures()
         self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
@@ -182,6 +189,7 @@ class Gateway:
             branch_reason=None if branch is None else branch.reason,
             max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
+            grammar=await self._structures.prepare(request, renderer, prompt, policy.engine) if check_length else None,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -211,10 +219,13 @@ class Gateway:
             adapter=policy.adapter,
             prompt_token_ids=turn.prompt_token_ids,
             max_tokens=turn.max_tokens,
-            stop_token_ids=renderer.stop_token_ids,
+            stop_token_ids=renderer.stop_token_ids if turn.grammar is None else turn.grammar.stop_token_ids,
+            grammar=None if turn.grammar is None else turn.grammar.text,
             seed=(turn.seed + index) % _SEEDS,
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=max(0, request.top_k or 0),
+            min_p=request.min_p or 0.0,
             num_top_logprobs=request.top_logprobs or 0,
         )
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
@@ -230,6 +241,8 @@ class Gateway:
             raise ProcessError(
                 f"the engine ended completion {completion.exchange_id} without a finish reason; send it again"
             )
+        if turn.grammar is not None:
+            await self._structures.check(turn.grammar, renderer, completion.token_ids)
         self._count(turn, completion)
         await self._record(turn, policy, generate, completion, completion.finish_reason)
         if writer is not None:
@@ -272,6 +285,7 @@ class Gateway:
             request_messages=turn.messages,
             tools=turn.tools,
             created_at=time.time(),
+            constraint=_constraint(generate, completion, reports_kept=await _reports_kept(policy, generate)),
         )
         conversation = extend_hash(turn.conversation, completion.message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
@@ -292,6 +306,21 @@ def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
             param="tools",
         )
     return renderer
+
+
+async def _reports_kept(policy: PolicyRef, generate: GenerateRequest) -> bool:
+    """Whether the chunks of a completion say what truncation left to draw from."""
+    is_cut = generate.top_p < 1 or generate.top_k > 0 or generate.min_p > 0
+    return is_cut and generate.temperature > 0 and (await policy.engine.info()).reports_kept
+
+
+def _constraint(generate: GenerateRequest, completion: Completion, *, reports_kept: bool) -> Constraint | None:
+    """The part of the vocabulary that a completion was drawn from; `None` for all of it."""
+    if generate.grammar is None and not reports_kept:
+        return None
+    stops = [] if generate.grammar is None else list(generate.stop_token_ids)
+    kept = completion.kept if reports_kept else None
+    return Constraint(grammar=generate.grammar, stop_token_ids=stops, kept=kept)
 
 
 def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_context: int) -> int:

@@ -24,6 +24,8 @@ class Completion:
         self._scanner = StopScanner(request.stop_strings, self._token_bytes) if request.stop_strings else None
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
+        self.kept: list[list[int]] = []
+        """What each token was drawn from where truncation left something out; see `TokenChunk.kept`."""
         self.num_cached_tokens = 0
         self.reports: list[dict[str, Any]] | None = [] if request.logprobs else None
         """OpenAI's log-prob entries of the tokens; `None` if the request does not ask for them."""
@@ -51,6 +53,7 @@ class Completion:
                 self._parser.push(self._scanner.finish())
         self.token_ids += ids[:kept]
         self.logprobs += chunk.logprobs[:kept]
+        self.kept += chunk.kept[:kept] if chunk.kept else [[]] * kept
         if self.reports is not None:
             self.reports += [self._report(chunk, i) for i in range(kept)]
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)

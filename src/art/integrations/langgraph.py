@@ -124,7 +124,7 @@ def init_chat_model(
         )
     is_step = model is not None and model.startswith(f"{policy.get_inference_name()}@")
     kwargs = {"temperature": 1.0, "model": model if is_step else policy.get_inference_name()} | kwargs
-    return _chat_class(policy.trainable)(**kwargs, **_clients(captured, kwargs), **_routes(policy.trainable, kwargs))
+    return _chat_class()(**kwargs, **_clients(captured, kwargs), **_routes(policy.trainable, kwargs))
 
 
 def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -142,37 +142,19 @@ def _clients(captured: Captured, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routes(is_trainable: bool, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that keep LangChain to requests that ART's server answers, or that the capture can read."""
+    """Arguments that keep LangChain to requests that the capture can read."""
     if is_trainable:
-        return {} if "disabled_params" in kwargs else {"disabled_params": {"parallel_tool_calls": None}}
+        return {}
     if kwargs.get("use_responses_api"):
         raise ConfigError("use_responses_api=True: only chat completions are captured from a server other than ART's")
     return {} if "use_responses_api" in kwargs else {"use_responses_api": False}
 
 
-@functools.cache
-def _chat_class(is_trainable: bool) -> Any:
+def _chat_class() -> Any:
     try:
         from langchain_openai import ChatOpenAI
     except ImportError as error:
         raise ConfigError(
             "art.langgraph needs LangChain's client: pip install 'agent-reinforcement-trainer[langgraph]'"
         ) from error
-
-    class PolicyChat(ChatOpenAI):  # type: ignore[misc]
-        """A `ChatOpenAI` that never constrains sampling, for a model that learns from what it samples."""
-
-        def with_structured_output(
-            self, schema: Any = None, *, method: str | None = None, include_raw: bool = False, **kwargs: Any
-        ) -> Any:
-            if method not in (None, "function_calling"):
-                raise ConfigError(
-                    f"method={method!r}: ART does not constrain what a trainable model samples; leave `method` out to "
-                    "offer the schema as a tool"
-                )
-            kwargs = {key: value for key, value in kwargs.items() if key != "strict"}
-            return super().with_structured_output(
-                schema, method="function_calling", include_raw=include_raw, **({"tool_choice": "auto"} | kwargs)
-            )
-
-    return PolicyChat if is_trainable else ChatOpenAI
+    return ChatOpenAI

@@ -7,12 +7,13 @@ request carries the whole conversation and models would be slow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from art.errors import InvalidRequestError
+from art.protocol.dialects.structured import CallRule, ContentForm, read_format, read_guided, read_tool_choice
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -45,12 +46,26 @@ class OpenAIRequest(BaseModel):
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """Draw from this many of the most likely tokens; 0 and -1 mean from all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Draw only tokens at least this many times as likely as the most likely one."""
     tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none`, `required`, one function, or `allowed_tools`."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     parallel_tool_calls: bool | None = None
-    """Accepted only as `true`, which is OpenAI's default."""
+    """False keeps an answer to one tool call."""
+
+    # What the content of an answer must look like, in the words of vLLM.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    """A grammar in Lark, as llguidance writes it, or in GBNF."""
+    structured_outputs: dict[str, Any] | None = None
+    """One of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     # These are labels without effect on the answer.
     user: str | None = None
@@ -73,12 +88,12 @@ class ChatRequest(OpenAIRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Tool] | None = None
+    response_format: dict[str, Any] | None = None
 
     # These are accepted only with the value that means "not used".
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
@@ -87,6 +102,25 @@ class ChatRequest(OpenAIRequest):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     web_search_options: dict[str, Any] | None = None
+
+    _content_form: ContentForm | None = PrivateAttr(default=None)
+    _call_rule: CallRule = PrivateAttr(default=CallRule("none"))
+    _strict_tools: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def content_form(self) -> ContentForm | None:
+        """What the content of the answer must look like; set by `parse_chat_request`."""
+        return self._content_form
+
+    @property
+    def call_rule(self) -> CallRule:
+        """Which tools the answer may call; set by `parse_chat_request`."""
+        return self._call_rule
+
+    @property
+    def strict_tools(self) -> frozenset[str]:
+        """Functions whose arguments must match their schema; set by `parse_chat_request`."""
+        return self._strict_tools
 
     @property
     def token_limit(self) -> int | None:
@@ -101,8 +135,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -115,15 +147,29 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """Fields that cannot be honoured, with the values that mean "not used"."""
 
 
-def parse_chat_request(body: Any) -> ChatRequest:
+def parse_chat_request(body: Any, form: ContentForm | None = None, strict_tools: Iterable[str] = ()) -> ChatRequest:
     """Check the decoded JSON body of a chat request.
+
+    Args:
+        form: what the content must look like, if the dialect of the request has said so already.
+        strict_tools: functions that the dialect of the request has called strict.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
     """
     request = parse_body(ChatRequest, body, _UNSUPPORTED)
     _check_stop(request.stop_strings)
-    _check_tools(request)
+    _check_tools(request.tools or [])
+    functions = [tool["function"] for tool in request.tools or []]
+    request._content_form = _content_form(request, form)
+    request._call_rule = read_tool_choice(
+        request.tool_choice,
+        [function["name"] for function in functions],
+        parallel=request.parallel_tool_calls is not False,
+    )
+    request._strict_tools = frozenset(
+        [*strict_tools, *(function["name"] for function in functions if function.get("strict") is True)]
+    )
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     check_openai_fields(request)
@@ -134,14 +180,8 @@ def check_openai_fields(request: OpenAIRequest) -> None:
     """Check the fields that chat and Responses requests share.
 
     Raises:
-        InvalidRequestError: `tool_choice` cannot be honoured, or `stream_options` has no stream.
+        InvalidRequestError: `stream_options` has no stream.
     """
-    if request.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequestError(
-            f"`tool_choice` {short(request.tool_choice)} cannot be enforced; supported are 'auto' (the default) and "
-            "'none'",
-            param="tool_choice",
-        )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("`stream_options` needs `stream: true`", param="stream_options")
 
@@ -186,16 +226,30 @@ def _check_stop(strings: list[str]) -> None:
         raise InvalidRequestError("`stop` strings must not be empty", param="stop")
 
 
-def _check_tools(request: ChatRequest) -> None:
-    for i, tool in enumerate(request.tools or []):
+def _content_form(request: ChatRequest, form: ContentForm | None) -> ContentForm | None:
+    plain = [form, read_format(request.response_format, "response_format", nested=True)]
+    guided = {name: getattr(request, name) for name in _GUIDED}
+    forms = [one for one in [*plain, *read_guided(guided)] if one is not None]
+    if len(forms) > 1:
+        first, second = forms[0].param, forms[1].param
+        raise InvalidRequestError(
+            f"`{first}` and `{second}` both say what the answer looks like; send only one of them", param=second
+        )
+    return forms[0] if forms else None
+
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+
+
+def _check_tools(tools: list[Tool]) -> None:
+    for i, tool in enumerate(tools):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
+        name = function.get("name") if isinstance(function, dict) else None
+        if tool.get("type") != "function" or not isinstance(name, str) or not name:
             raise InvalidRequestError(
                 f'each tool must be {{"type": "function", "function": {{"name": ..., ...}}}}, got {short(tool)}',
                 param=f"tools.{i}",
             )
-    if request.tool_choice == "auto" and not request.tools:
-        raise InvalidRequestError("`tool_choice` needs `tools`", param="tool_choice")
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -2,7 +2,7 @@
 
 Its policy is a bigram model made of hashes: the distribution of the next token depends on the previous token and on the
 adapter's file. It keeps the whole contract of `art.engine`: equal draws for equal seed and index, log-probs that
-`score` reproduces, adapters, streaming, cancellation and back-pressure.
+`score` reproduces, adapters, streaming, cancellation, back-pressure, truncation and grammars.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from art.engine import AdapterInfo, EngineInfo, FinishReason, GenerateRequest, T
 from art.engines.requests import check_request, check_score
 from art.engines.torch.random import uniforms
 from art.engines.vllm.adapters import WEIGHTS_FILE, read_adapter
-from art.errors import NotFoundError, OverloadedError
+from art.errors import InvalidRequestError, NotFoundError, OverloadedError
+from art.kernels.grammar import Matcher, Vocabulary, allowed_bits
 
 Script = Callable[[GenerateRequest], list[int]]
+Probs = npt.NDArray[np.float64]
 
 
 class FakeEngine:
@@ -40,13 +42,20 @@ class FakeEngine:
         max_waiting: int = EngineConfig().max_waiting,
         delay_s: float = 0.0,
         script: Script | None = None,
+        tokenizer_json: str | None = None,
     ) -> None:
         """
         Args:
             delay_s: time to sleep before each token, so that requests overlap.
             script: returns fixed tokens to answer a request with. The last one should be a stop token.
+            tokenizer_json: content of the model's `tokenizer.json`, with which the engine honours grammars. A script's
+                tokens are not held to them.
         """
-        self._info = EngineInfo(vocab_size=vocab_size, max_context=max_context, dtype="float32", device="cpu")
+        self._vocabulary = None if tokenizer_json is None else Vocabulary(tokenizer_json, vocab_size)
+        self._info = EngineInfo(
+            vocab_size=vocab_size, max_context=max_context, dtype="float32", device="cpu",
+            grammars=tokenizer_json is not None, reports_kept=True,
+        )  # fmt: skip
         self._seats = asyncio.Semaphore(max_running)
         self._max_requests = max_running + max_waiting
         self._delay_s = delay_s
@@ -108,7 +117,7 @@ class FakeEngine:
         await self._awake.wait()
         salt = self._salt(adapter)
         pairs = itertools.pairwise(token_ids)
-        return [math.log(self._probs(salt, previous, 1.0, 1.0)[token]) for previous, token in pairs]
+        return [math.log(self._probs(salt, previous, 1.0)[token]) for previous, token in pairs]
 
     async def stats(self) -> dict[str, float]:
         return {
@@ -123,49 +132,51 @@ class FakeEngine:
         limit = min(request.max_tokens, self._info.max_context - len(request.prompt_token_ids))
         scripted = self._script(request)[request.first_index :] if self._script is not None else None
         limit = limit if scripted is None else min(limit, len(scripted))
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        top: list[list[tuple[int, float]]] = []
+        matcher = self._matcher(request)
+        drawn = _Drawn(request)
         for i in range(limit):
             await asyncio.sleep(self._delay_s)
             await self._awake.wait()
-            probs = self._probs(salt, previous, request.temperature, request.top_p)
+            probs = self._probs(salt, previous, request.temperature)
+            if matcher is not None and scripted is None:
+                probs = _masked(probs, matcher)
+            probs, kept = _truncate(probs, request)
             previous = scripted[i] if scripted else self._draw(request, request.first_index + i, probs)
+            if matcher is not None and scripted is None and not matcher.advance(previous):
+                raise InvalidRequestError("the grammar cannot be continued", param="grammar")
             self._num_generated += 1
-            tokens.append(previous)
-            logprobs.append(math.log(max(probs[previous], 1e-30)))
-            if request.num_top_logprobs:
-                best = np.argsort(-probs, kind="stable")[: request.num_top_logprobs].tolist()
-                top.append([(t, math.log(probs[t])) for t in best if probs[t] > 0])
+            drawn.add(previous, probs, kept)
             reason: FinishReason | None = "length" if i + 1 == limit else None
             if previous in request.stop_token_ids:
                 reason = "stop"
             if stream or reason is not None:
-                yield TokenChunk(token_ids=tokens, logprobs=logprobs, top_logprobs=top, finish_reason=reason)
-                tokens, logprobs, top = [], [], []
+                yield drawn.take(reason)
             if reason is not None:
                 return
 
+    def _matcher(self, request: GenerateRequest) -> Matcher | None:
+        if request.grammar is None or self._vocabulary is None:
+            return None
+        matcher = self._vocabulary.matcher(request.grammar, request.stop_token_ids)
+        if request.first_index:
+            matcher.resume(request.prompt_token_ids[-request.first_index :])
+        return matcher
+
     @staticmethod
-    def _draw(request: GenerateRequest, index: int, probs: npt.NDArray[np.float64]) -> int:
+    def _draw(request: GenerateRequest, index: int, probs: Probs) -> int:
         if request.temperature == 0:
             return int(probs.argmax())
         cumulative = probs.cumsum()
         draw = float(uniforms([request.seed], [index])[0]) * float(cumulative[-1])
         return int(np.searchsorted(cumulative, draw, side="right"))
 
-    def _probs(self, salt: bytes, previous: int, temperature: float, top_p: float) -> npt.NDArray[np.float64]:
+    def _probs(self, salt: bytes, previous: int, temperature: float) -> Probs:
         """The distribution of the token after `previous`, [V]."""
         state = int.from_bytes(hashlib.sha256(salt + previous.to_bytes(4, "big")).digest()[:8], "big")
         vocab_size = self._info.vocab_size
         logits = 6.0 * uniforms([state] * vocab_size, range(vocab_size)) / (temperature or 1.0)
-        probs: npt.NDArray[np.float64] = np.exp(logits - logits.max())
+        probs: Probs = np.exp(logits - logits.max())
         probs /= probs.sum()
-        if top_p < 1 and temperature > 0:
-            order = np.argsort(-probs, kind="stable")
-            before = probs[order].cumsum() - probs[order]
-            probs[order[before >= top_p]] = 0.0
-            probs /= probs.sum()
         return probs
 
     def _salt(self, adapter: str | None) -> bytes:
@@ -174,3 +185,55 @@ class FakeEngine:
         if adapter not in self._adapters:
             raise NotFoundError(f"adapter {adapter!r} is not loaded (loaded: {sorted(self._adapters)})", param="model")
         return self._adapters[adapter]
+
+
+class _Drawn:
+    """The tokens drawn since the last chunk, with what is reported about each."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[list[tuple[int, float]]] = []
+        self._kept: list[list[int]] = []
+
+    def add(self, token: int, probs: Probs, kept: list[int]) -> None:
+        self._token_ids.append(token)
+        self._logprobs.append(math.log(max(probs[token], 1e-30)))
+        self._kept.append(kept)
+        if self._request.num_top_logprobs:
+            best = np.argsort(-probs, kind="stable")[: self._request.num_top_logprobs].tolist()
+            self._top.append([(t, math.log(probs[t])) for t in best if probs[t] > 0])
+
+    def take(self, reason: FinishReason | None) -> TokenChunk:
+        """The chunk of what was drawn since the last call."""
+        chunk = TokenChunk(
+            token_ids=self._token_ids, logprobs=self._logprobs, top_logprobs=self._top,
+            kept=self._kept if any(self._kept) else [], finish_reason=reason,
+        )  # fmt: skip
+        self._token_ids, self._logprobs, self._top, self._kept = [], [], [], []
+        return chunk
+
+
+def _masked(probs: Probs, matcher: Matcher) -> Probs:
+    """The distribution over the tokens that a grammar allows next."""
+    mask = np.zeros(-(-len(probs) // 32), dtype=np.uint32)
+    matcher.fill(mask)
+    masked: Probs = np.where(allowed_bits(mask, len(probs)), probs, 0.0)
+    masked /= masked.sum()
+    return masked
+
+
+def _truncate(probs: Probs, request: GenerateRequest) -> tuple[Probs, list[int]]:
+    """The distribution after `top_k`, `top_p` and `min_p`, and what is left of it if they cut something."""
+    if request.temperature == 0:
+        return probs, []
+    order = np.argsort(-probs, kind="stable")
+    ordered = probs[order]
+    keep = (ordered.cumsum() - ordered < request.top_p) & (ordered >= request.min_p * ordered[0])
+    if request.top_k:
+        keep[request.top_k :] = False
+    left = np.zeros_like(probs)
+    left[order[keep]] = ordered[keep]
+    cut = np.count_nonzero(left) < np.count_nonzero(probs)
+    return left / left.sum(), np.flatnonzero(left).tolist() if cut else []

@@ -171,22 +171,16 @@ class Person(BaseModel):
     name: str
 
 
-async def test_structured_output_of_a_policy_is_a_tool_it_may_call(served: ServedApp) -> None:
-    named = '<tool_call>\n{"name": "Person", "arguments": {"name": "hello"}}\n</tool_call>'
-    served.app.bench.answers(named, "no idea")
-    found = []
-
+async def test_an_engine_without_grammars_refuses_structured_output_by_name(served: ServedApp) -> None:
     async def rollout() -> art.Trajectory:
-        chat = init_chat_model().with_structured_output(Person, strict=True)
-        found.extend([await chat.ainvoke("who?"), await chat.ainvoke("and who?")])
-        with pytest.raises(ConfigError, match="does not constrain what"):
-            init_chat_model().with_structured_output(Person, method="json_schema")
+        for method, param in (("json_schema", "response_format"), ("function_calling", "tool_choice")):
+            with pytest.raises(openai.BadRequestError, match=f"`{param}.*needs an engine that samples under a grammar"):
+                await init_chat_model().with_structured_output(Person, method=method).ainvoke("who?")
+        served.app.bench.answers("hello")
+        await init_chat_model().ainvoke("hi")
         return art.Trajectory()
 
-    trajectory = await wrap_rollout(served.policy, rollout)()
-    assert found == [Person(name="hello"), None]
-    assert trajectory.tools[0]["function"]["name"] == "Person"
-    assert {request.temperature for request in served.app.bench.engine.requests} == {1.0}
+    await wrap_rollout(served.policy, rollout)()
 
 
 @pytest.mark.parametrize("whose", ["policy", "outside"])
@@ -217,7 +211,7 @@ async def test_arguments(served: ServedApp) -> None:
         assert init_chat_model().root_async_client.max_retries == served.policy.openai_client().max_retries
         with pytest.raises(ConfigError, match="does not support base_url, configurable_fields"):
             init_chat_model(base_url="http://x", configurable_fields=["temperature"])
-        with pytest.raises(openai.BadRequestError, match="cannot be enforced"):
+        with pytest.raises(openai.BadRequestError, match="needs an engine that samples under a grammar"):
             await init_chat_model().bind_tools([look_up], tool_choice="look_up").ainvoke("hi")
     async with art.capture(served.outside):
         assert type(init_chat_model()) is ChatOpenAI

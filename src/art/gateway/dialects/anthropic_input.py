@@ -14,6 +14,7 @@ from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
 from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, parse_chat_request, short
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.structured import ContentForm, read_format
 
 _BETWEEN_BLOCKS = "\n\n"
 """Blocks of text are joined as paragraphs."""
@@ -42,11 +43,32 @@ def to_chat(request: CountTokensRequest) -> ChatRequest:
         body["chat_template_kwargs"] = request.chat_template_kwargs
     if request.tools:
         body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice["type"]
+    if request.tool_choice is not None and (request.tools or request.tool_choice["type"] in ("any", "tool")):
+        body |= _tool_choice(request.tool_choice)
     if isinstance(request, MessagesRequest):
         body |= _sampling(request)
-    return parse_chat_request(body)
+    strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True]
+    return parse_chat_request(body, _form(request), strict)
+
+
+def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    kind = choice["type"]
+    named = {"type": "function", "function": {"name": choice.get("name")}}
+    fields: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(kind, kind)}
+    if choice.get("disable_parallel_tool_use"):
+        fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _form(request: CountTokensRequest) -> ContentForm | None:
+    """What the text of the answer must look like."""
+    config = (request.output_config or {}).get("format")
+    if config is not None and request.output_format is not None:
+        raise InvalidRequestError(
+            "`output_format` and `output_config.format` are the same; send only one of them", param="output_format"
+        )
+    where = "output_format" if config is None else "output_config.format"
+    return read_format(config or request.output_format, where, nested=False)
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
@@ -58,7 +80,7 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         )
     fields = {
         "max_completion_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
-        "seed": request.seed, "stop": stops or None,
+        "top_k": request.top_k, "seed": request.seed, "stop": stops or None,
     }  # fmt: skip
     stream = {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {}
     return {name: value for name, value in fields.items() if value is not None} | stream

@@ -13,9 +13,14 @@ from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
 from art.protocol.chat import ChatRequest, Message, Tool, parse_chat_request, short
 from art.protocol.dialects.responses import Item, ResponsesRequest
+from art.protocol.dialects.structured import read_format
 
 _ROLES = ("user", "assistant", "system", "developer")
-_PLAIN_FIELDS = ("temperature", "top_p", "seed", "chat_template_kwargs")
+_PLAIN_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "parallel_tool_calls", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+)  # fmt: skip
+"""Fields that mean the same in a chat request."""
 
 
 def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
@@ -43,11 +48,13 @@ def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.tools:
         body["tools"] = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools)]
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
+    if request.tool_choice is not None and (request.tools or request.tool_choice not in ("auto", "none")):
+        body["tool_choice"] = request.tool_choice  # chat also understands the Responses API's flat objects
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return parse_chat_request(body)
+    form = read_format((request.text or {}).get("format"), "text.format", nested=False)
+    strict = [tool["name"] for tool in request.tools or () if tool.get("strict") is True]
+    return parse_chat_request(body, form, strict)
 
 
 def _messages(items: list[Item]) -> list[Message]:

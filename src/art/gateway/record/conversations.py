@@ -24,6 +24,7 @@ import orjson
 from art.gateway.format.bridge import Branch
 from art.gateway.record.recorder import Exchange, Recorder
 from art.protocol.chat import Message, Tool, normalize_message
+from art.protocol.samples import Constraint
 
 MAX_BYTES_IN_MEMORY = 64 * 2**20
 """Memory for recent exchanges (recorded answers): some 45,000 short ones, or the last turns of 200 rollouts of 30,000
@@ -84,7 +85,10 @@ class _Entry:
         return len(self.packed) + _BYTES_PER_ENTRY
 
     def exchange(self) -> Exchange:
-        return Exchange(**orjson.loads(self.packed))
+        fields = orjson.loads(self.packed)
+        if fields["constraint"] is not None:
+            fields["constraint"] = Constraint(**fields["constraint"])
+        return Exchange(**fields)
 
 
 class Conversations:

@@ -15,13 +15,14 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import orjson
 
 from art.errors import NotFoundError
 from art.gateway.format.bridge import BranchReason
+from art.gateway.record import constraints
 from art.gateway.record.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
 from art.gateway.record.rollout_table import note_exchanges
 from art.protocol.chat import FinishReason, Message, Tool
@@ -34,7 +35,7 @@ CREATE TABLE IF NOT EXISTS exchanges (
     parent_id TEXT, branch_reason TEXT, conversation BLOB NOT NULL,
     prompt_tail BLOB NOT NULL, completion BLOB NOT NULL, logprobs BLOB NOT NULL,
     temperature REAL NOT NULL, top_p REAL NOT NULL, seed INTEGER NOT NULL, finish_reason TEXT NOT NULL,
-    new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL
+    new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL, constrained TEXT
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
 CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
@@ -70,7 +71,7 @@ class Exchange:
     """Why a prompt with earlier answers does not extend a recorded one. `None` with a parent, and on a first turn."""
     prompt_token_ids: list[int]  # [P]
     completion_token_ids: list[int]  # [C]
-    sampling_logprobs: list[float]  # [C] after temperature and top_p
+    sampling_logprobs: list[float]  # [C] after temperature and truncation, among the tokens of `constraint`
     temperature: float
     top_p: float
     seed: int
@@ -102,7 +103,10 @@ _PLAIN = (
     "finish_reason", "created_at",
 )  # fmt: skip
 """Columns that hold a field of `Exchange` as it is."""
-_NAMES = (*_PLAIN, "conversation", "prompt_tail", "completion", "logprobs", "seed", "new_messages", "tools", "message")
+_NAMES = (
+    *_PLAIN, "conversation", "prompt_tail", "completion", "logprobs", "seed", "new_messages", "tools", "message",
+    "constrained",
+)  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _Row: TypeAlias = dict[str, Any]
 """A row of the table `exchanges`, by column."""
@@ -137,7 +141,7 @@ class Recorder:
         Raises:
             StorageError: the database cannot be written.
         """
-        await self.database.run(lambda db: db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA))
+        await self.database.run(_create_tables)
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
         """Store an exchange. Returns once it is committed, so that it survives the death of this process.
@@ -186,8 +190,21 @@ class Recorder:
         if not unique_ids:
             return {}
         rows = self.database.read(_SELECT_WITH_ANCESTORS, (orjson.dumps(sorted(unique_ids)).decode(),))
-        exchanges = _assemble(dict(zip(_NAMES, row, strict=True)) for row in rows)
+        records = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        exchanges = _assemble(records)
+        drawn_from = {
+            row["id"]: row["constrained"] for row in records if row["constrained"] and row["id"] in unique_ids
+        }
+        for exchange_id, value in self._constraints(drawn_from).items():
+            exchanges[exchange_id] = replace(exchanges[exchange_id], constraint=value)
         return {i: exchanges[i] for i in unique_ids & exchanges.keys()}
+
+    def _constraints(self, values: dict[str, str]) -> dict[str, Constraint]:
+        """Decode values of the column `constrained`, by exchange id."""
+        keys = constraints.hashes(values.values())
+        sql = "SELECT hash, text FROM grammars WHERE hash IN (SELECT value FROM json_each(?))"
+        texts = {key: text for key, text in self.database.read(sql, (orjson.dumps(keys).decode(),))} if keys else {}
+        return {exchange_id: constraints.load(value, texts) for exchange_id, value in values.items()}
 
     def by_rollout(self, rollout_id: str, project: str) -> list[Exchange]:
         """Return the exchanges of a rollout with models of a project, oldest first.
@@ -223,7 +240,14 @@ class Recorder:
         await self.database.run(lambda db: _insert(db, rows, counts))
 
 
+def _create_tables(db: sqlite3.Connection) -> None:
+    db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA + constraints.SCHEMA)
+    constraints.add_column(db)
+
+
 def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:
+    for row in rows:  # here rather than in `_to_row`, because sets of kept tokens may be large: this is another thread
+        row["constrained"] = constraints.store(db, row["constrained"])
     db.executemany(_INSERT, rows)
     db.executemany(_COUNT, counts)
     names = [(row["project"], row["name"], row["rollout_id"]) for row in rows if row["rollout_id"]]
@@ -247,6 +271,7 @@ def _to_row(exchange: Exchange, conversation: bytes, parent: Exchange | None) ->
         "new_messages": orjson.dumps(messages),
         "tools": None if tools is None else orjson.dumps(tools),
         "message": orjson.dumps(exchange.message),
+        "constrained": exchange.constraint,
     }
 
 

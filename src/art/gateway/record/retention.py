@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from art.errors import StorageError
+from art.gateway.record import constraints
 from art.gateway.record.conversations import Conversations
 from art.gateway.record.recorder import Recorder, exchange_id_at
 
@@ -55,7 +56,10 @@ async def forget_older(
     def delete_rollouts(db: sqlite3.Connection) -> int:
         return db.execute(_DELETE_ROLLOUTS, (int(before * 1e6), _BATCH)).rowcount
 
-    return await _repeat(recorder, delete_exchanges), await _repeat(recorder, delete_rollouts)
+    num_exchanges = await _repeat(recorder, delete_exchanges)
+    if num_exchanges:
+        await recorder.database.run(constraints.delete_unused)
+    return num_exchanges, await _repeat(recorder, delete_rollouts)
 
 
 async def forget_regularly(recorder: Recorder, conversations: Conversations, age_s: float, needed: Needed) -> None:

@@ -22,6 +22,11 @@ class CountTokensRequest(BaseModel):
     tools: list[dict[str, Any]] | None = None
     """Tools, each `{"name": ..., "description": ..., "input_schema": <JSON schema>}`."""
     tool_choice: dict[str, Any] | None = None
+    """`{"type": "auto" | "any" | "tool" | "none", "name": ..., "disable_parallel_tool_use": ...}`."""
+    output_config: dict[str, Any] | None = None
+    """`format` says what the text of the answer looks like."""
+    output_format: dict[str, Any] | None = None
+    """The older name of `output_config.format`."""
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     """Settings of the model's chat template. Anthropic's API has no such field."""
 
@@ -29,7 +34,6 @@ class CountTokensRequest(BaseModel):
     thinking: dict[str, Any] | None = None
     """Accepted only as `{"type": "disabled"}`: the chat template decides how a model reasons."""
     mcp_servers: list[Any] | None = None
-    output_config: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 
     # A label: prompts are always cached.
@@ -42,12 +46,12 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Sampling seed. Anthropic's API has no such field."""
 
-    top_k: int | None = None
     container: str | dict[str, Any] | None = None
     speed: str | None = None
 
@@ -79,9 +83,7 @@ R = TypeVar("R", bound=CountTokensRequest)
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "thinking": ({"type": "disabled"},),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "context_management": ({},),
-    "top_k": (),
     "container": (),
     "speed": ("standard",),
 }
@@ -95,9 +97,18 @@ def parse_anthropic_request(kind: type[R], body: Any) -> R:
     """
     request = parse_body(kind, body, _UNSUPPORTED)
     choice = request.tool_choice
-    if choice is not None and (choice.get("type") not in ("auto", "none") or choice.get("disable_parallel_tool_use")):
+    if choice is not None and choice.get("type") not in ("auto", "any", "tool", "none"):
         raise InvalidRequestError(
-            f"`tool_choice` {short(choice)} cannot be enforced; supported are types 'auto' (the default) and 'none'",
-            param="tool_choice",
+            f"`tool_choice` must have a type of auto, any, tool or none, got {short(choice)}", param="tool_choice"
+        )
+    for key, value in (request.output_config or {}).items():
+        if key != "format" and value is not None:
+            raise InvalidRequestError(
+                f"`output_config.{key}` is not supported; leave it out (got {short(value)})",
+                param=f"output_config.{key}",
+            )
+    if not isinstance((request.output_config or {}).get("format"), dict | None):
+        raise InvalidRequestError(
+            '`output_config.format` must be {"type": "json_schema", "schema": ...}', param="output_config.format"
         )
     return request

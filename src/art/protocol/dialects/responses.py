@@ -23,11 +23,14 @@ class ResponsesRequest(OpenAIRequest):
     previous_response_id: str | None = None
     """Id of an earlier response whose conversation this request continues. Every response is stored."""
     tools: list[dict[str, Any]] | None = None
-    """`{"type": "function", "name": ..., "description": ..., "parameters": <JSON schema>}`. `strict` is accepted, but
-    calls are not constrained: the answer repeats the tools with `"strict": false`."""
+    """`{"type": "function", "name": ..., "description": ..., "parameters": <JSON schema>}`. Strict tools
+    are kept to their schema where the model's call format can be; the answer repeats them with `"strict": false`."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     include: list[str] | None = None
     """With `reasoning.encrypted_content`, reasoning items carry the id of the recorded request and answer."""
+
+    text: dict[str, Any] | None = None
+    """`format` says what the answer looks like; `verbosity` has no effect and takes only its default."""
 
     # Accepted at the value that means "not used".
     background: bool | None = None
@@ -36,7 +39,6 @@ class ResponsesRequest(OpenAIRequest):
     max_tool_calls: int | None = None
     prompt: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
-    text: dict[str, Any] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
 
@@ -63,12 +65,11 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "conversation": (),
     "include": ([], [ENCRYPTED_REASONING]),
     "max_tool_calls": (),
-    "parallel_tool_calls": (True,),
     "prompt": (),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_TEXT: dict[str, tuple[Any, ...]] = {"format": (None, {"type": "text"}), "verbosity": (None, "medium")}
+_VERBOSITY = (None, "medium")
 
 
 def parse_responses_request(body: Any) -> ResponsesRequest:
@@ -79,10 +80,12 @@ def parse_responses_request(body: Any) -> ResponsesRequest:
     """
     request = parse_body(ResponsesRequest, body, _UNSUPPORTED)
     for key, value in (request.text or {}).items():
-        if value not in _TEXT.get(key, (None,)):
+        if key != "format" and value not in (_VERBOSITY if key == "verbosity" else (None,)):
             raise InvalidRequestError(
                 f"`text.{key}` {short(value)} is not supported; leave it out", param=f"text.{key}"
             )
+    if not isinstance((request.text or {}).get("format"), dict | None):
+        raise InvalidRequestError('`text.format` must be an object such as {"type": "text"}', param="text.format")
     for key, value in (request.reasoning or {}).items():
         if value is not None:
             raise InvalidRequestError(

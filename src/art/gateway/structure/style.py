@@ -1,0 +1,258 @@
+"""How a model's own chat template writes an answer: what surrounds the content, and what surrounds each part of a call.
+
+Nothing is known about families here. Probe messages are rendered, and their parts are found again in the tokens:
+
+    <tool_call> \\n{"name": "  zq_one  ", "arguments":  {"zqa": "zq1", "zqb": "zq2"}  }\\n </tool_call>
+    head                       name    middle           arguments                     tail
+
+Two calls in one answer show what the template writes between calls. Ids and numbers of calls become patterns.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from art.errors import ArtError
+from art.gateway.format.renderer import Renderer
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing import harmony
+from art.gateway.parsing.parse import Tags
+from art.gateway.parsing.tool_calls import CALL_FORMATS
+from art.protocol.chat import Message, Tool, tool_call
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Text that differs from answer to answer, as a regular expression."""
+
+    regex: str
+
+
+Piece: TypeAlias = str | int | Pattern
+"""Literal text, the id of a special token, or a pattern."""
+Pieces: TypeAlias = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStyle:
+    """What surrounds the names and arguments of tool calls."""
+
+    head: Pieces
+    """Before the name of the first call."""
+    middle: Pieces
+    """Between a name and its arguments."""
+    between: Pieces | None
+    """From the arguments of one call to the name of the next; `None` where an answer has a single call."""
+    tail: Pieces
+    """After the last arguments."""
+    quoted_name: bool
+    """Whether names are inside JSON strings."""
+    item_separator: str
+    key_separator: str
+    end: int
+    """Token that ends an answer with calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentStyle:
+    """What surrounds the content of an answer without calls."""
+
+    head: Pieces
+    ends: tuple[int, ...]
+    """Tokens of which one ends such an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningStyle:
+    """What surrounds reasoning at the beginning of an answer."""
+
+    before: Pieces
+    after: Pieces
+
+
+Opening = Literal["open", "may", "closed"]
+"""Whether a prompt ends inside reasoning, leaves it to the answer to begin with reasoning, or has ended it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStyle:
+    """How the model's template writes an answer."""
+
+    content: ContentStyle
+    calls: CallStyle | None
+    reasoning: ReasoningStyle | None
+
+
+_NAMES = ("zq_one", "zq_two")
+_ARGUMENTS = '{"zqa": "zq1", "zqb": "zq2"}'
+_WRITTEN = r'\{{"zqa"(?P<key{0}>:\s*)"zq1"(?P<item{0}>,\s*)"zqb"(?P=key{0})"zq2"\}}'
+"""The arguments as a regular expression, with groups for the separators. Field 0 numbers the groups."""
+_ID, _ID_TEXT = "call_zq", "call_zq{number}"
+_CONTENT = "zq probe zq"
+_THOUGHT = "zq thought"
+_USER: Message = {"role": "user", "content": "hi"}
+_PROPERTIES = {"zqa": {"type": "string"}, "zqb": {"type": "string"}}
+_TOOLS: list[Tool] = [
+    {
+        "type": "function",
+        "function": {"name": name, "description": "", "parameters": {"type": "object", "properties": _PROPERTIES}},
+    }
+    for name in _NAMES
+]
+_SPECIAL, _PATTERN = 0xF0000, 0x100000
+"""Private characters in place of special tokens and patterns while a rendered answer is searched as text."""
+_PATTERNS = (r"[0-9]{1,3}", r"[a-zA-Z0-9]{9}", r"[a-zA-Z0-9_]{1,40}")
+_NUMBER, _NINE, _ANY_ID = (chr(_PATTERN + i) for i in range(len(_PATTERNS)))
+
+
+def answer_tokens(renderer: Renderer, answer: Message, tools: list[Tool] | None) -> list[int] | None:
+    """Tokens of an answer as the template writes it, without reasoning. `None` if it does not end with a stop token.
+
+    A template that opens reasoning in every prompt only fits an answer that has reasoning, so both are tried.
+    """
+    think_close = renderer.tokenizer.token_id("</think>")
+    for message in (answer, {**answer, "reasoning_content": _THOUGHT}):
+        try:
+            prompt = renderer.render([_USER], tools)
+            ids = renderer.completion([_USER, message], tools, prompt)
+        except ArtError:
+            continue
+        if not ids or ids[-1] not in renderer.stop_token_ids:
+            continue
+        if think_close is not None and think_close in ids:
+            ids = ids[len(ids) - ids[::-1].index(think_close) :]
+        return ids
+    return _answer_in_history(renderer, answer, tools)
+
+
+def _answer_in_history(renderer: Renderer, answer: Message, tools: list[Tool] | None) -> list[int] | None:
+    """Tokens of an answer that another message follows, for a template that writes answers unlike its prompts.
+
+    Example: prompts end with an empty <think> block, which later prompts do not repeat. The answer begins where they
+    differ.
+    """
+    try:
+        prompt, whole = (renderer.render(messages, tools) for messages in ([_USER], [_USER, answer, _USER]))
+    except ArtError:
+        return None
+    begin = next((i for i, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt))
+    end = next((i for i in range(begin, len(whole)) if whole[i] in renderer.stop_token_ids), None)
+    return None if end is None else whole[begin : end + 1]
+
+
+def find_style(renderer: Renderer) -> AnswerStyle:
+    """Find out how the template of a model writes answers. Renders five probes."""
+    return AnswerStyle(
+        content=_find_content_style(renderer),
+        calls=_find_call_style(renderer) if renderer.handles_tools else None,
+        reasoning=_find_reasoning_style(renderer.tokenizer),
+    )
+
+
+def opening_of(renderer: Renderer, prompt_ids: list[int]) -> Opening:
+    """Find out from the end of a prompt whether its answer is inside reasoning, or may begin with it."""
+    tags = Tags.of(renderer.tokenizer)
+    for token in reversed(prompt_ids[-16:]):
+        if token in renderer.stop_token_ids:  # the turn before
+            break
+        if token == tags.think_close:
+            return "closed"
+        if token == tags.think_open:
+            return "open"
+    return "may"
+
+
+def _find_reasoning_style(tokenizer: Tokenizer) -> ReasoningStyle | None:
+    if harmony.is_in(tokenizer):
+        ids = [tokenizer.token_id(token) for token in ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")]
+        channel, message, end, start = (i for i in ids if i is not None)
+        return ReasoningStyle((channel, "analysis", message), (end, start, "assistant"))
+    tags = Tags.of(tokenizer)
+    if tags.think_open is None or tags.think_close is None:
+        return None
+    return ReasoningStyle((tags.think_open,), (tags.think_close,))
+
+
+def _find_content_style(renderer: Renderer) -> ContentStyle:
+    """What the template writes around the content of an answer; nothing if that cannot be found out."""
+    ids = answer_tokens(renderer, {"role": "assistant", "content": _CONTENT}, None)
+    text = "" if ids is None else _as_text(renderer.tokenizer, ids[:-1])
+    if ids is None or not text.endswith(_CONTENT):
+        return ContentStyle(head=(), ends=renderer.stop_token_ids)
+    return ContentStyle(head=_pieces(text.removesuffix(_CONTENT).lstrip()), ends=(ids[-1],))
+
+
+def _find_call_style(renderer: Renderer) -> CallStyle | None:
+    """What the template writes around calls; `None` if it writes no calls with JSON arguments."""
+    single = _render_calls(renderer, 1)
+    if single is None:
+        return None
+    text, end = single
+    arguments = _WRITTEN.format(0)
+    match = re.fullmatch(rf"(?P<head>.*?){_NAMES[0]}(?P<middle>.*?){arguments}(?P<tail>.*)", text, re.DOTALL)
+    if match is None:
+        return None
+    head, middle, tail = match["head"], match["middle"], match["tail"]
+    if _NAMES[0] in head + middle + tail:
+        return None
+    return CallStyle(
+        head=_pieces(head),
+        middle=_pieces(middle),
+        between=_find_between(renderer, (head, middle, tail), end),
+        tail=_pieces(tail),
+        quoted_name=head.endswith('"'),
+        item_separator=match["item0"],
+        key_separator=match["key0"],
+        end=end,
+    )
+
+
+def _find_between(renderer: Renderer, parts: tuple[str, str, str], end: int) -> Pieces | None:
+    head, middle, tail = map(re.escape, parts)
+    double = _render_calls(renderer, 2)
+    if double is None or double[1] != end:
+        return None
+    one, two = (f"{name}{middle}{_WRITTEN.format(i)}" for i, name in enumerate(_NAMES))
+    match = re.fullmatch(rf"{head}{one}(?P<between>.*?){two}{tail}", double[0], re.DOTALL)
+    return None if match is None else _pieces(match["between"])
+
+
+def _render_calls(renderer: Renderer, count: int) -> tuple[str, int] | None:
+    """An answer with calls as text, its ids and numbers replaced by patterns, and the token that ends it."""
+    calls = [tool_call(_ID_TEXT.format(number=i), name, _ARGUMENTS) for i, name in enumerate(_NAMES[:count])]
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    ids = answer_tokens(renderer, answer, _TOOLS)
+    if ids is None:
+        return None
+    text = _as_text(renderer.tokenizer, ids[:-1])
+    for number, name in enumerate(_NAMES[:count]):
+        call_id = _ID_TEXT.format(number=number)
+        for form in CALL_FORMATS:
+            if form.call_id is None:
+                continue
+            written = form.call_id(name, number, call_id)
+            pattern = f"{written.removesuffix(str(number))}{_NUMBER}" if name in written else _NINE
+            text = text.replace(written, pattern)
+        text = text.replace(call_id, _ANY_ID)
+    return text, ids[-1]
+
+
+def _as_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Text in which each special token is one private character."""
+    special = tokenizer.backend.get_added_tokens_decoder()
+    parts: list[bytes] = [chr(_SPECIAL + i).encode() if i in special else tokenizer.token_bytes[i] for i in ids]
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _pieces(text: str) -> Pieces:
+    result: list[Piece] = []
+    for part in re.split(f"([{chr(_SPECIAL)}-{chr(0x10FFFF)}])", text):
+        if len(part) == 1 and ord(part) >= _PATTERN:
+            result.append(Pattern(_PATTERNS[ord(part) - _PATTERN]))
+        elif len(part) == 1 and ord(part) >= _SPECIAL:
+            result.append(ord(part) - _SPECIAL)
+        elif part:
+            result.append(part)
+    return tuple(result)
