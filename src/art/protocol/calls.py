@@ -25,7 +25,7 @@ from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, Tra
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
+from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
@@ -248,10 +248,19 @@ class InitCheckpoint(Call[Step]):
     """`None` is full fine-tuning."""
 
 
-class Train(Call[StepOrProgress]):
-    """Make one step from one checkpoint to the next. The last result is the `StepResult`."""
+class SampleCall(Call[Result]):
+    """Base of the calls that bring samples."""
 
     samples: Samples
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return vars(self) | {"samples": samples_to_wire(self.samples)}
+
+
+class Train(SampleCall[StepOrProgress]):
+    """Make one step from one checkpoint to the next. The last result is the `StepResult`."""
+
     config: TrainConfig
     from_checkpoint: Path
     to_checkpoint: Path
@@ -262,20 +271,18 @@ class Train(Call[StepOrProgress]):
     """Checkpoints that the loss compares with, by step."""
 
 
-class TrainSft(Call[StepOrProgress]):
+class TrainSft(SampleCall[StepOrProgress]):
     """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
 
-    samples: Samples
     config: TrainSFTConfig
     from_checkpoint: Path
     to_checkpoint: Path
     job_id: str
 
 
-class Trial(Call[Numbers]):
+class Trial(SampleCall[Numbers]):
     """Measure an update without keeping it."""
 
-    samples: Samples
     lora: LoraConfig | None
 
 
