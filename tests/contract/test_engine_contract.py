@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import sys
@@ -33,9 +34,11 @@ from art.errors import (
     NotFoundError,
     OverloadedError,
 )
+from art.kernels.grammar import Vocabulary, allowed_ids
 from art.protocol.calls import StartEngine, StartVllm
 from art.protocol.rpc import RpcClient
 from art.testing.fake_engine import FakeEngine
+from tests.support.grammars import GRAMMAR, STOPS, check_answer, make_tokenizer, save_tokenizer
 
 VOCAB, HIDDEN, CONTEXT, RUNNING, WAITING = 128, 32, 256, 4, 4
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -53,6 +56,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=1, head_dim=32, max_position_embeddings=CONTEXT, initializer_range=0.2,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
     return folder
 
 
@@ -127,6 +131,7 @@ async def run(engine: Engine, request: GenerateRequest, *, stream: bool = False)
         token_ids=[t for c in chunks for t in c.token_ids],
         logprobs=[lp for c in chunks for lp in c.logprobs],
         top_logprobs=[top for c in chunks for top in c.top_logprobs],
+        kept=[kept for c in chunks for kept in c.kept or [[]] * len(c.token_ids)],
         finish_reason=chunks[-1].finish_reason,
         num_cached_tokens=chunks[-1].num_cached_tokens,
     )
@@ -242,6 +247,145 @@ async def test_a_truncated_distribution_is_renormalised(engine: Engine) -> None:
     greedy = await run(engine, ask(11, temperature=0.0))
     assert (await run(engine, ask(11, top_p=1e-6))).token_ids == greedy.token_ids
     assert (await run(engine, ask(11, top_p=1e-6))).logprobs == pytest.approx([0.0] * 20, abs=1e-6)
+
+
+def in_form(seed: int = 1, **fields: object) -> GenerateRequest:
+    """A request whose answer must match `GRAMMAR`."""
+    return ask(seed, **{"grammar": GRAMMAR, "stop_token_ids": STOPS, "max_tokens": 60, **fields})
+
+
+async def distribution(engine: Engine, request: GenerateRequest, drawn: list[int]) -> dict[int, float]:
+    """Log-probs of all tokens after `drawn`, as if the request had neither a grammar nor a cut."""
+    free = replace(
+        request, prompt_token_ids=request.prompt_token_ids + drawn, max_tokens=1, num_top_logprobs=VOCAB,
+        grammar=None, top_p=1.0, top_k=0, min_p=0.0,
+    )  # fmt: skip
+    ((_, *_),) = tops = (await run(engine, free)).top_logprobs
+    return dict(tops[0])
+
+
+def within(logprobs: dict[int, float], allowed: list[int]) -> dict[int, float]:
+    """The distribution over `allowed` only."""
+    total = math.log(math.fsum(math.exp(logprobs[token]) for token in allowed))
+    return {token: logprobs[token] - total for token in allowed}
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def former(engine: Engine, request: pytest.FixtureRequest) -> Engine:
+    """An engine that honours grammars. Only the fake one need not."""
+    if not (await engine.info()).grammars:
+        assert request.node.callspec.params["engine"] == "fake"
+        pytest.skip("the fake engine has no grammars")
+    return engine
+
+
+async def test_answers_match_their_grammar_and_end_only_at_stop_tokens(former: Engine) -> None:
+    tokenizer = make_tokenizer()
+    seeds = range(12)
+    answers = [a for seed in seeds for a in [await run(former, in_form(seed, temperature=0.5 + seed % 3))]]
+    assert len({tuple(answer.token_ids) for answer in answers}) > len(seeds) // 2
+    for answer in answers:
+        assert answer.finish_reason == "stop"
+        assert answer.token_ids[-1] in STOPS
+        assert not set(answer.token_ids[:-1]) & {0, 1, 2}  # no added token but at the end
+        check_answer(tokenizer.decode(answer.token_ids[:-1], skip_special_tokens=False))
+    assert {answer.token_ids[-1] for answer in answers} == set(STOPS)
+    named = await run(former, in_form(3, grammar='start: <call> "ab"'))
+    assert named.token_ids[0] == tokenizer.token_to_id("<call>")
+    assert tokenizer.decode(named.token_ids[1:-1], skip_special_tokens=False) == "ab"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+async def test_logprobs_under_a_grammar_are_those_of_what_it_allows(former: Engine, temperature: float) -> None:
+    vocabulary = Vocabulary(make_tokenizer().to_str(), VOCAB)
+    request = in_form(21, temperature=temperature, num_top_logprobs=4, max_tokens=14)
+    answer = await run(former, request)
+    replay = vocabulary.replay(GRAMMAR, STOPS, answer.token_ids)
+    assert replay.num_matched == len(answer.token_ids)
+    for i, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        allowed = allowed_ids(replay.masks[replay.index[i]], VOCAB).tolist()
+        want = within(await distribution(former, request, answer.token_ids[:i]), allowed)
+        assert logprob == pytest.approx(want[token], abs=2e-4)
+        assert dict(answer.top_logprobs[i]).keys() <= set(allowed)
+        assert len(answer.top_logprobs[i]) == min(4, len(allowed))
+        for other, reported in answer.top_logprobs[i]:
+            assert reported == pytest.approx(want[other], abs=2e-4)
+
+
+async def test_a_resumed_request_goes_on_in_its_grammar(former: Engine) -> None:
+    request = in_form(5)
+    whole = await run(former, request)
+    for cut in (1, 4, len(whole.token_ids) - 1):
+        prompt = request.prompt_token_ids + whole.token_ids[:cut]
+        rest = await run(former, replace(request, prompt_token_ids=prompt, max_tokens=60 - cut, first_index=cut))
+        if (await former.info()).draws_by_index:
+            assert rest.token_ids == whole.token_ids[cut:]
+            assert rest.logprobs == pytest.approx(whole.logprobs[cut:], abs=1e-4)
+        answer = whole.token_ids[:cut] + rest.token_ids
+        check_answer(make_tokenizer().decode(answer[:-1], skip_special_tokens=False))
+    strange = replace(request, prompt_token_ids=[*request.prompt_token_ids, 50], first_index=1)
+    with pytest.raises(InvalidRequestError, match="cannot be continued"):
+        await run(former, strange)
+
+
+async def test_grammars_and_free_answers_share_a_batch(former: Engine) -> None:
+    others = ['start: "yes" | "no"', "start: /[0-9]{3,9}/", None, None]
+    requests = [in_form(i, grammar=[GRAMMAR, *others][i % 5], max_tokens=20) for i in range(RUNNING + WAITING)]
+    crowd = await asyncio.gather(*(run(former, request, stream=i % 2 == 0) for i, request in enumerate(requests)))
+    for request, together in zip(requests, crowd, strict=True):
+        alone = await run(former, request)
+        assert alone.token_ids == together.token_ids
+        assert alone.logprobs == pytest.approx(together.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("grammar", ["start: /(?=a)b/", "start: <no_such_token>", 'start: "a', ""])
+async def test_a_grammar_that_is_not_one_fails_alone(former: Engine, grammar: str) -> None:
+    good, bad = await asyncio.gather(
+        run(former, in_form(4)), run(former, in_form(4, grammar=grammar)), return_exceptions=True
+    )
+    assert isinstance(bad, InvalidRequestError)
+    assert isinstance(good, TokenChunk)
+    with pytest.raises(InvalidRequestError, match="stop token"):
+        await run(former, in_form(4, stop_token_ids=()))
+
+
+async def test_what_an_engine_cannot_do_is_refused_by_name(engine: Engine) -> None:
+    info = await engine.info()
+    settings = {"grammar": (info.grammars, GRAMMAR), "top_k": (info.reports_kept, 3), "min_p": (info.reports_kept, 0.1)}
+    for name, (is_honoured, value) in settings.items():
+        request = ask(4, stop_token_ids=STOPS, **{name: value})
+        if is_honoured:
+            await run(engine, request)
+        else:
+            with pytest.raises(InvalidRequestError, match=name):
+                await run(engine, request)
+
+
+@pytest.mark.parametrize("grammar", [None, GRAMMAR])
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 3}, {"min_p": 0.2}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.9, "min_p": 1e-3}]
+)
+async def test_what_was_drawn_from_is_reported(engine: Engine, cut: dict[str, float], grammar: str | None) -> None:
+    info = await engine.info()
+    if not info.reports_kept or (grammar is not None and not info.grammars):
+        pytest.skip("this engine does not report it")
+    request = in_form(6, grammar=grammar, max_tokens=12, num_top_logprobs=VOCAB, **cut)
+    answer = await run(engine, request)
+    assert any(answer.kept)
+    assert (await run(engine, request, stream=True)).kept == answer.kept
+    allowed = None
+    if grammar is not None:
+        vocabulary = Vocabulary(make_tokenizer().to_str(), VOCAB)
+        replay = vocabulary.replay(grammar, STOPS, answer.token_ids)
+        allowed = [allowed_ids(replay.masks[k], VOCAB).tolist() for k in replay.index]
+    for i, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+        possible = allowed[i] if allowed is not None else list(range(VOCAB))
+        kept = answer.kept[i] or possible
+        assert kept == sorted(kept)
+        assert set(kept) <= set(possible)
+        assert {t for t, _ in answer.top_logprobs[i]} == set(kept)
+        want = within(await distribution(engine, request, answer.token_ids[:i]), kept)
+        assert logprob == pytest.approx(want[token], abs=2e-4)
 
 
 async def test_adapters_come_and_go(engine: Engine, tmp_path: Path) -> None:

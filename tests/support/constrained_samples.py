@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +13,9 @@ import numpy as np
 import torch
 
 from art.engines.torch.sampler import sample as draw_tokens
+from art.engines.torch.truncation import Cut
 from art.kernels.grammar import Vocabulary, allowed_bits
-from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
+from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample, samples_from_wire
 from art.trainer.step.replay import Replayer
 from art.trainer.tree.tree import SamplePath, check_sample
 from tests.support.trainer_samples import VOCAB_SIZE
@@ -49,6 +52,22 @@ def replayed(samples: Sequence[TrainingSample], base_model: str = "", vocab_size
     return Replayer(base_model, vocab_size).replay(paths).paths
 
 
+def mask_digests(paths: Sequence[SamplePath]) -> list[str]:
+    """A hash of all masks of each sample, bit by bit."""
+    digests = []
+    for path in paths:
+        numbers = [] if path.masks is None else path.masks.tolist()
+        masks = [None if number < 0 else path.mask_table[number] for number in numbers]
+        digests.append(hashlib.sha256(repr(masks).encode()).hexdigest())
+    return digests
+
+
+def print_masks(wire: str) -> None:
+    """Replay samples in a process of its own: `wire` is the JSON of their frame, the base model and its vocabulary."""
+    frame, base_model, vocab_size = json.loads(wire)
+    print(*mask_digests(replayed(samples_from_wire(frame), base_model, vocab_size)))
+
+
 @dataclass(frozen=True)
 class Drawn:
     token_ids: list[int]
@@ -80,10 +99,8 @@ class Sampler:
             if matcher is not None:
                 matcher.fill(mask)
                 logits[:, ~allowed_bits(mask, logits.shape[1])] = float("-inf")
-            if top_k:
-                logits[logits < logits.topk(top_k).values[:, -1:]] = float("-inf")
-                kept.append(torch.isfinite(logits[0]).nonzero()[:, 0].tolist())
-            drawn = draw_tokens(logits, rng.random(1), [1.0], [1.0], [0])
+            drawn = draw_tokens(logits, rng.random(1), [1.0], [Cut(top_k=top_k) if top_k else None], [0])
+            kept.append(drawn.kept.get(0, []))
             token_ids += drawn.token_ids
             logprobs += drawn.logprobs
             if matcher is not None:

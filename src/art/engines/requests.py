@@ -12,7 +12,7 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     """Check a request to generate.
 
     Raises:
-        InvalidRequestError: a parameter is out of range.
+        InvalidRequestError: a parameter is out of range, or the engine does not honour it.
         ContextLengthError: the prompt leaves no room for a single new token.
     """
     _check_tokens(request.prompt_token_ids, "prompt_token_ids", info)
@@ -23,10 +23,19 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
         ("top_p", 0 < request.top_p <= 1, "above 0 and at most 1"),
         ("num_top_logprobs", 0 <= request.num_top_logprobs <= info.vocab_size, f"between 0 and {info.vocab_size}"),
         ("seed", 0 <= request.seed < 2**64, "an unsigned 64-bit integer"),
-        ("first_index", request.first_index >= 0, "at least 0"),
+        ("top_k", request.top_k >= 0, "at least 0"),
+        ("min_p", 0 <= request.min_p <= 1, "between 0 and 1"),
+        ("first_index", 0 <= request.first_index <= len(request.prompt_token_ids), "the number of tokens drawn so far"),
     ):
         if not is_valid:
             raise InvalidRequestError(f"`{param}` must be {expected}, got {getattr(request, param)!r}", param=param)
+    for param, is_honoured in (
+        ("grammar", info.grammars or request.grammar is None),
+        ("top_k", info.reports_kept or request.top_k == 0),
+        ("min_p", info.reports_kept or request.min_p == 0.0),
+    ):
+        if not is_honoured:
+            raise InvalidRequestError(f"this engine does not honour `{param}`; leave it out", param=param)
 
 
 def _check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:

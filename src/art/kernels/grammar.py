@@ -146,7 +146,11 @@ class Matcher:
         """
         for token_id in token_ids:
             if not self.advance(token_id):
-                raise self._failed(f"the tokens drawn so far do not match it: token id {token_id} is not allowed")
+                raise self.failed()
+
+    def failed(self) -> InvalidRequestError:
+        """The error after `advance` has returned False."""
+        return self._failed(self._matcher.get_error())
 
     def _failed(self, problem: str) -> InvalidRequestError:
         return InvalidRequestError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeAlias, TypeVar, dataclass_transform, get_args
 
@@ -26,6 +26,7 @@ from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
 from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
+from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
 _MAX_COMPLAINTS = 3
@@ -127,10 +128,19 @@ def _build_request(body: dict[str, Any]) -> GenerateRequest:
     return GenerateRequest(**body | {"stop_token_ids": tuple(body["stop_token_ids"])})
 
 
+def encode_chunk(chunk: TokenChunk) -> TokenChunk | dict[str, Any]:
+    """A chunk as it crosses processes: sets of kept tokens, which may be large, become short text."""
+    if not chunk.kept:
+        return chunk
+    return {field.name: getattr(chunk, field.name) for field in fields(chunk)} | {"kept": pack_token_sets(chunk.kept)}
+
+
 def _build_chunk(body: dict[str, Any]) -> TokenChunk:
     if body["top_logprobs"]:
         top = [[(token, logprob) for token, logprob in alternatives] for alternatives in body["top_logprobs"]]
         body = body | {"top_logprobs": top}
+    if body.get("kept"):
+        body = body | {"kept": unpack_token_sets(body["kept"])}
     return TokenChunk(**body)
 
 
@@ -185,7 +195,7 @@ class Generate(Call[TokenChunk]):
     def decode_result(cls, value: Any) -> TokenChunk:
         try:
             return _build_chunk(value)  # without pydantic, since this runs for every token
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise ArtError(f"the answer to `{cls.method}` is malformed: {error}") from error
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from art.errors import InvalidRequestError
-from art.protocol.kept import pack_kept, unpack_kept
+from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Component = Literal["rl", "sft"]
 
@@ -105,7 +104,7 @@ def samples_to_wire(samples: Sequence[TrainingSample]) -> dict[str, Any]:
             "num_tokens": span.num_tokens,
             "grammar": None if text is None else grammars.setdefault(text, len(grammars)),
             "stop_token_ids": constraint.stop_token_ids,
-            "kept": None if constraint.kept is None else b64encode(pack_kept(constraint.kept)).decode(),
+            "kept": None if constraint.kept is None else pack_token_sets(constraint.kept),
         }
 
     bodies = [
@@ -127,7 +126,7 @@ def samples_from_wire(wire: dict[str, Any]) -> list[TrainingSample]:
         constraint = Constraint(
             grammar=None if grammar is None else grammars[grammar],
             stop_token_ids=stop_token_ids,
-            kept=None if kept is None else unpack_kept(b64decode(kept)),
+            kept=None if kept is None else unpack_token_sets(kept),
         )
         return ConstrainedSpan(start=start, num_tokens=num_tokens, constraint=constraint)
 

@@ -176,7 +176,7 @@ def test_an_answer_that_the_vocabulary_cannot_continue_ends_there() -> None:
 
 
 def test_tokens_drawn_before_must_match(vocabulary: Vocabulary) -> None:
-    with pytest.raises(InvalidRequestError, match="not allowed"):
+    with pytest.raises(InvalidRequestError, match="cannot be continued at token 0"):
         vocabulary.matcher('start: "abc"', (END,)).resume(ids("b"))
 
 

@@ -144,7 +144,7 @@ def test_each_grammar_crosses_once_and_kept_tokens_are_packed() -> None:
     assert decoded == call
     params = sent(call.params)
     params["samples"]["samples"][3]["constraints"][0]["kept"] = "AAAA"
-    with pytest.raises(InvalidRequestError, match="packed tokens cannot be read"):
+    with pytest.raises(InvalidRequestError, match="token sets cannot be decoded"):
         decode_call(TRAINER_CALLS, "train", params)
 
 

@@ -1,7 +1,7 @@
 """The synchronous core of the embedded engine.
 
     submit / submit_score / cancel                        at any time between steps
-    step():  schedule -> build_batch -> decoder.logits -> sample -> outputs        one forward pass
+    step():  schedule -> build_batch -> decoder.logits -> [grammars] -> sample -> outputs        one forward pass
 
 This module does not use asyncio, processes or messages. `art.runtime.children.engine_child` drives it.
 """
@@ -9,10 +9,11 @@ This module does not use asyncio, processes or messages. `art.runtime.children.e
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,19 +24,25 @@ from art.engines.requests import check_request, check_score
 from art.engines.torch.batch import build_batch
 from art.engines.torch.cache.cache_size import kv_budget
 from art.engines.torch.cache.kv_cache import KVCache
+from art.engines.torch.grammars import Grammars
 from art.engines.torch.random import uniforms
-from art.engines.torch.sampler import sample, token_logprobs
+from art.engines.torch.sampler import Sampled, sample, token_logprobs
 from art.engines.torch.scheduler import Request, Scheduler, Work
 from art.engines.torch.weights.base_model import LoadedModel, load_model
 from art.engines.torch.weights.linear import Adapter, Factors
 from art.engines.torch.weights.lora import read_adapter
-from art.errors import ArtError, ConflictError, NotFoundError, OverloadedError
+from art.errors import ArtError, ConfigError, ConflictError, NotFoundError, OverloadedError
+from art.kernels.grammar import Vocabulary
 from art.kernels.threads import default_num_threads
+
+logger = logging.getLogger(__name__)
 
 _ROWS_PER_RUNNING = 8
 """Rows of the cache, in use or idle, per request that may run."""
 _MAX_SCORE_LOGITS = 1 << 25
 """Most logits to compute for one scoring request in one step."""
+_COMPILE_WAIT_S = 0.01
+"""How long a step without other work waits for a grammar, before the engine looks for new calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,16 @@ class Output:
 class TorchEngine:
     """Continuous batching over one base model and any number of adapters."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, vocabulary: Vocabulary | None = None) -> None:
+        """
+        Args:
+            vocabulary: what grammars need; without it requests with a grammar are refused.
+        """
         self._model = model
         self._config = config
-        self._info = model.info
+        self._info = replace(model.info, grammars=vocabulary is not None, reports_kept=True)
+        self.vocabulary = vocabulary
+        self._grammars = Grammars(vocabulary) if vocabulary is not None else None
         cache = KVCache(
             model.kv_shapes,
             max_context=model.info.max_context,
@@ -86,7 +99,8 @@ class TorchEngine:
         """
         torch.set_num_threads(config.num_threads or default_num_threads())
         with torch.inference_mode():
-            return cls(load_model(model, config), config)
+            loaded = load_model(model, config)
+            return cls(loaded, config, _load_vocabulary(model, loaded.info.vocab_size))
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +113,7 @@ class TorchEngine:
         scheduler = self._scheduler
         return {
             "running": float(len(scheduler.running)),
-            "waiting": float(len(scheduler.waiting)),
+            "waiting": float(len(scheduler.waiting) + self._num_compiling),
             "adapters": float(len(self._adapters)),
             "preemptions": float(scheduler.num_preemptions),
             **self._counters,
@@ -170,14 +184,15 @@ class TorchEngine:
     def step(self) -> list[Output]:
         """Run one forward pass and return its results. After an unexpected exception, call `abort_all`."""
         started = time.perf_counter()
+        outputs = self._admit_compiled() if self._num_compiling else []
         work = self._scheduler.schedule()
         if not work:
-            if self._requests:
+            if len(self._requests) > self._num_compiling:
                 raise RuntimeError(f"nothing can be scheduled though {len(self._requests)} requests wait")
-            return []
+            return outputs
         with torch.inference_mode():
             batch = build_batch(work, self._info.device, self._model.dtype)
-            outputs = self._advance(work, self._model.decoder.logits(batch))
+            outputs += self._advance(work, self._model.decoder.logits(batch))
         self._counters["steps"] += 1
         self._counters["step_s"] += time.perf_counter() - started
         return outputs
@@ -215,28 +230,48 @@ class TorchEngine:
         self._end(request, wipe=not finite)
         return [Output(request_id, logprobs=logprobs) if finite else self._not_finite(request)]
 
+    def _admit_compiled(self) -> list[Output]:
+        """Let requests whose grammar has been compiled wait for a place, and refuse those whose grammar is at fault."""
+        assert self._grammars is not None
+        is_idle = len(self._requests) == self._num_compiling
+        refused: list[Output] = []
+        for request, error in self._grammars.take_compiled(_COMPILE_WAIT_S if is_idle else 0.0):
+            self._scheduler.waiting.append(request)
+            if error is not None:
+                self._end(request)
+                refused.append(Output(request.params.request_id, error=error))
+        return refused
+
     def _sample(self, requests: list[Request], logits: torch.Tensor) -> list[Output]:
         """Draw the next token of each request from its row of `logits` [len(requests), V]."""
         params = [request.params for request in requests]
         indices = [p.first_index + r.num_sampled for p, r in zip(params, requests, strict=True)]
+        errors: dict[int, ArtError] = {}
+        if self._grammars is not None and any([r.matcher for r in requests]):
+            errors = self._grammars.restrict(requests, logits)
         drawn = sample(
             logits,
             uniforms=uniforms([p.seed for p in params], indices),
             temperatures=[p.temperature for p in params],
-            top_ps=[p.top_p for p in params],
+            cuts=[request.cut for request in requests],
             num_top_logprobs=[p.num_top_logprobs for p in params],
         )
         self._counters["generated_tokens"] += len(requests)
         outputs = []
         for i, (request, token, logprob) in enumerate(zip(requests, drawn.token_ids, drawn.logprobs, strict=True)):
-            if not math.isfinite(logprob):
+            if i not in errors and not math.isfinite(logprob):
                 self._end(request, wipe=True)
                 outputs.append(self._not_finite(request))
                 continue
+            if i not in errors and request.matcher is not None and not request.matcher.advance(token):
+                errors[i] = request.matcher.failed()
+            if i in errors:
+                self._end(request)
+                outputs.append(Output(request.params.request_id, error=errors[i]))
+                continue
             request.token_ids.append(token)
             request.logprobs.append(logprob)
-            if drawn.top_logprobs is not None and request.params.num_top_logprobs:
-                request.top_logprobs.append(drawn.top_logprobs[i])
+            _note_alternatives(request, drawn, i)
             is_full = request.num_sampled >= request.max_new
             reason: FinishReason | None = "length" if is_full else None
             if token in request.params.stop_token_ids:
@@ -250,7 +285,8 @@ class TorchEngine:
 
     def _end(self, request: Request, *, wipe: bool = False) -> None:
         del self._requests[request.params.request_id]
-        self._scheduler.remove(request, wipe=wipe)
+        if self._grammars is None or not self._grammars.forget(request):
+            self._scheduler.remove(request, wipe=wipe)
         if request.adapter is not None:
             request.adapter.num_users -= 1
             if self._leaving:
@@ -270,15 +306,24 @@ class TorchEngine:
         if request_id in self._requests:
             raise ConflictError(f"request id {request_id!r} is already in use", param="request_id")
         free_seats = self._config.max_running - len(self._scheduler.running)
-        if len(self._scheduler.waiting) >= self._config.max_waiting + max(0, free_seats):
+        num_waiting = len(self._scheduler.waiting) + self._num_compiling
+        if num_waiting >= self._config.max_waiting + max(0, free_seats):
             raise OverloadedError(
-                f"{len(self._scheduler.running)} requests run and {len(self._scheduler.waiting)} wait (at most "
+                f"{len(self._scheduler.running)} requests run and {num_waiting} wait (at most "
                 f"{self._config.max_waiting} may wait); try again later"
             )
+        is_ready = True
+        if self._grammars is not None and request.params.grammar is not None:
+            is_ready = self._grammars.is_ready(request)
         self._requests[request_id] = request
-        self._scheduler.waiting.append(request)
+        if is_ready:
+            self._scheduler.waiting.append(request)
         if request.adapter is not None:
             request.adapter.num_users += 1
+
+    @property
+    def _num_compiling(self) -> int:
+        return self._grammars.num_compiling if self._grammars is not None else 0
 
     def _adapter(self, name: str | None) -> Adapter | None:
         if name is None:
@@ -301,13 +346,31 @@ class TorchEngine:
         )
 
 
+def _load_vocabulary(model: str, vocab_size: int) -> Vocabulary | None:
+    try:
+        return Vocabulary.load(model, vocab_size)
+    except ConfigError as error:
+        logger.warning("answers cannot be made to match a grammar: %s", error)
+        return None
+
+
+def _note_alternatives(request: Request, drawn: Sampled, row: int) -> None:
+    """Keep what the request wants to know about the distribution that its newest token was drawn from."""
+    if drawn.top_logprobs is not None and request.params.num_top_logprobs:
+        request.top_logprobs.append(drawn.top_logprobs[row])
+    if request.cut is not None:
+        request.kept.append(drawn.kept.get(row, []))
+
+
 def _emit(request: Request, reason: FinishReason | None) -> Output:
     """Output with the tokens that were not sent yet."""
     first, request.num_sent = request.num_sent, request.num_sampled
+    kept = request.kept[first:]
     chunk = TokenChunk(
         token_ids=request.token_ids[request.num_prompt + first :],
         logprobs=request.logprobs[first:],
         top_logprobs=request.top_logprobs[first:],
+        kept=kept if any(kept) else [],
         finish_reason=reason,
         num_cached_tokens=(request.num_cached or 0) if reason is not None else 0,
     )

@@ -83,7 +83,7 @@ class EnginePool:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         with torch.inference_mode():
-            engine, info = load_full(name, path, self._model, self._config)
+            engine, info = load_full(name, path, self._model, self._config, self._base.vocabulary)
         self.unload_adapter(name)
         self._full[name] = engine
         return info

@@ -6,18 +6,18 @@ number. Softmax, cumulative sum and search are much faster than one exponential 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from art.engines.torch.truncation import Cut, truncate
+
 _MIN_TEMPERATURE = 1e-6
 """Lower temperatures are raised to this. Scaled logits would overflow, and the best token has probability 1 anyway."""
 _BLOCK = 1024
-_NUCLEUS = 1024
-"""How many of the best tokens are searched first for the nucleus (`top_p`)."""
 
 
 @dataclass(slots=True)
@@ -27,18 +27,21 @@ class Sampled:
     token_ids: list[int]  # [B]
     logprobs: list[float]  # [B] NaN where the logits were not finite
     top_logprobs: list[list[tuple[int, float]]] | None  # [B][num_top_logprobs], None if no row asked
+    kept: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens that a row was drawn from, ascending. Rows whose cut left none out are not listed."""
 
 
 def sample(
     logits: Tensor,
     uniforms: npt.NDArray[np.float64],
     temperatures: list[float],
-    top_ps: list[float],
+    cuts: list[Cut | None],
     num_top_logprobs: list[int],
 ) -> Sampled:
     """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from.
 
-    Each row has its own number of `uniforms` in [0, 1), and its own settings. Temperature 0 is greedy.
+    Each row has its own number of `uniforms` in [0, 1), and its own settings. Temperature 0 is greedy. Tokens that a
+    grammar does not allow have logits of minus infinity already.
     """
     logits = logits.float()
     greedy = [t == 0.0 for t in temperatures]
@@ -46,15 +49,15 @@ def sample(
         scale = [1.0 / max(t, _MIN_TEMPERATURE) if t else 1.0 for t in temperatures]
         logits = logits * torch.tensor(scale, dtype=torch.float32, device=logits.device)[:, None]
     probs = torch.softmax(logits, dim=-1)
-    top_ps = [1.0 if g else p for p, g in zip(top_ps, greedy, strict=True)]
-    if min(top_ps) < 1.0:
-        probs = _keep_nucleus(probs, top_ps)
+    kept: dict[int, list[int]] = {}
+    if any(cuts):
+        probs, kept = truncate(probs, cuts)
     tokens = logits.argmax(dim=-1) if all(greedy) else _inverse_transform(probs, uniforms)
     if any(greedy) and not all(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(dim=-1), tokens)
     logprobs = probs.gather(1, tokens[:, None])[:, 0].log()
     top = _top_logprobs(probs, num_top_logprobs) if any(num_top_logprobs) else None
-    return Sampled(tokens.tolist(), logprobs.tolist(), top)
+    return Sampled(tokens.tolist(), logprobs.tolist(), top, kept)
 
 
 def _inverse_transform(probs: Tensor, uniforms: npt.NDArray[np.float64]) -> Tensor:
@@ -94,21 +97,6 @@ def _first_above(cumulative: Tensor, draws: Tensor) -> Tensor:
     below_total = cumulative[:, -1:] * (1.0 - torch.finfo(cumulative.dtype).eps)
     draws = torch.minimum(draws.clamp(min=0.0), below_total)
     return torch.searchsorted(cumulative, draws, right=True).clamp_(max=cumulative.shape[1] - 1)
-
-
-def _keep_nucleus(probs: Tensor, top_ps: list[float]) -> Tensor:
-    """Keep the smallest set of tokens with mass `top_p` in each row where it is below 1, renormalised: [B, V]."""
-    rows = torch.tensor([i for i, p in enumerate(top_ps) if p < 1.0], device=probs.device)
-    limits = torch.tensor([p for p in top_ps if p < 1.0], dtype=probs.dtype, device=probs.device)[:, None]
-    limits.clamp_(min=torch.finfo(probs.dtype).tiny)  # keep the best token even if `top_p` rounds to 0 in this dtype
-    chosen = probs[rows]
-    ordered, order = chosen.topk(min(_NUCLEUS, chosen.shape[1]), dim=-1)
-    if bool((ordered.sum(dim=-1, keepdim=True) < limits).any()):  # rare: sorting a large vocabulary is slow
-        ordered, order = chosen.sort(dim=-1, descending=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    ordered = ordered.masked_fill(before >= limits, 0.0)
-    kept = torch.zeros_like(chosen).scatter_(1, order, ordered)
-    return probs.index_copy(0, rows, kept / kept.sum(dim=-1, keepdim=True))
 
 
 def _top_logprobs(probs: Tensor, counts: list[int]) -> list[list[tuple[int, float]]]:

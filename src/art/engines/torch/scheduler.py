@@ -17,7 +17,9 @@ import numpy as np
 
 from art.engine import GenerateRequest
 from art.engines.torch.cache.kv_cache import KVCache, Slot
+from art.engines.torch.truncation import Cut, cut_of
 from art.engines.torch.weights.linear import Adapter
+from art.kernels.grammar import Matcher
 
 RECENT = 256
 """Number of ended requests from which the length of new ones is estimated."""
@@ -51,8 +53,15 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     num_sent: int = 0
+    matcher: Matcher | None = None
+    """Position in the grammar after the last token, for a request with a grammar that is compiled. Preemption does not
+    change it."""
+    cut: Cut | None = field(init=False)
+    kept: list[list[int]] = field(default_factory=list)
+    """What each token was drawn from, where the request has a cut: see `TokenChunk.kept`."""
 
     def __post_init__(self) -> None:
+        self.cut = cut_of(self.params)
         self.num_prompt = len(self.params.prompt_token_ids) - self.scores
         self.token_ids = self.params.prompt_token_ids[: self.num_prompt]
 

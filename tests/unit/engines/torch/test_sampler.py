@@ -8,15 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art.engine import GenerateRequest
 from art.engines.torch.random import uniforms
 from art.engines.torch.sampler import Sampled, sample, token_logprobs
+from art.engines.torch.truncation import Cut, cut_of, truncate
+
+
+def cuts(top_ps: list[float]) -> list[Cut | None]:
+    return [Cut(top_p) if top_p < 1 else None for top_p in top_ps]
 
 
 def draw(
     logits: torch.Tensor, u: list[float], temperature: float = 1.0, top_p: float = 1.0, num_top: int = 0
 ) -> Sampled:
     n = len(logits)
-    return sample(logits, np.array(u), [temperature] * n, [top_p] * n, [num_top] * n)
+    return sample(logits, np.array(u), [temperature] * n, cuts([top_p] * n), [num_top] * n)
 
 
 def test_uniforms_depend_on_seed_and_index_only() -> None:
@@ -106,7 +112,11 @@ def test_a_nucleus_wider_than_the_first_look() -> None:
 
 def test_greedy_reports_the_unscaled_distribution() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    drawn = sample(logits, np.array([0.99, 0.99]), [0.0, 0.0], [0.1, 1.0], [0, 0])
+    greedy = GenerateRequest(
+        request_id="r", adapter=None, prompt_token_ids=[1], max_tokens=1, stop_token_ids=(), seed=0,
+        temperature=0.0, top_p=0.1, top_k=1,
+    )  # fmt: skip
+    drawn = sample(logits, np.array([0.99, 0.99]), [0.0, 0.0], [cut_of(greedy), None], [0, 0])
     assert drawn.token_ids == [1, 0]
     assert drawn.logprobs == pytest.approx([float(logits[0].log_softmax(0)[1]), float(logits[1].log_softmax(0)[0])])
 
@@ -131,9 +141,9 @@ def test_rows_keep_their_own_settings() -> None:
         [1.0, 1.0, 0.95, 0.9, 1.0],
         [0, 1, 2, 0, 3],
     )
-    together = sample(logits, np.array(u), temperatures, top_ps, tops)
+    together = sample(logits, np.array(u), temperatures, cuts(top_ps), tops)
     for i in range(5):
-        alone = sample(logits[i : i + 1], np.array(u[i : i + 1]), [temperatures[i]], [top_ps[i]], [tops[i]])
+        alone = sample(logits[i : i + 1], np.array(u[i : i + 1]), [temperatures[i]], cuts([top_ps[i]]), [tops[i]])
         assert together.token_ids[i] == alone.token_ids[0]
         assert together.logprobs[i] == pytest.approx(alone.logprobs[0], abs=1e-6)
         assert len(together.top_logprobs[i]) == tops[i]
@@ -164,3 +174,55 @@ def test_token_logprobs() -> None:
     targets = torch.tensor([0, 5, 29, 3, 3, 1])
     want = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0].tolist()
     assert token_logprobs(logits, targets) == pytest.approx(want, abs=1e-6)
+
+
+def reference_cut(probs: torch.Tensor, cut: Cut) -> list[int]:
+    """The kept tokens of one row, step by step."""
+    order = probs.argsort(descending=True, stable=True).tolist()
+    if cut.top_k:
+        order = order[: cut.top_k]
+    total, before, nucleus = float(probs[order].double().sum()), 0.0, []
+    for token in order:
+        if not nucleus or before < cut.top_p * total:
+            nucleus.append(token)
+        before += float(probs[token])
+    return sorted(t for t in nucleus if probs[t] >= cut.min_p * probs[order[0]])
+
+
+@pytest.mark.parametrize("vocab_size", [40, 6000])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(top_k=3),
+        Cut(top_k=2000),
+        Cut(min_p=0.1),
+        Cut(min_p=1.0),
+        Cut(min_p=1e-9),
+        Cut(top_p=0.9),
+        Cut(top_p=0.6, top_k=7),
+        Cut(top_p=0.8, top_k=20, min_p=0.2),
+        Cut(top_p=0.999, min_p=1e-4),
+    ],
+    ids=str,
+)
+def test_what_was_kept_is_reported_and_is_what_was_drawn_from(vocab_size: int, cut: Cut) -> None:
+    logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(2)) * 2
+    logits[1, ::2] = -math.inf  # as a grammar does
+    probs = logits.softmax(dim=-1)
+    left, kept = truncate(probs, [cut, cut, None])
+    assert (left[2] == probs[2]).all()
+    for row in (0, 1):
+        want = reference_cut(probs[row], cut)
+        possible = (probs[row] > 0).nonzero()[:, 0].tolist()
+        assert kept.get(row, possible) == want
+        assert (row in kept) == (len(want) < len(possible))
+        assert (left[row] > 0).nonzero()[:, 0].tolist() == want
+        assert left[row][want].tolist() == pytest.approx((probs[row][want] / probs[row][want].sum()).tolist(), rel=1e-5)
+
+
+def test_a_draw_reports_the_kept_tokens_of_its_row() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]] * 3)
+    drawn = sample(logits, np.array([0.5] * 3), [1.0] * 3, [None, Cut(top_k=2), Cut(top_k=4)], [0, 4, 0])
+    assert drawn.kept == {1: [2, 3]}
+    assert [t for t, _ in drawn.top_logprobs[1]] == [3, 2]
+    assert drawn.logprobs[1] == pytest.approx(float(logits[0, 2:].log_softmax(0)[drawn.token_ids[1] - 2]), abs=1e-6)

@@ -15,6 +15,7 @@ from art.engine import AdapterInfo
 from art.engines.torch.embedded import TorchEngine
 from art.engines.torch.weights.base_model import choose_device, load_model
 from art.errors import AdapterError, ConfigError
+from art.kernels.grammar import Vocabulary
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -24,8 +25,13 @@ def is_full(path: Path) -> bool:
     return (path / WEIGHTS_FILE).is_file()
 
 
-def load_full(name: str, path: Path, base_model: str, config: EngineConfig) -> tuple[TorchEngine, AdapterInfo]:
+def load_full(
+    name: str, path: Path, base_model: str, config: EngineConfig, vocabulary: Vocabulary | None = None
+) -> tuple[TorchEngine, AdapterInfo]:
     """Load the full checkpoint in folder `path`, trained from `base_model`, into an engine that serves it as `name`.
+
+    Args:
+        vocabulary: that of the base model's engine.
 
     Raises:
         AdapterError: the checkpoint is unreadable, does not fit the base model or does not fit into memory.
@@ -46,7 +52,7 @@ def load_full(name: str, path: Path, base_model: str, config: EngineConfig) -> t
             raise refuse("it holds NaN or infinite values")
 
     try:
-        engine = TorchEngine(load_model(str(path), config, measure), config)
+        engine = TorchEngine(load_model(str(path), config, measure), config, vocabulary)
     except ConfigError as error:
         raise refuse(error.message) from error
     except torch.OutOfMemoryError as error:
