@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.step.masked_rows import RowMasks, TileMask, sum_over_few
+from art.trainer.step.masked_rows import RowMasks, TileMask, gathers, sum_over_few
 from art.trainer.tree.masks import VocabularyMask
-from art.trainer.tree.tree import Targets
+from art.trainer.tree.tree import IntArray, Targets
 
 _TILE = {"cpu": (512, 2**19), "cuda": (4096, 2**26)}
 """Maximum of queries and of logits in a tile, by device. On a CPU 2 MB of logits stay in the cache. Measured with
@@ -75,7 +75,9 @@ class TargetRows:
 
 def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
     """Group `targets` by the row of logits that they read, on `device`."""
-    kinds = np.asarray([_kind(mask) for mask in targets.mask_table] + [_PLAIN])[targets.masks]
+    counts = np.bincount(targets.masks + 1, minlength=len(targets.mask_table) + 1)[1:].tolist()
+    kinds_of_masks = [_kind(mask, count) for mask, count in zip(targets.mask_table, counts, strict=True)]
+    kinds = np.asarray([*kinds_of_masks, _PLAIN])[targets.masks]
     has_row = np.flatnonzero(kinds != _FORCED)
     keys = np.stack([kinds, targets.masks, targets.queries, targets.temperatures]).astype(np.float64)[:, has_row]
     order = np.lexsort(keys[::-1])
@@ -90,15 +92,23 @@ def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
         rows=torch.from_numpy(np.cumsum(is_new) - 1).to(device),
         token_ids=torch.from_numpy(targets.token_ids[order]).to(device),
         starts=[*first.tolist(), len(order)],
-        masks=RowMasks.make(targets.masks[order][first], targets.mask_table),
+        masks=_row_masks(targets, order[first], kinds),
         num_forced=len(targets.masks) - len(order),
     )
 
 
-def _kind(mask: VocabularyMask) -> int:
+def _kind(mask: VocabularyMask, num_targets: int) -> int:
     if mask.size == 1:
         return _FORCED
-    return _FEW if mask.is_few else _MANY
+    return _FEW if gathers(mask, num_targets) else _MANY
+
+
+def _row_masks(targets: Targets, of_rows: IntArray, kinds: IntArray) -> RowMasks | None:
+    """The masks of rows. `of_rows` [R] are targets that read them, `kinds` [N] the kinds of all targets."""
+    num_plain, num_many = ((kinds[of_rows] == kind).sum() for kind in (_PLAIN, _MANY))
+    if num_plain == len(of_rows):
+        return None
+    return RowMasks(int(num_plain), int(num_plain + num_many), targets.masks[of_rows], targets.mask_table)
 
 
 def target_logprobs(hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:

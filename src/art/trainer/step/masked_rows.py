@@ -1,7 +1,7 @@
 """Rows of logits that are normalised over a part of the vocabulary: over the tokens that could be drawn there.
 
     many tokens    all logits are computed in tiles as usual, and those of other tokens are pushed to `EXCLUDED`
-    few tokens     only the logits of these tokens are computed, from their rows of the head
+    few tokens     only the logits of these tokens are computed, from rows of the head that are gathered first
 
 `EXCLUDED` is finite. With minus infinity, a tile without any allowed token would turn its row into NaN, and so would
 the product of probability and log-prob in the entropy.
@@ -23,6 +23,8 @@ from art.trainer.tree.masks import VocabularyMask
 
 EXCLUDED = -1e30
 """Added to the logits of tokens that could not be drawn."""
+GATHER_COST = 24
+"""Gathering a row of the head takes as long as multiplying it with this many hidden states."""
 _BATCH_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 """Numbers of the head that are gathered at a time, by device."""
 
@@ -36,14 +38,6 @@ class RowMasks:
     """Number of rows that are computed in tiles: those without a mask and those with many tokens."""
     of_rows: NDArray[np.int64]  # [R] index into `table`, ascending in each of the three parts
     table: Sequence[VocabularyMask]
-
-    @classmethod
-    def make(cls, of_rows: NDArray[np.int64], table: Sequence[VocabularyMask]) -> RowMasks | None:
-        """`None` if no row has a mask."""
-        if len(of_rows) == 0 or of_rows.max() < 0:
-            return None
-        few = np.asarray([mask.is_few for mask in table])[of_rows] & (of_rows >= 0)
-        return cls(int((of_rows < 0).sum()), int((~few).sum()), of_rows, table)
 
     def between(self, start: int, end: int) -> list[VocabularyMask]:
         return [self.table[index] for index in self.of_rows[start:end].tolist()]
@@ -72,6 +66,11 @@ class TileMask:
         codes = self._bits[:, start : -(-last // 8)].int()
         penalties = embedding(codes, self._expanded).flatten(1)[:, first - 8 * start : last - 8 * start]  # [M, W]
         logits += penalties if len(penalties) == 1 else penalties.index_select(0, self._of_rows)
+
+
+def gathers(mask: VocabularyMask, num_rows: int) -> bool:
+    """Whether gathering the mask's rows of the head for `num_rows` rows of logits is faster than computing tiles."""
+    return mask.is_few and mask.size * (GATHER_COST + num_rows) <= mask.vocab_size * num_rows
 
 
 def sum_over_few(

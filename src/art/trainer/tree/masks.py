@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 4096
-"""Most tokens that a mask lists by id. A row of logits over so few is computed from their rows of the head alone."""
+"""Most tokens that a mask lists by id. So many ids take as much memory as the bits of 131,072 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class VocabularyMask:
 
     size: int
     """Number of tokens that could be drawn."""
+    vocab_size: int
     data: bytes
     """Ids if `size` is at most `FEW`, else bits."""
 
@@ -29,10 +30,8 @@ class VocabularyMask:
     def from_ids(cls, ids: NDArray[np.int32], vocab_size: int) -> VocabularyMask:
         """`ids` are ascending, without duplicates, and below `vocab_size`."""
         if len(ids) <= FEW:
-            return cls(len(ids), ids.tobytes())
-        flags = np.zeros(vocab_size, dtype=np.bool_)
-        flags[ids] = True
-        return cls(len(ids), np.packbits(flags, bitorder="little").tobytes())
+            return cls(len(ids), vocab_size, ids.tobytes())
+        return cls(len(ids), vocab_size, _pack(ids, vocab_size).tobytes())
 
     @classmethod
     def from_bits(cls, bits: bytes, vocab_size: int) -> VocabularyMask:
@@ -40,8 +39,8 @@ class VocabularyMask:
         flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little", count=vocab_size)
         size = int(np.count_nonzero(flags))
         if size <= FEW:
-            return cls(size, np.flatnonzero(flags).astype(np.int32).tobytes())
-        return cls(size, np.packbits(flags, bitorder="little").tobytes())
+            return cls(size, vocab_size, np.flatnonzero(flags).astype(np.int32).tobytes())
+        return cls(size, vocab_size, np.packbits(flags, bitorder="little").tobytes())
 
     @property
     def is_few(self) -> bool:
@@ -54,8 +53,8 @@ class VocabularyMask:
 
     @property
     def bits(self) -> NDArray[np.uint8]:
-        """[ceil(vocabulary / 8)] Bits of many tokens."""
-        return np.frombuffer(self.data, dtype=np.uint8)
+        """[ceil(vocab_size / 8)]"""
+        return _pack(self.ids, self.vocab_size) if self.is_few else np.frombuffer(self.data, dtype=np.uint8)
 
     def among(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those of `ids` that are part of the mask, in the same order."""
@@ -66,3 +65,9 @@ class VocabularyMask:
 
     def __contains__(self, token_id: int) -> bool:
         return len(self.among(np.asarray([token_id], dtype=np.int32))) == 1
+
+
+def _pack(ids: NDArray[np.int32], vocab_size: int) -> NDArray[np.uint8]:
+    flags = np.zeros(vocab_size, dtype=np.bool_)
+    flags[ids] = True
+    return np.packbits(flags, bitorder="little")

@@ -32,7 +32,14 @@ from tests.support.trainer_samples import VOCAB_SIZE, random_samples
 CPU = torch.device("cpu")
 HIDDEN_SIZE = 16
 TILES = [(1, 1), (3, 7), (4, 10_000), (512, 2**19)]
-FEWS = pytest.mark.parametrize("few", [0, 8, VOCAB_SIZE], ids=["all in tiles", "both", "all gathered"])
+
+
+@pytest.fixture(params=[0, 8, VOCAB_SIZE, None], ids=["in tiles", "both", "gathered", "the faster one"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gather the head's rows of masks of up to so many tokens, and compute the others in tiles."""
+    if request.param is not None:
+        monkeypatch.setattr(masks, "FEW", request.param)
+        monkeypatch.setattr(masked_rows, "GATHER_COST", 0)
 
 
 def masked_targets(seed: int) -> tuple[int, Targets]:
@@ -73,10 +80,9 @@ def ours(
     return rows.spread(logprobs), rows.spread(entropy.index_select(0, rows.rows))
 
 
-@FEWS
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("tile", TILES)
-def test_values_and_gradients_equal_float64(few: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masks, "FEW", few)
+def test_values_and_gradients_equal_float64(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(module._TILE, "cpu", tile)
     size, targets = masked_targets(1)
     weight, bias = head(1)
@@ -93,10 +99,9 @@ def test_values_and_gradients_equal_float64(few: int, tile: tuple[int, int], mon
     assert error <= 5e-6
 
 
-@FEWS
+@pytest.mark.usefixtures("way")
 def test_equal_logits_give_equal_log_probs(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is the identity, so hidden states are logits, and only the normalisation can round."""
-    monkeypatch.setattr(masks, "FEW", few)
     size, targets = masked_targets(2)
     logits = 4 * torch.randn(size, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))
     found, _ = ours(
@@ -132,6 +137,7 @@ def test_tiles_without_an_allowed_token_leave_no_trace(tile: tuple[int, int], mo
 
 def test_many_rows_in_padded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gathering a few numbers at a time, or everything at once, gives the same."""
+    monkeypatch.setattr(masked_rows, "GATHER_COST", 0)
     size, targets = masked_targets(4)
     weight, bias = head(4)
     hidden = torch.randn(size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(3))
@@ -207,13 +213,12 @@ def policies(model_path: Callable[[str], str]) -> dict[str, Policy]:
     return {"lora": lora, "full": FullPolicy(whole)}
 
 
-@FEWS
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("max_tokens", [4096, 20])
 def test_the_gradient_of_a_tree_equals_that_of_its_sequences(
-    kind: str, few: int, max_tokens: int, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
+    kind: str, max_tokens: int, policies: dict[str, Policy]
 ) -> None:
-    monkeypatch.setattr(masks, "FEW", few)
     policy, samples = policies[kind], with_kept(random_samples(9, count=12))
     paths = replayed(samples)
     assert sum(len(path.query_positions) for path in paths if path.masks is not None) > 20
