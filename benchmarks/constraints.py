@@ -33,7 +33,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
 from art.trainer.step.replay import Replayer
-from art.trainer.tree.masks import FEW
 from art.trainer.tree.tree import SamplePath, build_tree, check_sample
 from benchmarks.report import Cell, Result
 from benchmarks.timing import Timing, alternate, main_clock, median, ratio
@@ -95,15 +94,14 @@ def run(args: argparse.Namespace) -> Result:
     clock = main_clock(args.device)
     total = sum(sum(sample.loss_mask) for sample in samples)
     return Result(
-        summary=f"{total:,} targets at a vocabulary of {vocab_size:,}, hidden size {HIDDEN}, float32 on {args.device}, with "
-        "the gradient of the hidden states.",
+        summary=f"{total:,} targets at a vocabulary of {vocab_size:,}, hidden size {HIDDEN}, float32 on {args.device}, "
+        "with the gradient of the hidden states.",
         rows=[_row(name, way, timings, clock) for name, way in ways.items()],
         notes=[
             "rows: rows of logits; targets that were the only possible token need none",
-            f"gathered: rows over at most {FEW:,} tokens, computed from these tokens' rows of the head",
+            "gathered: rows over few tokens, computed from rows of the head that are gathered first",
             "time ratio: by free, round by round; below 1 is faster than without constraints",
-            "replay: sampled tokens per second of one thread, with the deduplication of masks; before the step, not in its "
-            "time",
+            "replay: sampled tokens per second of one thread, duplicates of masks removed; not in the time of the step",
         ],
     )
 

@@ -43,7 +43,7 @@ _PLAIN, _MANY, _FEW, _FORCED = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The frozen language-model head."""
+    """The frozen language-model head, which maps a hidden state to V logits."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None  # [V]
@@ -51,9 +51,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """Targets grouped by the row of logits that they read. There is one row per (query, temperature, mask).
+    """N targets (trained tokens), grouped by the row of logits that predicts them.
 
-    Targets whose mask holds one token have no row: N counts the others.
+    There is one row per query (the token before a target), temperature and mask. A target whose mask holds a single
+    token has no row, and does not count in N.
     """
 
     queries: Tensor  # [R] index into the layout
@@ -74,7 +75,7 @@ class TargetRows:
 
 
 def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
-    """Group `targets` by the row of logits that they read, on `device`."""
+    """Group `targets` by the row of logits that predicts them, on `device`."""
     counts = np.bincount(targets.masks + 1, minlength=len(targets.mask_table) + 1)[1:].tolist()
     kinds_of_masks = [_kind(mask, count) for mask, count in zip(targets.mask_table, counts, strict=True)]
     kinds = np.asarray([*kinds_of_masks, _PLAIN])[targets.masks]
@@ -112,7 +113,7 @@ def _row_masks(targets: Targets, of_rows: IntArray, kinds: IntArray) -> RowMasks
 
 
 def target_logprobs(hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of the targets in the order of `rows`, and the entropy [R] of each row's distribution.
+    """Compute the log-probs [N] of the targets in the order of `rows`, and the entropy [R] of each row's distribution.
 
     `hidden` [T, H] are the final hidden states of a layout. The entropy carries no gradient.
     """

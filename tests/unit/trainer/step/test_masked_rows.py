@@ -100,7 +100,7 @@ def test_values_and_gradients_equal_float64(tile: tuple[int, int], monkeypatch: 
 
 
 @pytest.mark.usefixtures("way")
-def test_equal_logits_give_equal_log_probs(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_logits_give_equal_log_probs() -> None:
     """The head is the identity, so hidden states are logits, and only the normalisation can round."""
     size, targets = masked_targets(2)
     logits = 4 * torch.randn(size, VOCAB_SIZE, generator=torch.Generator().manual_seed(4))
