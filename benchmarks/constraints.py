@@ -227,7 +227,8 @@ def _tokenizer_folder(vocab_size: int) -> Path:
     )
     num_files = 60 if vocab_size == _QUICK_VOCAB else None
     files = sorted(map(str, Path(sysconfig.get_paths()["stdlib"]).glob("*.py" if num_files else "**/*.py")))[:num_files]
-    tokenizer.train(files, trainer)
+    texts = (Path(file).read_text(encoding="utf-8", errors="replace") for file in files)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(_END)])
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "partial.json"
