@@ -60,8 +60,11 @@ class VocabularyMask:
         """Those of `ids` that are part of the mask, in the same order."""
         if self.is_few:
             own = self.ids
-            return ids[own[np.searchsorted(own, ids).clip(max=len(own) - 1)] == ids] if len(own) else ids[:0]
-        return ids[(self.bits[ids >> 3] >> (ids & 7)) & 1 == 1]
+            is_part = own[np.searchsorted(own, ids).clip(max=len(own) - 1)] == ids if len(own) else ids < 0
+        else:
+            is_part = (self.bits[ids >> 3] >> (ids & 7)) & 1 == 1
+        part: NDArray[np.int32] = ids[is_part]
+        return part
 
     def __contains__(self, token_id: int) -> bool:
         return len(self.among(np.asarray([token_id], dtype=np.int32))) == 1
