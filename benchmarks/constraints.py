@@ -18,17 +18,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art.protocol.samples import ConstrainedSpan, Constraint, TrainingSample
 from art.trainer.step.logprobs import Head, TargetRows, group_by_row, target_logprobs
@@ -80,16 +82,9 @@ def run(args: argparse.Namespace) -> Result:
     num_targets = args.constrained_targets or (_QUICK_TARGETS if args.quick else _TARGETS)
     torch.set_num_threads(1)
     device = torch.device(args.device)
-    model = _tokenizer_folder(vocab_size)
-    samples = _samples(Tokenizer.from_file(str(model / "tokenizer.json")), num_targets)
-    ways = {
-        _FREE: _prepare([replace(sample, constraints=[]) for sample in samples], model, vocab_size, device),
-        "grammar": _prepare(samples, model, vocab_size, device),
-        **{
-            name: _prepare(_with_kept(samples, min(size, vocab_size // 2), vocab_size), model, vocab_size, device)
-            for name, size in _KEPT.items()
-        },
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        _save_tokenizer(Path(folder), vocab_size)
+        samples, ways = _ways(Path(folder), vocab_size, num_targets, device)
     timings = _measure(ways, vocab_size, args)
     clock = main_clock(args.device)
     total = sum(sum(sample.loss_mask) for sample in samples)
@@ -104,6 +99,18 @@ def run(args: argparse.Namespace) -> Result:
             "replay: sampled tokens per second of one thread, duplicates of masks removed; not in the time of the step",
         ],
     )
+
+
+def _ways(
+    model: Path, vocab_size: int, num_targets: int, device: torch.device
+) -> tuple[list[TrainingSample], dict[str, Way]]:
+    samples = _samples(Tokenizer.from_file(str(model / "tokenizer.json")), num_targets)
+    drawn = {
+        _FREE: [replace(sample, constraints=[]) for sample in samples],
+        "grammar": samples,
+        **{name: _with_kept(samples, min(size, vocab_size // 2), vocab_size) for name, size in _KEPT.items()},
+    }
+    return samples, {name: _prepare(each, model, vocab_size, device) for name, each in drawn.items()}
 
 
 def _row(name: str, way: Way, timings: dict[str, list[Timing]], clock: Any) -> dict[str, Cell]:
@@ -210,31 +217,27 @@ def _with_kept(samples: Sequence[TrainingSample], size: int, vocab_size: int) ->
     ]
 
 
-def _tokenizer_folder(vocab_size: int) -> Path:
-    """A folder with a byte-level BPE of about `vocab_size` tokens, trained on Python's own sources once per machine."""
-    folder = Path(tempfile.gettempdir()) / "art-benchmarks" / f"tokenizer-{vocab_size}"
-    if (folder / "tokenizer.json").exists():
-        return folder
-    print(f"training a tokenizer of {vocab_size:,} tokens ...", file=sys.stderr)
-    tokenizer = Tokenizer(models.BPE())
+def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE of `vocab_size` tokens: the beginnings of the words of Python's own sources."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("**/*.py"))
+    words: Counter[str] = Counter()
+    for file in files if vocab_size == _VOCAB else files[:200]:
+        words.update(re.findall(" ?[A-Za-z]+", file.read_text(encoding="utf-8", errors="replace")))
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(" ")[0][0]
+    tokens = dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    merges: list[tuple[str, str]] = []
+    for word, _ in words.most_common():
+        letters = word.replace(" ", space)
+        for length in range(2, len(letters) + 1):
+            if letters[:length] not in tokens and len(tokens) < vocab_size - 1:
+                tokens[letters[:length]] = None
+                merges.append((letters[: length - 1], letters[length - 1]))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
-        min_frequency=1,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    num_files = 60 if vocab_size == _QUICK_VOCAB else None
-    files = sorted(map(str, Path(sysconfig.get_paths()["stdlib"]).glob("*.py" if num_files else "**/*.py")))[:num_files]
-    texts = (Path(file).read_text(encoding="utf-8", errors="replace") for file in files)
-    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens([AddedToken(_END)])
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "partial.json"
-    tokenizer.save(str(partial))
-    partial.rename(folder / "tokenizer.json")
-    return folder
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 if __name__ == "__main__":

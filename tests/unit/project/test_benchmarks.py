@@ -137,8 +137,7 @@ def test_a_grpo_step_of_each_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_constraints_have_masks_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraints.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_constraints_have_masks_and_replays() -> None:
     cells = {row["drawn"]: row for row in constraints.run(options("constraints")).rows}
     assert list(cells) == ["free", "grammar", "top_k", "top_p"]
     assert (cells["free"]["masks"], cells["free"]["gathered"]) == (0, 0)
