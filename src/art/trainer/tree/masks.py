@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FEW = 4096
-"""Most tokens that a mask lists by id. So many ids take as much memory as the bits of 131,072 tokens."""
+"""Most tokens that a mask lists by id. This number of ids takes as much memory as the bits of 131,072 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class VocabularyMask:
         return _pack(self.ids, self.vocab_size) if self.is_few else np.frombuffer(self.data, dtype=np.uint8)
 
     def among(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of `ids` that are part of the mask, in the same order."""
+        """Return the ids that are part of the mask, in the same order."""
         if self.is_few:
             own = self.ids
             is_part = own[np.searchsorted(own, ids).clip(max=len(own) - 1)] == ids if len(own) else ids < 0
