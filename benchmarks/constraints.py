@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -205,11 +206,12 @@ def _tool_call(rng: random.Random) -> str:
 
 def _with_kept(samples: Sequence[TrainingSample], size: int, vocab_size: int) -> list[TrainingSample]:
     """The samples with random kept tokens in place of their grammar."""
-    rng = random.Random(1)
+    rng = np.random.default_rng(1)
 
     def constraint(span: ConstrainedSpan, sample: TrainingSample) -> Constraint:
         tokens = sample.token_ids[span.start : span.start + span.num_tokens]
-        return Constraint(kept=[sorted({token, *rng.sample(range(vocab_size), size - 1)}) for token in tokens])
+        kept = [np.union1d(rng.choice(vocab_size, size - 1, replace=False), [token]) for token in tokens]
+        return Constraint(kept=[ids.tolist() for ids in kept])
 
     return [
         replace(sample, constraints=[replace(span, constraint=constraint(span, sample)) for span in sample.constraints])

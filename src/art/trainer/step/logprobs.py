@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.step.masked_rows import RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.step.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
 from art.trainer.tree.masks import VocabularyMask
 from art.trainer.tree.tree import IntArray, Targets
 
@@ -207,7 +207,10 @@ def _sum_over_vocabulary(
         shrink = shift.exp()
         dot.addcmul_(total, shift).mul_(shrink)
         total.mul_(shrink)
-        torch.exp(z.sub_(largest[:, None]), out=e)
+        z.sub_(largest[:, None])
+        if mask is not None:
+            z.clamp_(min=NEGLIGIBLE)
+        torch.exp(z, out=e)
         total += e.sum(-1)
         dot += z.mul_(e).sum(-1)
         if expected is not None:
