@@ -28,7 +28,16 @@ from benchmarks import models
 from benchmarks.report import Result, environment, environment_markdown, markdown, to_json
 from benchmarks.worker import end_with_parent
 
-DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth", "grammar")
+DEFAULT = (
+    "gateway_overhead",
+    "generate",
+    "train_step",
+    "grpo_step",
+    "logprobs",
+    "growth",
+    "grammar",
+    "constraints",
+)
 ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load")
 
 ENVIRONMENT = {

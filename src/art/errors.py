@@ -92,6 +92,10 @@ class NothingTrainableError(TrajectoryError, code="nothing_trainable"):
     """The submitted trajectories have no token to learn from, for example because all rewards are equal."""
 
 
+class ConstraintMismatchError(NothingTrainableError, code="constraint_mismatch"):
+    """No submitted answer matches the grammar, or the kept tokens, that it was recorded with."""
+
+
 class TrainingError(ArtError, code="training_failed"):
     """A training step failed, for example by a loss that is not finite."""
 

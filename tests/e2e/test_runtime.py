@@ -17,14 +17,23 @@ import pytest_asyncio
 import art.runtime.runtime
 from art.config import (
     DpoConfig,
+    DppoConfig,
     EngineConfig,
     LoraConfig,
+    LossConfig,
     ModelSettings,
     ServerConfig,
     TrainConfig,
     TrainSFTConfig,
 )
-from art.errors import ArtError, ConfigError, DiskFullError, NothingTrainableError, StorageError
+from art.errors import (
+    ArtError,
+    ConfigError,
+    ConstraintMismatchError,
+    DiskFullError,
+    NothingTrainableError,
+    StorageError,
+)
 from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
 from art.protocol.calls import Train
@@ -106,23 +115,36 @@ async def test_a_step_with_nothing_to_learn_is_a_job_that_ends_well(runtime: Run
     assert await runtime.training.train("p", "flat", request) == done, "after another step too"
 
 
+@pytest.mark.parametrize(
+    ("name", "loss", "error", "reason"),
+    [
+        ("pairs", DpoConfig(), NothingTrainableError("none of the 9 can be compared"), "sampler_mismatch"),
+        ("forms", DppoConfig(), ConstraintMismatchError("none of the 9 could be drawn"), "constraint_mismatch"),
+    ],
+)
 @in_module_loop
 async def test_what_the_trainer_refuses_is_a_step_with_nothing_to_learn(
-    runtime: Runtime, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    loss: LossConfig,
+    error: NothingTrainableError,
+    reason: str,
+    runtime: Runtime,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Preference pairs whose samples the gate masks: only the trainer knows."""
+    """Preference pairs whose samples the gate masks, answers that are not of their grammar: only the trainer knows."""
 
     async def refuse(trainer: TrainerHandle, call: Train, **_: Any) -> None:
-        assert call.pairs
-        raise NothingTrainableError("none of the 9 pairs of rollouts can be compared")
+        raise error
 
-    await runtime.registration.register(request_for(tiny_model, "pairs"))
-    request = await train_request(runtime, "pairs", "job-pairs")
-    request.config = TrainConfig(loss=DpoConfig())
+    await runtime.registration.register(request_for(tiny_model, name))
+    request = await train_request(runtime, name, f"job-{name}")
+    request.config = TrainConfig(loss=loss)
     monkeypatch.setattr(TrainerHandle, "train", refuse)
-    done = await ended(runtime, await runtime.training.train("p", "pairs", request))
+    done = await ended(runtime, await runtime.training.train("p", name, request))
     assert (done.state, done.trained, done.step) == ("succeeded", False, 0), done.error
-    assert "pairs of rollouts can be compared" in done.findings[0]
+    assert done.findings[0].startswith("none of the 9")
+    assert done.metrics[f"ledger/dropped_tokens/{reason}"] > 0
     assert done.metrics["data/step_num_groups_trainable"] == done.metrics["ledger/trained_tokens"] == 0
     dropped = [value for name, value in done.metrics.items() if name.startswith("ledger/dropped_tokens/")]
     assert sum(dropped) == done.metrics["ledger/sampled_tokens"]

@@ -28,6 +28,7 @@ from art.trainer import resident, trainer
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.step import update
 from art.trainer.step.micro_batch import split_micro_batches
+from art.trainer.step.replay import Replayer
 from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
@@ -129,9 +130,10 @@ def gradient(
     policy = trainer._resident.start_fresh(lora).policy
     policy.values.copy_(0.1 * torch.randn(policy.values.shape, generator=torch.Generator().manual_seed(0)))
     paths = [path for sample in samples if (path := check_sample(sample, vocab_size=trainer._base.vocab_size))]
-    micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
     record = StepRecord()
     with member.team.call():
+        paths = Replayer(model_path, policy.base.vocab_size, member.team).replay(paths).paths
+        micro_batches = split_micro_batches(paths, policy.base, max_tokens=max_tokens, team=member.team)
         compute_gradient(
             policy,
             Update(paths=paths, learning_rate=1.0, **loss),

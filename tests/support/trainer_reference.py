@@ -44,7 +44,19 @@ def sequence_logprobs(policy: Policy, values: dict[str, Tensor], sample: Trainin
         if enabled:
             policy._peft_model.base_model.enable_adapter_layers()
     logits = output.logits[0, :-1].float() / (sample.temperature or 1.0)
+    logits = logits.masked_fill(~allowed_tokens(sample, logits.shape[1])[1:], float("-inf"))
     return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+
+
+def allowed_tokens(sample: TrainingSample, vocab_size: int) -> Tensor:
+    """[T, V] what each token could be drawn from. Grammars are not looked at, only kept tokens."""
+    allowed = torch.ones(len(sample.token_ids), vocab_size, dtype=torch.bool)
+    for span in sample.constraints:
+        for place, ids in enumerate(span.constraint.kept or []):
+            if ids:
+                allowed[span.start + place] = False
+                allowed[span.start + place, ids] = True
+    return allowed
 
 
 def token_loss(logp: Tensor, sample: TrainingSample, place: int, config: LossConfig) -> Tensor:

@@ -42,6 +42,7 @@ ADVICE: dict[type[ArtError], str] = {
     errors.TrajectoryError: "Leave the trajectory out, or repair what the message names.",
     errors.TrajectoryMismatchError: "Append the `Choice` objects as they came, and do not edit their text.",
     errors.NothingTrainableError: "Make the rewards of a group differ; `metrics.md` explains the findings.",
+    errors.ConstraintMismatchError: "Check that server and trainer have the same tokenizer; sample new rollouts.",
     errors.TrainingError: "Read the message: usually the learning rate is too high, or the rewards are not finite.",
     errors.JobCancelledError: "Nothing of the step was kept; submit it again if you want it.",
     errors.PublishError: "The last published step is still served. Read the trainer's and engine's logs.",

@@ -15,6 +15,11 @@ from art.credit.resolve import ResolvedTrajectory
 from art.credit.samples import PlannedSample
 from art.errors import TrainingError
 
+SAMPLER_MISMATCH = "sampler_mismatch"
+"""Reason: the trainer does not reproduce the log-probs."""
+CONSTRAINT_MISMATCH = "constraint_mismatch"
+"""Reason: a token of the sample could not be drawn under the recorded grammar or kept tokens."""
+
 
 def open_ledger(
     trajectories: Sequence[ResolvedTrajectory], samples: Sequence[PlannedSample], dropped: Counter[str]
@@ -52,12 +57,13 @@ def close_ledger(ledger: dict[str, float], trained: dict[str, float]) -> dict[st
         TrainingError: plan and trainer count different numbers of tokens.
     """
     planned, counted = ledger["ledger/trained_tokens"], trained["data/step_trainable_tokens"]
-    if planned != counted:
+    left_out = {
+        SAMPLER_MISMATCH: trained.get("offpolicy/mismatch_masked_tokens", 0.0),
+        CONSTRAINT_MISMATCH: trained.get("offpolicy/constraint_refused_tokens", 0.0),
+    }
+    if planned != counted + left_out[CONSTRAINT_MISMATCH]:  # refused samples do not reach the updates that count
         raise TrainingError(f"the ledger does not close: {planned:.0f} tokens were planned, {counted:.0f} were trained")
-    left_out = trained.get("offpolicy/mismatch_masked_tokens", 0.0)
-    if left_out == 0:
-        return ledger
     return ledger | {
-        "ledger/trained_tokens": planned - left_out,
-        "ledger/dropped_tokens/sampler_mismatch": left_out,
+        "ledger/trained_tokens": planned - sum(left_out.values()),
+        **{f"ledger/dropped_tokens/{reason}": count for reason, count in left_out.items() if count},
     }

@@ -47,7 +47,7 @@ async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSam
 
     Raises:
         ConfigError: teacher and policy have vocabularies of different sizes.
-        TrajectoryError: a sample was not sampled at temperature 1, which teachers are asked at.
+        TrajectoryError: a sample was not sampled at temperature 1 and from the whole vocabulary, as teachers are asked.
     """
     name = f"{teacher.project}/{teacher.name}@{teacher.policy_version}"
     own_size, teacher_size = (await own.info()).vocab_size, (await teacher.engine.info()).vocab_size
@@ -61,6 +61,12 @@ async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSam
         raise TrajectoryError(
             f"{warm[0].sample_id} was sampled at temperature {warm[0].temperature}; distillation compares with the "
             "teacher at temperature 1"
+        )
+    if narrow := [sample for sample in samples if sample.constraints]:
+        raise TrajectoryError(
+            f"{narrow[0].sample_id} has an answer that was drawn from a part of the vocabulary (by a grammar, top_k, "
+            "top_p or min_p); distillation compares with the teacher over the whole vocabulary. Sample rollouts for "
+            "distillation without constraints"
         )
 
     async def ask(sample: TrainingSample) -> list[float]:

@@ -237,10 +237,11 @@ def _check_trainable(exchange: Exchange, where: str) -> None:
             f"{where}: exchange {exchange.id} was sampled greedily (temperature 0), which has no policy gradient; "
             "sample rollouts for training with temperature 1"
         )
-    if exchange.top_p < 1:
+    if exchange.top_p < 1 and (exchange.constraint is None or exchange.constraint.kept is None):
         raise TrajectoryMismatchError(
-            f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}; the cut-off tail biases the "
-            "importance ratio. Sample rollouts for training with top_p=1"
+            f"{where}: exchange {exchange.id} was sampled with top_p={exchange.top_p}, and the tokens that this kept "
+            "are not recorded, so its importance ratio is unknown. Sample rollouts for training with top_p=1, or from "
+            "an engine that reports the tokens it kept"
         )
 
 

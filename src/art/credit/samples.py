@@ -7,10 +7,10 @@ the `TrainingSample`s when the job runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from art.gateway.record.recorder import Exchange, Recorder
-from art.protocol.samples import TrainingSample
+from art.protocol.samples import ConstrainedSpan, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,4 +82,18 @@ def _build(planned: PlannedSample, exchanges: list[Exchange]) -> TrainingSample:
         temperature=exchanges[0].temperature,
         policy_version=planned.policy_version,
         teacher_logprobs=planned.teacher_logprobs,
+        constraints=[
+            span
+            for answer, exchange in zip(planned.answers, exchanges, strict=True)
+            if (span := _constrained_span(answer, exchange)) is not None
+        ],
     )
+
+
+def _constrained_span(answer: PlannedAnswer, exchange: Exchange) -> ConstrainedSpan | None:
+    constraint = exchange.constraint
+    if constraint is None or answer.num_tokens == 0:
+        return None
+    if constraint.kept is not None:
+        constraint = replace(constraint, kept=constraint.kept[: answer.num_tokens])
+    return ConstrainedSpan(start=len(exchange.prompt_token_ids), num_tokens=answer.num_tokens, constraint=constraint)

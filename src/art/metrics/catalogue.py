@@ -18,6 +18,7 @@ NUM_BINS = 10
 ALWAYS = "every step"
 RL = "steps of reinforcement learning"
 DPO = "steps with the loss `dpo`"
+CONSTRAINED = "steps with answers drawn under a grammar, `top_k`, `top_p` or `min_p`"
 BY_SIGN = "steps with such targets"
 BASE = "steps that measured the base model"
 WEIGHED = "steps with a loss that uses advantages"
@@ -87,11 +88,22 @@ TRAINER_METRICS: dict[str, Metric] = {
         "number of targets that `mismatch` left out; with `dpo` also those of rollouts without their counterpart", RL
     ),
     "offpolicy/truncated_share": Metric("share of targets whose importance weight was cut by `mismatch.truncate`", RL),
+    "offpolicy/constraint_refused_tokens": Metric(
+        "number of tokens of samples that could not be drawn under the grammar, or from the kept tokens, that they "
+        "were recorded with; they were left out",
+        CONSTRAINED,
+    ),
     "offpolicy/mean_staleness": Metric("mean staleness of the samples: current step minus the step that sampled", RL),
     "data/step_trainer_tokens": Metric("tokens that the trainer computed, where shared prefixes count once"),
     "data/step_tokens_unshared": Metric("tokens of all samples, where shared prefixes count for every sample"),
     "data/step_shared_share": Metric("share of `data/step_tokens_unshared` that the prefix tree saved"),
     "data/step_trainable_tokens": Metric("number of targets: tokens that were trained on"),
+    "data/step_constrained_tokens": Metric(
+        "number of targets that were drawn from a part of the vocabulary, and are normalised over it", CONSTRAINED
+    ),
+    "data/step_forced_tokens": Metric(
+        "number of targets that were the only token that could be drawn: log-prob 0, no gradient", CONSTRAINED
+    ),
     "data/step_num_rollouts_trained": Metric("number of rollouts that were trained on"),
     "data/step_num_gradient_steps": Metric("number of optimiser updates in the step"),
     "throughput/train_tokens_per_s": Metric("`data/step_tokens_unshared` per second of the step"),
@@ -109,6 +121,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     ),
     "time/step_trainer_s": Metric("seconds of the whole step in the trainer, including the checkpoint"),
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
+    "time/step_replay_s": Metric("seconds for the replay of grammars and kept tokens", CONSTRAINED),
     "time/step_checkpoint_s": Metric("seconds for the probe and writing the checkpoint"),
 }
 """Metrics that the trainer measures. A step of supervised fine-tuning has only those marked `ALWAYS`."""

@@ -114,6 +114,14 @@ RULES: dict[str, Rule] = {
         "`mismatch.mask_token_low` and `mismatch.mask_token_high`",
         source="the same share as for whole samples",
     ),
+    "constraint_refused": Rule(
+        limits=(Limit("offpolicy/constraint_refused_tokens", high=0.0),),
+        meaning="samples hold tokens that their recorded grammar or kept tokens do not allow, so they were left out",
+        advice="Check that server and trainer have the same tokenizer; the log of the trainer names the first sample "
+        "and token",
+        source="an engine draws only allowed tokens, so one that is not allowed means a damaged record or another "
+        "tokenizer",
+    ),
     "weights_truncated": Rule(
         limits=(Limit("offpolicy/truncated_share", high=0.1),),
         meaning="many tokens are much more likely under the trainer than when they were sampled, so their weights "

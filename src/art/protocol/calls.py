@@ -25,7 +25,7 @@ from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig, Tra
 from art.engine import AdapterInfo, EngineInfo, GenerateRequest, TokenChunk
 from art.errors import ArtError, ConfigError, InvalidRequestError
 from art.protocol.checkpoint_calls import HubTarget, S3Target
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
+from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
 from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Result = TypeVar("Result", covariant=True)
@@ -258,10 +258,19 @@ class InitCheckpoint(Call[Step]):
     """Settings of the LoRA adapter; `None` means that all weights are trained."""
 
 
-class Train(Call[StepOrProgress]):
-    """Make one step of reinforcement learning, from one checkpoint to the next. The last result is the `StepResult`."""
+class SampleCall(Call[Result]):
+    """Base of the calls that bring samples."""
 
     samples: Samples
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return vars(self) | {"samples": samples_to_wire(self.samples)}
+
+
+class Train(SampleCall[StepOrProgress]):
+    """Make one step of reinforcement learning, from one checkpoint to the next. The last result is the `StepResult`."""
+
     config: TrainConfig
     from_checkpoint: Path
     to_checkpoint: Path
@@ -272,20 +281,18 @@ class Train(Call[StepOrProgress]):
     """Folders of the checkpoints that the loss compares the policy with, by step."""
 
 
-class TrainSft(Call[StepOrProgress]):
+class TrainSft(SampleCall[StepOrProgress]):
     """Make one step of supervised fine-tuning. The last result is the `StepResult`."""
 
-    samples: Samples
     config: TrainSFTConfig
     from_checkpoint: Path
     to_checkpoint: Path
     job_id: str
 
 
-class Trial(Call[Numbers]):
+class Trial(SampleCall[Numbers]):
     """Measure the time and memory of one update on `samples`. The updated weights are dropped."""
 
-    samples: Samples
     lora: LoraConfig | None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from art.errors import InvalidRequestError
+from art.protocol.token_sets import pack_token_sets, unpack_token_sets
 
 Component = Literal["rl", "sft"]
 
@@ -19,7 +21,8 @@ class Constraint:
     stop_token_ids: list[int] = field(default_factory=list)
     """Tokens that could end the answer, where the grammar is complete."""
     kept: list[list[int]] | None = None
-    """[N] Tokens that each token was drawn from, ascending, where `top_k`, `top_p` or `min_p` left some out."""
+    """[N] Tokens that each token was drawn from, ascending, where `top_k`, `top_p` or `min_p` left some out. A token
+    with an empty list was drawn from all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +88,53 @@ class StepResult:
     """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
 
 
-def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
-    """Build samples from a decoded frame. (Frames, the messages between processes, encode dataclasses themselves.)
+def samples_to_wire(samples: Sequence[TrainingSample]) -> dict[str, Any]:
+    """Samples as a frame holds them. Each distinct grammar is there once, and kept tokens are packed.
+
+    Example: two answers under one grammar
+        {"grammars": ["start: ..."], "samples": [{..., "constraints": [{"grammar": 0, ...}]}, {...}]}
+    """
+    grammars: dict[str, int] = {}
+
+    def span_body(span: ConstrainedSpan) -> dict[str, Any]:
+        constraint = span.constraint
+        text = constraint.grammar
+        return {
+            "start": span.start,
+            "num_tokens": span.num_tokens,
+            "grammar": None if text is None else grammars.setdefault(text, len(grammars)),
+            "stop_token_ids": constraint.stop_token_ids,
+            "kept": None if constraint.kept is None else pack_token_sets(constraint.kept),
+        }
+
+    bodies = [
+        {each.name: getattr(sample, each.name) for each in fields(TrainingSample)}
+        | {"constraints": [span_body(span) for span in sample.constraints]}
+        for sample in samples
+    ]
+    return {"grammars": list(grammars), "samples": bodies}
+
+
+def samples_from_wire(wire: dict[str, Any]) -> list[TrainingSample]:
+    """Build samples from the result of `samples_to_wire`.
 
     Raises:
-        InvalidRequestError: a field is missing or unknown.
+        InvalidRequestError: a field is missing or unknown, or packed tokens are damaged.
     """
+
+    def span(start: int, num_tokens: int, grammar: int | None, stop_token_ids: list[int], kept: str | None) -> Any:
+        constraint = Constraint(
+            grammar=None if grammar is None else grammars[grammar],
+            stop_token_ids=stop_token_ids,
+            kept=None if kept is None else unpack_token_sets(kept),
+        )
+        return ConstrainedSpan(start=start, num_tokens=num_tokens, constraint=constraint)
+
     try:
-        return [TrainingSample(**item) for item in items]
-    except TypeError as error:
-        raise InvalidRequestError(f"a training sample has missing or unknown fields: {error}") from error
+        grammars = wire["grammars"]
+        return [
+            TrainingSample(**item | {"constraints": [span(**body) for body in item["constraints"]]})
+            for item in wire["samples"]
+        ]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise InvalidRequestError(f"a training sample has missing, unknown or damaged fields: {error}") from error

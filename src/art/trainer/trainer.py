@@ -1,7 +1,8 @@
 """The trainer, which makes training steps and writes their checkpoints: the one object with state in this package.
 
-    samples -> check -> plan (measure references, cut mini-batches into updates) -> micro-batches (pack) -> prefix trees
-       -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
+    samples -> check -> replay (of constraints) -> plan (measure references, cut mini-batches into updates)
+       -> micro-batches (pack) -> prefix trees -> log-probs -> losses -> gradient -> optimiser update, for each update;
+       then probe -> checkpoint
 
 A reader follows `Trainer.train` -> `plans.plan_rl` -> `update.run_updates` -> `update.compute_gradient`.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 
 from art.config import LoraConfig, OptimizerConfig, TrainerConfig
-from art.errors import ConfigError, NothingTrainableError
+from art.errors import ConfigError, ConstraintMismatchError, NothingTrainableError
 from art.kernels.threads import default_num_threads
 from art.protocol.calls import Train, TrainSft
 from art.protocol.samples import StepResult, TrainingSample
@@ -31,9 +32,10 @@ from art.trainer.step.plans import UpdatePlan, plan_rl, plan_sft
 from art.trainer.step.probe import PROBE_TOKENS, fresh_probe_tokens
 from art.trainer.step.progress import OnProgress as OnProgress
 from art.trainer.step.progress import Progress
+from art.trainer.step.replay import Replayed, Replayer
 from art.trainer.step.step_metrics import summarise, summarise_weights
 from art.trainer.step.update import Update, run_updates
-from art.trainer.tree.tree import SamplePath, check_sample
+from art.trainer.tree.tree import check_sample
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Trainer:
                 compile_layers(self._base)
         self._resident = Resident(self._base, config, team)
         self._batcher = MicroBatcher(self._base, max_tokens=_max_tokens(config, self._base.device), team=team)
+        self._replayer = Replayer(base_model, self._base.vocab_size, team)
         self._peak_flops = team.size * usage.peak_flops(self._base.device, self._base.head.weight.dtype)
 
     def init_checkpoint(self, path: Path, lora: LoraConfig | None) -> StepResult:
@@ -96,7 +99,7 @@ class Trainer:
         Raises:
             ConfigError: a list of learning rates does not have one per batch, or the loss names a checkpoint that is
                 not among `call.references`.
-            TrajectoryError, NothingTrainableError: the samples cannot be trained.
+            TrajectoryError, NothingTrainableError, ConstraintMismatchError: the samples cannot be trained.
             TrainingError: numbers are not finite, too many samples mismatch, or one does not fit into memory. No
                 checkpoint is written.
             DiskFullError, StorageError, CorruptCheckpointError: a checkpoint cannot be read or written.
@@ -122,7 +125,7 @@ class Trainer:
             TrainingError: a sample does not fit into memory, or the loss is not finite.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
-            updates = [Update(paths=self._check(samples), learning_rate=1e-5)]
+            updates = [Update(paths=self._check(samples).paths, learning_rate=1e-5)]
             loaded = self._resident.start_fresh(lora)
             memory.reset_peak(self._base.device)
             started = time.perf_counter()
@@ -136,34 +139,43 @@ class Trainer:
                 "headroom_bytes": float(min(self._team.gather(memory.headroom_bytes(self._base.device)))),
             }
 
-    def _check(self, samples: Sequence[TrainingSample]) -> list[SamplePath]:
+    def _check(self, samples: Sequence[TrainingSample]) -> Replayed:
         checked = [check_sample(sample, vocab_size=self._base.vocab_size) for sample in samples]
         paths = [path for path in checked if path is not None]
         if not paths:
             raise NothingTrainableError(
                 f"none of the {len(samples)} samples has a token to learn: each has an empty loss mask or weight 0"
             )
-        return paths
+        replayed = self._replayer.replay(paths)
+        if not replayed.paths:
+            raise ConstraintMismatchError(
+                f"none of the {len(paths)} samples could be drawn under the constraint that it was recorded with; "
+                f"{replayed.refusal}. Record and trainer belong to different tokenizers, or the record is damaged"
+            )
+        return replayed
 
-    def _plan(self, call: Train | TrainSft, paths: list[SamplePath], loaded: Loaded, progress: Progress) -> UpdatePlan:
+    def _plan(self, call: Train | TrainSft, replayed: Replayed, loaded: Loaded, progress: Progress) -> UpdatePlan:
         if isinstance(call, TrainSft):
-            return plan_sft(paths, call.config)
+            return plan_sft(replayed.paths, call.config)
         measurer = Measurer(loaded.policy, self._batcher, progress, call.references)
-        return plan_rl(paths, call.config, call.pairs, measurer, step=loaded.step)
+        pairs = [pair for pair in call.pairs if replayed.refused_rollouts.isdisjoint(pair)]
+        return plan_rl(replayed.paths, call.config, pairs, measurer, step=loaded.step)
 
     def _make_step(self, call: Train | TrainSft, progress: Progress) -> StepResult:
         """Plan the updates, run and report them, and write the checkpoint."""
         started = time.perf_counter()
-        paths = self._check(call.samples)
+        replayed = self._check(call.samples)
+        paths = replayed.paths
         loaded = self._resident.load(call.from_checkpoint)
-        plan = self._plan(call, paths, loaded, progress)
+        plan = self._plan(call, replayed, loaded, progress)
         before = loaded.policy.values.clone()
         memory.reset_peak(self._base.device)
         planned = time.perf_counter()
         record = run_updates(loaded, plan.updates, call.config.optimizer, self._batcher, progress)
         updates_s = time.perf_counter() - planned
         metrics = summarise(record, paths, step=loaded.step, max_grad_norm=call.config.optimizer.max_grad_norm)
-        metrics |= plan.metrics | usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
+        metrics |= replayed.metrics | plan.metrics
+        metrics |= usage.measure_usage(loaded.policy, record, updates_s, peak_flops=self._peak_flops)
         metrics["throughput/peak_memory_bytes"] = float(max(self._team.gather(memory.peak_bytes(self._base.device))))
         metrics |= summarise_weights(loaded.policy, before, learning_rate=plan.updates[-1].learning_rate)
         trained = time.perf_counter()

@@ -203,6 +203,10 @@ def test_the_ledger_is_closed_with_what_the_trainer_left_out() -> None:
     assert closed["ledger/trained_tokens"] == 4
     assert closed["ledger/dropped_tokens/sampler_mismatch"] == 4
     assert close_ledger(ledger, trained | {"offpolicy/mismatch_masked_tokens": 0.0}) == ledger
+    refused = {"data/step_trainable_tokens": 6.0, "offpolicy/constraint_refused_tokens": 2.0}
+    closed = close_ledger(ledger, refused | {"offpolicy/mismatch_masked_tokens": 1.0})
+    assert closed["ledger/trained_tokens"] == 5
+    assert closed["ledger/dropped_tokens/constraint_mismatch"] == 2
     with pytest.raises(TrainingError, match="8 tokens were planned, 7 were trained"):
         close_ledger(ledger, {"data/step_trainable_tokens": 7.0})
 

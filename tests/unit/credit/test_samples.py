@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from art.config import TrainConfig
+from art.credit.plan import plan_step
 from art.credit.resolve import exchange_ids
+from art.credit.samples import PlannedAnswer, build_samples
 from art.errors import TrajectoryError, TrajectoryMismatchError
+from art.protocol.samples import ConstrainedSpan, Constraint
 from art.protocol.training import WireGroup, WireHistory
 from tests.support.recorded_exchanges import (
     AGAIN,
@@ -16,9 +20,11 @@ from tests.support.recorded_exchanges import (
     TWO_TURNS,
     UNTRACKED,
     USER,
+    Recorded,
     choice,
     group,
     resolved,
+    samples_of,
     trajectory,
 )
 
@@ -111,6 +117,30 @@ def test_changed_trajectories_are_refused(items: list[dict], message: str) -> No
 def test_sampling_that_has_no_exact_gradient_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(TrajectoryMismatchError, match=message):
         resolved(group(1.0, 0.0), exchanges=(replace(FIRST, **changes), SECOND))
+
+
+@pytest.mark.parametrize("constraint", [None, Constraint(grammar='start: "a"', stop_token_ids=[5])])
+def test_top_p_without_the_tokens_that_it_kept_is_refused(constraint: Constraint | None) -> None:
+    with pytest.raises(TrajectoryMismatchError, match=r"top_p=0.9, and the tokens that this kept are not recorded"):
+        resolved(group(1.0, 0.0), exchanges=(replace(FIRST, top_p=0.9, constraint=constraint), SECOND))
+
+
+def test_constraints_of_answers_become_spans_of_the_sample() -> None:
+    kept = Constraint(kept=[[4, 9], [5]])
+    grammar = Constraint(grammar="start: /.*/", stop_token_ids=[8])
+    first, second = replace(FIRST, top_p=0.9, constraint=kept), replace(SECOND, constraint=grammar)
+    plan = plan_step(resolved(group(1.0, 0.0), exchanges=(first, second)), TrainConfig(), step=3)
+    sample = samples_of(plan, first, second)[0]
+    assert sample.constraints == [
+        ConstrainedSpan(start=3, num_tokens=2, constraint=kept),
+        ConstrainedSpan(start=6, num_tokens=2, constraint=grammar),
+    ]
+    planned = plan.samples[0]
+    (shortened,) = build_samples(
+        [replace(planned, answers=[PlannedAnswer(exchange_id="e1", num_tokens=1, advantages=[1.0])])],
+        Recorded(replace(first, sampling_logprobs=[-0.5])),  # type: ignore[arg-type]
+    )
+    assert shortened.constraints == [ConstrainedSpan(start=3, num_tokens=1, constraint=replace(kept, kept=[[4, 9]]))]
 
 
 def test_exchange_ids_once_each() -> None:

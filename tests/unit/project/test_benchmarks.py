@@ -14,7 +14,17 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import __main__ as command
-from benchmarks import gateway_overhead, generate, grammar, growth, grpo_loops, grpo_step, logprobs, train_step
+from benchmarks import (
+    constraints,
+    gateway_overhead,
+    generate,
+    grammar,
+    growth,
+    grpo_loops,
+    grpo_step,
+    logprobs,
+    train_step,
+)
 from benchmarks.grpo_loops import COMPLETIONS, GENERATE, PUBLISH, TOTAL, TRAIN, Work, run_ours, write_tokenizer
 from benchmarks.memory import extra_peak_bytes
 from benchmarks.models import model_files
@@ -26,7 +36,7 @@ from tests.support.gateway import make_tokenizer
 def options(name: str) -> argparse.Namespace:
     module = {
         m.__name__.rpartition(".")[2]: m
-        for m in (gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
+        for m in (constraints, gateway_overhead, generate, grammar, growth, grpo_step, logprobs, train_step)
     }[name]
     return command.make_parser({name: module}).parse_args([name, "--quick", "--repeats", "1"])
 
@@ -143,6 +153,17 @@ def test_a_grpo_step_of_each_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_constraints_have_masks_and_replays() -> None:
+    cells = {row["drawn"]: row for row in constraints.run(options("constraints")).rows}
+    assert list(cells) == ["free", "grammar", "top_k", "top_p"]
+    assert (cells["free"]["masks"], cells["free"]["gathered"]) == (0, 0)
+    assert (
+        0 < int(str(cells["grammar"]["masks"])) < int(str(cells["grammar"]["rows"])) < int(str(cells["free"]["rows"]))
+    )
+    assert cells["top_k"]["gathered"] == cells["top_k"]["rows"] == cells["top_p"]["masks"]
+    assert all(int(str(row["replay, tokens/s"])) > 0 for name, row in cells.items() if name != "free")
+
+
 def test_logprobs_in_fresh_processes(tmp_path: Path) -> None:
     pytest.importorskip("trl")
     result = logprobs.run(options("logprobs"))

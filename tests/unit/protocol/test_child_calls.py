@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from art.protocol import calls
 from art.protocol.calls import ENGINE_CALLS, FILE_CALLS, TRAINER_CALLS, VLLM_CALLS, Call, Progress, decode_call
 from art.protocol.checkpoint_calls import HubTarget, S3Target
 from art.protocol.rpc import encode_frame
-from art.protocol.samples import StepResult, TrainingSample
+from art.protocol.samples import ConstrainedSpan, Constraint, StepResult, TrainingSample
 from art.runtime.children.engine_child import EngineChild
 from art.runtime.children.file_child import HANDLERS
 from art.runtime.children.trainer_calls import TrainerCalls
@@ -26,6 +27,8 @@ SAMPLE = TrainingSample(
     sample_id="s", rollout_id="r", token_ids=[1, 2], loss_mask=[False, True], sampling_logprobs=[0.0, -0.5],
     advantages=[0.0, 1.5], component="sft",
 )  # fmt: skip
+_ANSWER = Constraint(grammar='start: "yes"', stop_token_ids=[2], kept=[[2, 900]])
+CONSTRAINED = replace(SAMPLE, constraints=[ConstrainedSpan(start=1, num_tokens=1, constraint=_ANSWER)])
 PLACES: dict[str, Any] = {"from_checkpoint": Path("a/0000"), "to_checkpoint": Path("a/0001"), "job_id": "job"}
 INFO = EngineInfo(vocab_size=3, max_context=8, dtype="float32", device="cpu", draws_by_index=False)
 REQUEST = GenerateRequest(
@@ -56,7 +59,11 @@ EXAMPLES: list[tuple[Call[Any], list[Any]]] = [
     (calls.InitCheckpoint(path=Path("a/0000"), lora=LoraConfig(rank=4)), [StepResult(step=0)]),
     (
         calls.Train(
-            samples=[SAMPLE], config=TrainConfig(), pairs=[("r", "q")], references={3: Path("a/0003")}, **PLACES
+            samples=[SAMPLE, CONSTRAINED],
+            config=TrainConfig(),
+            pairs=[("r", "q")],
+            references={3: Path("a/0003")},
+            **PLACES,
         ),
         [Progress(done=1, total=2), STEP],
     ),
@@ -82,7 +89,7 @@ def sent(value: Any) -> Any:
 
 
 def test_there_is_an_example_of_every_call() -> None:
-    assert {type(call) for call, _ in EXAMPLES} == set(Call.__subclasses__()) & set(CALLS.values())
+    assert {type(call) for call, _ in EXAMPLES} == set(CALLS.values())
     assert len(CALLS) == len(EXAMPLES)
 
 
@@ -113,8 +120,8 @@ def test_malformed_calls_and_answers_are_named() -> None:
         decode_call(ENGINE_CALLS, "load_adapter", {"name": "m@1"})
     with pytest.raises(InvalidRequestError, match=r"request: .*'stop_token_ids'"):
         decode_call(ENGINE_CALLS, "generate", {"request": {"seed": 1}, "stream": True})
-    with pytest.raises(InvalidRequestError, match="training sample has missing or unknown fields"):
-        decode_call(TRAINER_CALLS, "trial", {"samples": [{"tokens": [1]}], "lora": None})
+    with pytest.raises(InvalidRequestError, match="training sample has missing, unknown or damaged fields"):
+        decode_call(TRAINER_CALLS, "trial", {"samples": {"grammars": [], "samples": [{"tokens": [1]}]}, "lora": None})
     with pytest.raises(ConfigError, match=r"lora\.rank: "):
         decode_call(TRAINER_CALLS, "init_checkpoint", {"path": "a", "lora": {"rank": 0}})
     with pytest.raises(ArtError, match="the answer to `info` is malformed: vocab_size: "):
@@ -123,6 +130,22 @@ def test_malformed_calls_and_answers_are_named() -> None:
         calls.Generate.decode_result({"token_ids": [1]})
     with pytest.raises(ArtError, match=r"the answer to `train` is malformed: .*'speed'"):
         calls.Train.decode_result({"speed": 3})
+
+
+def test_each_grammar_crosses_once_and_kept_tokens_are_packed() -> None:
+    text = "start: " + " | ".join(f'"{number}"' for number in range(500))
+    constraint = Constraint(grammar=text, stop_token_ids=[2], kept=[list(range(0, 50_000, 5))])
+    span = ConstrainedSpan(start=1, num_tokens=1, constraint=constraint)
+    call = calls.Train(samples=[replace(SAMPLE, constraints=[span])] * 20, config=TrainConfig(), **PLACES)
+    frame = encode_frame({"method": call.method, "params": call.params})
+    assert frame.count(b'\\"499\\"') == 1
+    assert len(frame) < 20 * 2_000  # a list of numbers would have 50,000 bytes in each sample
+    decoded = decode_call(TRAINER_CALLS, "train", orjson.loads(frame[4:])["params"])
+    assert decoded == call
+    params = sent(call.params)
+    params["samples"]["samples"][3]["constraints"][0]["kept"] = "AAAA"
+    with pytest.raises(InvalidRequestError, match="token sets cannot be decoded"):
+        decode_call(TRAINER_CALLS, "train", params)
 
 
 def test_a_frame_has_a_largest_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from art.errors import (
     ConflictError,
     CorruptCheckpointError,
     DiskFullError,
+    InvalidRequestError,
     NotFoundError,
     NothingTrainableError,
     TrainingError,
@@ -27,7 +28,7 @@ from art.errors import (
 )
 from art.metrics import catalogue
 from art.protocol.calls import Train, TrainSft
-from art.protocol.samples import StepResult, TrainingSample, samples_from_wire
+from art.protocol.samples import StepResult, TrainingSample, samples_from_wire, samples_to_wire
 from art.storage import atomic, checkpoints
 from art.trainer.step.probe import measure_probe
 from art.trainer.trainer import OnProgress, Trainer
@@ -367,9 +368,9 @@ def test_samples_cross_the_wire() -> None:
     import orjson
 
     samples = random_samples(0)
-    assert samples_from_wire(orjson.loads(orjson.dumps(samples))) == samples
-    with pytest.raises(Exception, match="unexpected keyword"):
-        samples_from_wire([json.loads(orjson.dumps(samples[0])) | {"more": 1}])
+    assert samples_from_wire(orjson.loads(orjson.dumps(samples_to_wire(samples)))) == samples
+    with pytest.raises(InvalidRequestError, match="unexpected keyword"):
+        samples_from_wire({"grammars": [], "samples": [json.loads(orjson.dumps(samples[0])) | {"more": 1}]})
 
 
 def test_threads_default_to_half_of_the_cores(model_path: Callable[[str], str]) -> None:

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from art.config import TrainConfig, TrainSFTConfig
-from art.credit.ledger import close_ledger, close_unused_ledger
+from art.credit.ledger import CONSTRAINT_MISMATCH, SAMPLER_MISMATCH, close_ledger, close_unused_ledger
 from art.credit.samples import build_samples
-from art.errors import CorruptCheckpointError, NothingTrainableError, TrainingError
+from art.errors import ConstraintMismatchError, CorruptCheckpointError, NothingTrainableError, TrainingError
 from art.gateway.record.recorder import Recorder
 from art.metrics.findings import Finding, find_findings
 from art.metrics.trends import WINDOW, measure_trends
@@ -78,7 +78,7 @@ class TrainingWork:
         except NothingTrainableError as error:
             if job.kind != "train":
                 raise
-            return _untrained(job, from_step, source, refused=str(error))
+            return _untrained(job, from_step, source, refused=error)
         except TrainingError as error:
             if payload.repeated is None:
                 raise
@@ -122,7 +122,7 @@ class TrainingWork:
         )
 
 
-def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = None) -> Done:
+def _untrained(job: Job, step: int, checkpoint: Path, *, refused: NothingTrainableError | None = None) -> Done:
     """End a job that has nothing to learn: the model stays at `step`.
 
     Args:
@@ -133,8 +133,9 @@ def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = N
     metrics, ledger, findings = plan.metrics, plan.ledger, plan.findings
     if refused is not None:
         metrics = metrics | {"data/step_num_groups_trainable": 0.0}
-        ledger = close_unused_ledger(ledger, "sampler_mismatch")
-        findings = [refused, *findings]
+        of_constraints = isinstance(refused, ConstraintMismatchError)
+        ledger = close_unused_ledger(ledger, CONSTRAINT_MISMATCH if of_constraints else SAMPLER_MISMATCH)
+        findings = [str(refused), *findings]
     logger.info("%s stays at step %d: %s", job.model_key, step, findings[0])
     changes = {
         "step": step, "trained": False, "metrics": metrics | ledger, "findings": findings,

@@ -122,8 +122,7 @@ def check_architecture(base: BaseModel) -> None:
     rows = group_by_row(tree.targets, base.device)
     with torch.no_grad():
         hidden = run_backbone(base, make_layout(tree, device=base.device, kernel="dense"))
-        ours = torch.empty(len(rows.rows))
-        ours[rows.order.cpu()] = target_logprobs(hidden, base.head, rows)[0].cpu()
+        ours = rows.spread(target_logprobs(hidden, base.head, rows)[0])
         theirs = torch.cat([_own_logprobs(base, sequence) for sequence in sequences])
     difference = float((ours - theirs).abs().max())
     if not difference <= _TOLERANCE.get(base.head.weight.dtype, 0.3):

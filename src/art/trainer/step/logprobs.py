@@ -11,10 +11,14 @@ The forward pass keeps `sum_v p_v W_v`, one row of the hidden size per query. Th
 Logits are computed in tiles, some queries by some of the vocabulary, and only one tile exists at a time. Sums over the
 vocabulary are computed as in online softmax: relative to the largest logit so far, and rescaled when a larger one
 appears. So a tile stays in the cache, and the head is read once per block of queries, not once per query.
+
+A token that was drawn from a part of the vocabulary is normalised over that part (`masked_rows`). Where only one token
+could be drawn, its log-prob is 0 with no gradient, and the head computes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art.trainer.tree.tree import Targets
+from art.trainer.step.masked_rows import NEGLIGIBLE, RowMasks, TileMask, gathers, sum_over_few
+from art.trainer.tree.masks import VocabularyMask
+from art.trainer.tree.tree import IntArray, Targets
 
 _TILE = {"cpu": (512, 2**19), "cuda": (4096, 2**26)}
 """Maximum of queries and of logits in a tile, by device. On a CPU 2 MB of logits stay in the cache. Measured with
 V = 32,768 and H = 768: 256 to 1,024 queries take the same time; 64 take 1.4 times as long, because the head is read
 from memory more often. With V = 151,936 and H = 1,024, on one and two threads: tiles of 2**20 logits take as much CPU
 time as 2**19; 2**21 take 5 % more, 2**22 10 % more. Fewer tiles gained no wall time."""
+
+
+_PLAIN, _MANY, _FEW, _FORCED = range(4)
+"""Kinds of targets: drawn from the whole vocabulary, from many tokens, from few, and from one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,8 @@ class Head:
 class TargetRows:
     """N targets (trained tokens), grouped by the row of logits that predicts them.
 
-    There is one row per query (the token before a target) and temperature.
+    There is one row per query (the token before a target), temperature and mask. A target whose mask holds a single
+    token has no row, and does not count in N.
     """
 
     queries: Tensor  # [R] index into the layout
@@ -52,13 +63,26 @@ class TargetRows:
     rows: Tensor  # [N] row of each target, ascending
     token_ids: Tensor  # [N]
     starts: list[int]  # [R + 1] the targets of row r are starts[r] : starts[r + 1]
+    masks: RowMasks | None = None
+    """`None` if every row is normalised over the whole vocabulary."""
+    num_forced: int = 0
+    """Number of targets without a row."""
+
+    def spread(self, values: Tensor) -> Tensor:
+        """`values` [N] of the targets with a row, on the CPU and in the targets' own order; 0 for the others."""
+        zeros = torch.zeros(len(self.rows) + self.num_forced, dtype=values.dtype)
+        return zeros.index_copy(0, self.order.cpu(), values.cpu())
 
 
 def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
     """Group `targets` by the row of logits that predicts them, on `device`."""
-    keys = np.stack([targets.queries.astype(np.float64), targets.temperatures.astype(np.float64)])
-    order = np.lexsort((keys[1], keys[0]))
-    keys = keys[:, order]
+    counts = np.bincount(targets.masks + 1, minlength=len(targets.mask_table) + 1)[1:].tolist()
+    kinds_of_masks = [_kind(mask, count) for mask, count in zip(targets.mask_table, counts, strict=True)]
+    kinds = np.asarray([*kinds_of_masks, _PLAIN])[targets.masks]
+    has_row = np.flatnonzero(kinds != _FORCED)
+    keys = np.stack([kinds, targets.masks, targets.queries, targets.temperatures]).astype(np.float64)[:, has_row]
+    order = np.lexsort(keys[::-1])
+    keys, order = keys[:, order], has_row[order]
     is_new = np.ones(len(order), dtype=np.bool_)
     is_new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     first = np.flatnonzero(is_new)
@@ -69,7 +93,23 @@ def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
         rows=torch.from_numpy(np.cumsum(is_new) - 1).to(device),
         token_ids=torch.from_numpy(targets.token_ids[order]).to(device),
         starts=[*first.tolist(), len(order)],
+        masks=_row_masks(targets, order[first], kinds),
+        num_forced=len(targets.masks) - len(order),
     )
+
+
+def _kind(mask: VocabularyMask, num_targets: int) -> int:
+    if mask.size == 1:
+        return _FORCED
+    return _FEW if gathers(mask, num_targets) else _MANY
+
+
+def _row_masks(targets: Targets, of_rows: IntArray, kinds: IntArray) -> RowMasks | None:
+    """The masks of rows. `of_rows` [R] are targets that read them, `kinds` [N] the kinds of all targets."""
+    num_plain, num_many = ((kinds[of_rows] == kind).sum() for kind in (_PLAIN, _MANY))
+    if num_plain == len(of_rows):
+        return None
+    return RowMasks(int(num_plain), int(num_plain + num_many), targets.masks[of_rows], targets.mask_table)
 
 
 def target_logprobs(hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
@@ -89,13 +129,19 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
         # Without a gradient, half of the arithmetic is not needed.
         expected = torch.empty_like(hidden, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         size, tile_elements = _TILE.get(hidden.device.type, _TILE["cuda"])
-        for start in range(0, len(hidden), size):
-            end = min(start + size, len(hidden))
+        for start, end, is_few in _blocks(rows, size):
             inverse = rows.temperatures[start:end].reciprocal()  # [R]
             scaled = hidden[start:end].float() * inverse[:, None]
-            log_normaliser, entropy[start:end] = _sum_over_vocabulary(
-                scaled, inverse, head, tile_elements, expected[start:end] if expected is not None else None
-            )
+            part = expected[start:end] if expected is not None else None
+            if is_few:
+                assert rows.masks is not None
+                masks = rows.masks.between(start, end)
+                log_normaliser, entropy[start:end] = sum_over_few(scaled, inverse, head.weight, head.bias, masks, part)
+            else:
+                tile_mask = None if rows.masks is None else rows.masks.tiled(start, end, hidden.device)
+                log_normaliser, entropy[start:end] = _sum_over_vocabulary(
+                    scaled, inverse, head, tile_elements, part, tile_mask
+                )
             of_block = slice(rows.starts[start], rows.starts[end])
             row, token_ids = rows.rows[of_block] - start, rows.token_ids[of_block]
             logits = torch.linalg.vecdot(scaled[row], head.weight[token_ids].float())
@@ -119,13 +165,27 @@ class _TargetLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch i
         return (grad_hidden / temperatures[:, None]).to(ctx.dtype), None, None
 
 
+def _blocks(rows: TargetRows, size: int) -> Iterator[tuple[int, int, bool]]:
+    """Blocks of at most `size` rows: start, end, and whether they are normalised over few tokens each."""
+    num_rows = len(rows.queries)
+    borders = (num_rows,) * 2 if rows.masks is None else (rows.masks.num_plain, rows.masks.num_tiled)
+    for first, last in zip((0, *borders), (*borders, num_rows), strict=True):
+        for start in range(first, last, size):
+            yield start, min(start + size, last), first == borders[1]
+
+
 def _sum_over_vocabulary(
-    scaled: Tensor, inverse: Tensor, head: Head, tile_elements: int, expected: Tensor | None
+    scaled: Tensor,
+    inverse: Tensor,
+    head: Head,
+    tile_elements: int,
+    expected: Tensor | None,
+    mask: TileMask | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-normalisers [R] and entropies [R] of the softmax of W `scaled` + bias * `inverse`.
 
     `scaled` [R, H] are hidden states divided by their temperatures, `inverse` [R] is 1 / temperature. If `expected`
-    [R, H] is not `None`, it is overwritten with `sum_v p_v W_v`.
+    [R, H] is not `None`, it is overwritten with `sum_v p_v W_v`. `mask` leaves tokens out of the vocabulary.
     """
     width = max(1, tile_elements // len(scaled))
     width -= width % 64 if width > 64 else 0  # products of odd widths are slower
@@ -140,12 +200,17 @@ def _sum_over_vocabulary(
         torch.mm(scaled, weight.T, out=z)
         if head.bias is not None:
             z.addr_(inverse, head.bias[first : first + width].float())
+        if mask is not None:
+            mask.apply(z, first)
         before, largest = largest, torch.maximum(largest, z.amax(-1))
         shift = before - largest
         shrink = shift.exp()
         dot.addcmul_(total, shift).mul_(shrink)
         total.mul_(shrink)
-        torch.exp(z.sub_(largest[:, None]), out=e)
+        z.sub_(largest[:, None])
+        if mask is not None:
+            z.clamp_(min=NEGLIGIBLE)
+        torch.exp(z, out=e)
         total += e.sum(-1)
         dot += z.mul_(e).sum(-1)
         if expected is not None:

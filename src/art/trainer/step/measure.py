@@ -109,5 +109,5 @@ def target_logprobs_in_order(micro_batch: MicroBatch, base: BaseModel, hidden_st
     """Compute the log-probs [N] of a micro-batch's targets, in the order of `micro_batch.targets`."""
     rows = micro_batch.rows
     by_row, _ = target_logprobs(hidden_states(micro_batch.layout), base.head, rows)
-    logprobs: FloatArray = torch.empty_like(by_row).index_copy_(0, rows.order, by_row).cpu().numpy()
+    logprobs: FloatArray = rows.spread(by_row).numpy()
     return logprobs

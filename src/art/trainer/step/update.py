@@ -140,8 +140,7 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     rows, targets, layout = micro_batch.rows, micro_batch.targets, micro_batch.layout
     by_row, entropy = target_logprobs(policy.hidden_states(layout), policy.base.head, rows)
     # There are few numbers per target: the CPU handles them, in the order of the targets.
-    order = rows.order.cpu()
-    logprobs = torch.empty_like(by_row, device="cpu").index_copy(0, order, by_row.cpu())
+    logprobs = rows.spread(by_row)
     inputs = _loss_inputs(logprobs, update, micro_batch)
     scales = torch.from_numpy(_target_scales(targets, update.paths))
     if update.mismatch is not None:
@@ -149,11 +148,11 @@ def _backward(policy: Policy, update: Update, micro_batch: MicroBatch, record: S
     losses = _target_losses(inputs, update.terms, torch.from_numpy(targets.is_sft))
     total = torch.dot(losses.values, scales)
     total.backward()
-    target_entropy = torch.empty(len(order)).index_copy_(0, order, entropy.index_select(0, rows.rows).cpu())
-    unknown = np.full(len(order), np.nan, dtype=np.float32)
+    target_entropy = rows.spread(entropy.index_select(0, rows.rows))
+    unknown = np.full(len(logprobs), np.nan, dtype=np.float32)
     record.micro_batches.append(
         MicroBatchRecord(
-            update=np.full(len(order), number),
+            update=np.full(len(logprobs), number),
             policy_logprobs=logprobs.detach().numpy(),
             sampling_logprobs=targets.sampling_logprobs,
             advantages=targets.advantages,

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from art.errors import TrajectoryError
 from art.protocol.samples import TrainingSample
+from art.trainer.tree.masks import VocabularyMask
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -46,6 +47,9 @@ class SamplePath:
     """`token_ids` as bytes that sort in the same order."""
     streams: dict[str, FloatArray] = field(default_factory=dict)
     """More log-probs [N] of the targets, by name: a teacher's, or those that `art.trainer.step.measure` added."""
+    masks: IntArray | None = None  # [N] index into `mask_table`, -1 for the whole vocabulary; `None`: all are -1
+    mask_table: Sequence[VocabularyMask] = ()
+    """Masks of all samples of a step. They share one table."""
 
     @property
     def share(self) -> float:
@@ -71,6 +75,8 @@ class Targets:
     samples: IntArray  # [N] index into the samples that the tree was built from
     is_sft: NDArray[np.bool_]  # [N] component "sft", else "rl"
     streams: dict[str, FloatArray]  # [N] each; zeros where a sample lacks one
+    masks: IntArray  # [N] index into `mask_table`; -1 where the token was drawn from the whole vocabulary
+    mask_table: Sequence[VocabularyMask] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +109,8 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
     """Validate `sample` and convert it to arrays. Returns `None` if it has no target.
 
     Raises:
-        TrajectoryError: lengths differ, a token is outside the vocabulary, a number is not finite, or the first token
-            is a target (there is no token before it that could predict it).
+        TrajectoryError: lengths differ, a token is outside the vocabulary, a number is not finite, a constraint does
+            not fit the tokens, or the first token is a target (there is no token before it that could predict it).
     """
     name, length = f"sample {sample.sample_id!r}", len(sample.token_ids)
     lengths = (len(sample.loss_mask), len(sample.sampling_logprobs), len(sample.advantages))
@@ -127,6 +133,7 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
         raise TrajectoryError(
             f"the loss mask of {name} includes its first token, which no token before it can predict; mask it out"
         )
+    _check_constraints(sample)
     logprobs = np.asarray(sample.sampling_logprobs, dtype=np.float32)[positions]
     advantages = np.asarray(sample.advantages, dtype=np.float32)[positions]
     if not (np.isfinite(logprobs).all() and np.isfinite(advantages).all()):
@@ -150,6 +157,23 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
         key=inputs.astype(">u4").tobytes(),
         streams=streams,
     )
+
+
+def _check_constraints(sample: TrainingSample) -> None:
+    end = 1  # the first token of a sample is no answer
+    for span in sorted(sample.constraints, key=lambda span: span.start):
+        if span.start < end or span.num_tokens < 1 or span.start + span.num_tokens > len(sample.token_ids):
+            raise TrajectoryError(
+                f"sample {sample.sample_id!r} has a constraint on {span.num_tokens} tokens from token {span.start} on; "
+                f"expected at least one, within the sample's {len(sample.token_ids)} tokens and after token {end - 1}"
+            )
+        end = span.start + span.num_tokens
+        kept = span.constraint.kept
+        if kept is not None and len(kept) != span.num_tokens:
+            raise TrajectoryError(
+                f"sample {sample.sample_id!r} has the kept tokens of {len(kept)} tokens in a constraint on "
+                f"{span.num_tokens}; expected one list per token"
+            )
 
 
 def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
@@ -222,7 +246,13 @@ def _collect_targets(paths: Sequence[SamplePath], queries: Sequence[IntArray]) -
         samples=np.repeat(np.arange(len(paths)), counts),
         is_sft=np.repeat(np.asarray([path.sample.component == "sft" for path in paths], dtype=np.bool_), counts),
         streams={name: _stream(paths, name) for name in sorted({name for path in paths for name in path.streams})},
+        masks=np.concatenate([path.masks if path.masks is not None else _no_masks(path) for path in paths]),
+        mask_table=next((path.mask_table for path in paths if path.mask_table), ()),
     )
+
+
+def _no_masks(path: SamplePath) -> IntArray:
+    return np.full(len(path.query_positions), -1, dtype=np.int64)
 
 
 def _stream(paths: Sequence[SamplePath], name: str) -> FloatArray:

@@ -16,7 +16,7 @@ from art.config import LoraConfig, ServerConfig, TrainConfig, TrainerConfig, Tra
 from art.errors import ArtError, ConfigError, InvalidRequestError, NothingTrainableError, ProcessError
 from art.protocol.calls import Call, InitCheckpoint, StartTrainer, Train, TrainSft
 from art.protocol.rpc import RpcClient
-from art.protocol.samples import StepResult, TrainingSample
+from art.protocol.samples import StepResult, TrainingSample, samples_to_wire
 from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.stacks import dump_stacks
 from art.storage import checkpoints
@@ -120,8 +120,13 @@ async def test_calls_failed_calls_and_steps(trainer: ChildProcess, tmp_path: Pat
     assert all(result.done <= result.total for result in results[:-1])
     refusals: list[tuple[type[ArtError], Call[Any]]] = [
         (NothingTrainableError, Train(**job(tmp_path, 2, samples=[]))),
-        (ConfigError, raw("train", **job(tmp_path, 2, config=RL.model_dump() | {"learning_rate": -1}))),
-        (InvalidRequestError, raw("train", **job(tmp_path, 2, samples=[{"tokens": []}]))),
+        (
+            ConfigError,
+            raw(
+                "train", **job(tmp_path, 2, samples=samples_to_wire([]), config=RL.model_dump() | {"learning_rate": -1})
+            ),
+        ),
+        (InvalidRequestError, raw("train", **job(tmp_path, 2, samples={"grammars": [], "samples": [{"tokens": []}]}))),
         (InvalidRequestError, raw("sleep")),
     ]
     for kind, call in refusals:

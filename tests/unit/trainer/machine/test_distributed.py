@@ -32,10 +32,11 @@ from art.errors import (
     TrainingError,
 )
 from art.protocol.calls import TrainSft
-from art.protocol.samples import StepResult
+from art.protocol.samples import ConstrainedSpan, Constraint, StepResult
 from art.storage import checkpoints
 from art.trainer.machine.distributed import ALONE, Team
 from art.trainer.trainer import Trainer
+from tests.support.constrained_samples import with_kept
 from tests.support.trainer_pair import (
     Gradient,
     Member,
@@ -115,6 +116,25 @@ def test_gradients_are_those_of_one_process(
         assert part.record.num_tree_tokens == sum(part.num_tokens for part in found)
         assert len(part.record.micro_batches) == sum(numbers)
     assert found[0].grads.tobytes() == found[1].grads.tobytes()  # or the adapters would drift apart
+
+
+@both_ways
+def test_constraints_are_replayed_by_both_and_give_the_same_gradient(
+    settings: dict[str, Any], pair: Pair, alone: Member, model: str
+) -> None:
+    samples = with_kept(random_samples(5, 20))
+    samples[2] = replace(samples[2], loss_mask=[False] + [True] * (len(samples[2].token_ids) - 1))
+    spoilt = ConstrainedSpan(start=1, num_tokens=1, constraint=Constraint(kept=[[samples[2].token_ids[1] + 1]]))
+    samples[2] = replace(samples[2], constraints=[spoilt])
+    update = {"terms": (GspoConfig(),)}
+    expected = gradient(alone, model, samples, update, 64)
+    for part in succeeded(pair.run(gradient, model, samples, update, 64, **settings)):
+        assert close(expected.grads, part.grads)
+        assert part.record.losses == pytest.approx(expected.record.losses, rel=1e-5)
+        logprobs = [
+            np.concatenate([each.policy_logprobs for each in r.micro_batches]) for r in (part.record, expected.record)
+        ]
+        np.testing.assert_allclose(*map(np.sort, logprobs), atol=1e-5)
 
 
 def test_sharded_weights_with_gradient_checkpointing(pair: Pair, alone: Member, model: str) -> None:

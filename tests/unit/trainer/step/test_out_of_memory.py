@@ -25,8 +25,9 @@ from art.trainer.step.step_metrics import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
 from art.trainer.tree.pack import pack
-from art.trainer.tree.tree import SamplePath, build_tree, check_sample
-from tests.support.trainer_samples import VOCAB_SIZE, random_samples
+from art.trainer.tree.tree import SamplePath, build_tree
+from tests.support.constrained_samples import replayed, with_kept
+from tests.support.trainer_samples import random_samples
 
 LORA = LoraConfig(rank=8, alpha=16)
 ON_CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -68,7 +69,8 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def make_paths(seed: int = 11) -> list[SamplePath]:
-    return [p for s in random_samples(seed, count=14) if (p := check_sample(s, vocab_size=VOCAB_SIZE))]
+    """Paths of which many have masks."""
+    return replayed(with_kept(random_samples(seed, count=14)))
 
 
 def run(
