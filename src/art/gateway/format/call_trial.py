@@ -112,10 +112,10 @@ def _answer(count: int) -> Message:
 
 
 def _reads_back(side: Side, writing: CallWriting, count: int) -> bool:
-    rendered = _render_answer(side, writing, count)
+    rendered = render_answer(side, writing, [*_ASKED, _answer(count)], _TOOLS)
     if rendered is None:
         return False
-    prompt, answer = (side.tokenizer.encode(text, add_special_tokens=False) for text in rendered)
+    prompt, answer = rendered
     parser = _parser(side, writing.format, prompt)
     parser.push(answer)
     calls = parser.finish().tool_calls
@@ -130,23 +130,33 @@ def _parser(side: Side, call_format: CallFormat, prompt: list[int]) -> MessagePa
     return TaggedParser(side.tokenizer, side.tags, in_reasoning=in_reasoning, schemas=schemas, calls=call_format)
 
 
-def _render_answer(side: Side, writing: CallWriting, count: int) -> tuple[str, str] | None:
-    """Prompt and answer as text, the answer up to the token that ends it. `None` if the template refuses the messages.
+def render_answer(
+    side: Side, writing: CallWriting, messages: list[Message], tools: list[Tool]
+) -> tuple[list[int], list[int]] | None:
+    """Tokens of a prompt, and of its answer (the last message) without the token that ends it.
 
     Some templates open reasoning in the prompt, and write an answer without reasoning in another way. Such an answer
     is tried with reasoning; then it is cut where the prompt without the opening of the answer ends.
+
+    Returns:
+        `None` if the template refuses the messages, or writes them in another way once they are answered.
     """
-    answer = _answer(count)
+    asked, answer = messages[:-1], messages[-1]
     try:
         for message in (answer, {**answer, "reasoning_content": "zq thought"}):
-            whole = side.render([*_ASKED, message], _TOOLS, writing, False)
-            opened = side.render(_ASKED, _TOOLS, writing, True)
-            if whole.startswith(opened):
-                return opened, _cut(side, whole[len(opened) :])
-        closed = side.render(_ASKED, _TOOLS, writing, False)
+            whole = side.render([*asked, message], tools, writing, False)
+            prompt = side.render(asked, tools, writing, True)
+            if whole.startswith(prompt):
+                break
+        else:
+            prompt = side.render(asked, tools, writing, False)
     except InvalidRequestError:
         return None
-    return (closed, _cut(side, whole[len(closed) :])) if whole.startswith(closed) else None
+    if not whole.startswith(prompt):
+        return None
+    texts = (prompt, _cut(side, whole[len(prompt) :]))
+    first, second = (side.tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    return first, second
 
 
 def _cut(side: Side, answer: str) -> str:

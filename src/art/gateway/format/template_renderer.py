@@ -119,10 +119,11 @@ class TemplateRenderer:
 
     def _find_call_format(self) -> bool:
         """Find out how the template writes tool calls. False if tools cannot be used."""
-        writing = find_call_writing(Side(self.tokenizer, self.tags, self._turn_end, self._try_text), self._is_harmony)
+        side = Side(self.tokenizer, self.tags, self._turn_end, self._try_text)
+        writing = find_call_writing(side, self._is_harmony)
+        self._writing = writing or self._writing
         if writing is None:
             return False
-        self._writing = writing
         if writing.end is not None:
             self._call_end = writing.end
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, writing.end[1]]))
