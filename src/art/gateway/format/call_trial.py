@@ -63,8 +63,8 @@ class Side:
     tags: Tags
     turn_end: str
     """Text of the token that ends an answer; empty if there is none."""
-    render: Callable[[list[Message], list[Tool] | None, CallWriting, bool], str]
-    """Renders messages, with the opening of the next answer if the last argument is set."""
+    render: Callable[[list[Message], list[Tool] | None, bool, CallWriting], str]
+    """Renders messages, with the opening of the next answer if the third argument is set."""
 
 
 _NAME = "zq_probe"
@@ -87,7 +87,7 @@ def find_call_writing(side: Side, is_harmony: bool) -> CallWriting | None:
             if _reads_back(side, writing, 1):
                 return _with_several(side, replace(writing, end=_find_end(side, writing)))
     if not is_harmony and _leaves_out_calls(side):
-        described = _added_by_tools(side)
+        described = _prompt_with_tools(side)
         for one in formats:
             writing = CallWriting(one, written_from=1)
             if one.described_by is not None and one.described_by.search(described) and _reads_back(side, writing, 1):
@@ -144,12 +144,12 @@ def render_answer(
     asked, answer = messages[:-1], messages[-1]
     try:
         for message in (answer, {**answer, "reasoning_content": "zq thought"}):
-            whole = side.render([*asked, message], tools, writing, False)
-            prompt = side.render(asked, tools, writing, True)
+            whole = side.render([*asked, message], tools, False, writing)
+            prompt = side.render(asked, tools, True, writing)
             if whole.startswith(prompt):
                 break
         else:
-            prompt = side.render(asked, tools, writing, False)
+            prompt = side.render(asked, tools, False, writing)
     except InvalidRequestError:
         return None
     if not whole.startswith(prompt):
@@ -170,7 +170,7 @@ def _find_end(side: Side, writing: CallWriting) -> tuple[str, int] | None:
     closing = writing.format.closing
     if closing is None or harmony.is_in(side.tokenizer):
         return None
-    whole = side.render([*_ASKED, _answer(1)], _TOOLS, writing, False)
+    whole = side.render([*_ASKED, _answer(1)], _TOOLS, False, writing)
     tail = whole[whole.rfind(closing) + len(closing) :].lstrip()
     ids = side.tokenizer.encode(tail, add_special_tokens=False)
     if not ids or ids[0] not in side.tokenizer.backend.get_added_tokens_decoder():
@@ -182,14 +182,14 @@ def _find_end(side: Side, writing: CallWriting) -> tuple[str, int] | None:
 def _leaves_out_calls(side: Side) -> bool:
     """Whether the template renders a message with calls as if it had none."""
     try:
-        return _NAME not in side.render([*_ASKED, _answer(1)], None, CallWriting(TAGGED), False)
+        return _NAME not in side.render([*_ASKED, _answer(1)], None, False, CallWriting(TAGGED))
     except InvalidRequestError:
         return False
 
 
-def _added_by_tools(side: Side) -> str:
-    """The text of a prompt with tools."""
+def _prompt_with_tools(side: Side) -> str:
+    """A prompt with tools, as text."""
     try:
-        return side.render(_ASKED, _TOOLS, CallWriting(TAGGED), True)
+        return side.render(_ASKED, _TOOLS, True, CallWriting(TAGGED))
     except InvalidRequestError:
         return ""

@@ -70,17 +70,24 @@ class TemplateRenderer:
         if self._is_harmony:
             ends = [i for token in harmony.STOPS if (i := tokenizer.token_id(token)) is not None]
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
-        self._writing = CallWriting(TAGGED)
+        self.writing = CallWriting(TAGGED)
+        """How tool calls are written. It counts only where `handles_tools`."""
+        self.side = Side(tokenizer, self.tags, self._turn_end, self._text)
         self._call_end = (harmony.CALL_END, tokenizer.token_id(harmony.CALL_END)) if self._is_harmony else None
         self.handles_tools = tokenizer.template.handles_tools and self._find_call_format()
         self.with_kwargs = variants(self.template_kwargs, build)
 
+    @property
+    def call_format(self) -> str:
+        """Name of the format of tool calls."""
+        return "harmony" if self._is_harmony else self.writing.format.name
+
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
-        return self.tokenizer.encode(self._text(messages, tools, opening=True), add_special_tokens=False)
+        return self.tokenizer.encode(self._text(messages, tools, True), add_special_tokens=False)
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
-        opened = self._text(messages[:-1], tools, opening=True)
-        whole = self._text(messages, tools, opening=False)
+        opened = self._text(messages[:-1], tools, True)
+        whole = self._text(messages, tools, False)
         turn_end, turn_end_id = self._end_of(messages[-1])
         if not whole.startswith(opened) or turn_end_id is None:
             return None
@@ -96,8 +103,8 @@ class TemplateRenderer:
             return Branch("history_continues_elsewhere")
         if self._keep_reasoning is False and has_reasoning(turn.messages):
             return Branch("reasoning_dropped")
-        before = self._text(turn.messages, tools, opening=False)
-        after = self._text(turn.messages + new_messages, tools, opening=True)
+        before = self._text(turn.messages, tools, False)
+        after = self._text(turn.messages + new_messages, tools, True)
         added = extend_text(before, after, turn_end, keep_reasoning=self._keep_reasoning is True)
         if isinstance(added, Branch):
             return added
@@ -110,7 +117,7 @@ class TemplateRenderer:
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
         if self._is_harmony:
             return harmony.HarmonyParser(self.tokenizer, parse_tools=parse_tools)
-        calls = self._writing.format
+        calls = self.writing.format
         if calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
             parse_tools = False
         schemas = parameter_schemas(tools) if parse_tools else None
@@ -119,20 +126,14 @@ class TemplateRenderer:
 
     def _find_call_format(self) -> bool:
         """Find out how the template writes tool calls. False if tools cannot be used."""
-        side = Side(self.tokenizer, self.tags, self._turn_end, self._try_text)
-        writing = find_call_writing(side, self._is_harmony)
-        self._writing = writing or self._writing
+        writing = find_call_writing(self.side, self._is_harmony)
         if writing is None:
             return False
+        self.writing = writing
         if writing.end is not None:
             self._call_end = writing.end
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, writing.end[1]]))
         return True
-
-    def _try_text(self, messages: list[Message], tools: list[Tool] | None, writing: CallWriting, opening: bool) -> str:
-        """Render with calls as `writing` has them."""
-        self._writing = writing
-        return self._text(messages, tools, opening=opening)
 
     def _end_of(self, answer: Message) -> tuple[str, int | None]:
         """Text and id of the token that the template writes after an answer."""
@@ -153,12 +154,14 @@ class TemplateRenderer:
         ids.append(turn_end_id)
         return ids
 
-    def _text(self, messages: list[Message], tools: list[Tool] | None, *, opening: bool) -> str:
+    def _text(
+        self, messages: list[Message], tools: list[Tool] | None, opening: bool, writing: CallWriting | None = None
+    ) -> str:
         prepared = template_messages(messages, drop_reasoning=self._keep_reasoning is False)
         if self._is_harmony:
             prepared = harmony.harmony_messages(prepared)
         if tools or any(message.get("tool_calls") for message in prepared):
-            prepared = prepare_calls(prepared, self._writing)
+            prepared = prepare_calls(prepared, writing or self.writing)
         return self.tokenizer.render_text(prepared, tools, add_generation_prompt=opening, **self.template_kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Prepare the tool calls of messages for a chat template: their ids, their arguments, and calls that ART writes itself."""
+"""Prepare the tool calls of messages for a chat template: ids, arguments, and calls that ART writes itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The formats in which models write tool calls.
 
 Calls are enclosed by special tokens, or are the whole answer (Llama 3). A model's format is not guessed from its name
-or its vocabulary: `format/call_trial.py` picks the one that reads calls back which the model's own template has written.
+or its vocabulary: `format/call_trial.py` picks the one that reads what the model's own template has written.
 """
 
 from __future__ import annotations

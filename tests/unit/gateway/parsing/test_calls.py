@@ -68,7 +68,7 @@ def test_a_call_that_the_template_writes_is_parsed_back(
 ) -> None:
     loaded = renderer(family)
     assert loaded.handles_tools
-    assert loaded._is_harmony if name == "harmony" else loaded._writing.format.name == name
+    assert loaded.call_format == name
     assert check_tools(loaded).found == "calls come back as they were written"
     for conversation in tool_conversations():  # and none of them is a branch
         assert examine(loaded, conversation).branch is None
@@ -251,8 +251,8 @@ def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], Te
 
 def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], TemplateRenderer]) -> None:
     """DeepSeek's template takes arguments as text; the others take an object."""
-    assert renderer("DeepSeek-V3")._writing.text_arguments
-    assert not renderer("Kimi K2 (as DeepseekV3)")._writing.text_arguments
+    assert renderer("DeepSeek-V3").writing.text_arguments
+    assert not renderer("Kimi K2 (as DeepseekV3)").writing.text_arguments
 
 
 def test_calls_of_an_unknown_format_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""Take the chat templates of published models through the gateway: render, parse, and continue with tool calls.
+
+The templates lie in `chat_templates/`; `sources.toml` names the package that each comes from. No tokenizer of the models
+is needed: one that can encode any text gets every tag of the template as a token of its own, as the models have it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from art.gateway.format.bridge import Branch
+from art.gateway.format.call_trial import render_answer
+from art.gateway.format.fidelity import TOOL
+from art.gateway.format.load import load_renderer
+from art.gateway.format.renderer import RecordedTurn, Renderer, parse
+from art.gateway.format.template_renderer import TemplateRenderer
+from art.protocol.chat import Message, Tool, tool_call
+
+FOLDER = Path(__file__).parent / "chat_templates"
+_WORDS = (
+    "tool_call", "tool_calls", "tool_response", "TOOLCALL", "think", "arg_key", "arg_value", "minimax:tool_call",
+    "seed:tool_call", "seed:eos", "seed:bos", "start_of_turn", "end_of_turn", "end_of_sentence",
+)  # fmt: skip
+_PAIRED = ("tool_call", "tool_calls", "TOOLCALL", "think", "arg_key", "arg_value", "minimax:tool_call", "seed:tool_call")
+_TAG = re.compile(
+    r"<\|[^|<>\s]+\|>|<\|[a-z_\"|]+>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{3,}\]|<SPECIAL_\d+>|\[\|endofturn\|\]"
+    rf"|\[e~\[|\]~b\]|\]~!b\[|</?(?:{'|'.join(_WORDS)})>"
+)
+"""What is a single token in the vocabularies of these models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A chat template and where it comes from."""
+
+    name: str
+    package: str
+    tokens: tuple[str, ...]
+    """Added tokens that the template itself does not write."""
+
+    @property
+    def template(self) -> str:
+        return (FOLDER / f"{self.name}.jinja").read_text(encoding="utf-8")
+
+
+def sources() -> list[Source]:
+    listed = tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))["templates"]
+    return [Source(one["name"], one["package"], tuple(one.get("tokens", ()))) for one in listed]
+
+
+def load(source: Source) -> TemplateRenderer:
+    """The renderer of a folder with the template of `source`."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(source, Path(folder))
+        renderer = load_renderer(folder)
+    assert isinstance(renderer, TemplateRenderer)
+    return renderer
+
+
+def write_folder(source: Source, folder: Path) -> None:
+    """Write a tokenizer with the template and the tags of `source`."""
+    tags = [*_TAG.findall(source.template), *source.tokens]
+    tags += [f"</{word}>" for word in _PAIRED if f"<{word}>" in tags]
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    added = dict.fromkeys(["<bos>", "<eos>", *tags])
+    tokenizer.add_special_tokens([AddedToken(tag, normalized=False) for tag in added])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
+    (folder / "chat_template.jinja").write_text(source.template, encoding="utf-8")
+
+
+_NAME: str = TOOL["function"]["name"]
+_TYPES = {"key": "string", "number": "integer", "share": "number", "flag": "boolean", "more": "object", "list": "array"}
+TYPED_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Find a value.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": kind, "description": name} for name, kind in _TYPES.items()},
+            "required": ["key"],
+        },
+    },
+}
+"""A function with parameters of all types."""
+USER: Message = {"role": "user", "content": "Look it up."}
+SIMPLE = {"key": "a"}
+HARD: dict[str, Any] = {
+    "key": 'a "b" \'c\' \\d\n\u00e9 \U0001f642 {"x": 1}',
+    "number": 5,
+    "share": 2.5,
+    "flag": False,
+    "more": {"deep": [{"x": "5", "y": None}], "u": "\u00fc"},
+    "list": [1, "2"],
+}
+WITH_TAGS = {"key": "5 </parameter> </arg_value> <function=f> </invoke> </function> [f()] <b>x</b>"}
+
+
+def answer(calls: list[dict[str, Any]], text: str = "") -> Message:
+    """An assistant message that calls the function once for each set of arguments."""
+    made = [
+        tool_call(f"call_{number}", _NAME, json.dumps(one, ensure_ascii=False)) for number, one in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": made}
+
+
+ANSWERS = {
+    "one": answer([SIMPLE]),
+    "several": answer([SIMPLE, HARD]),
+    "typed": answer([HARD], "I look."),
+    "tags": answer([WITH_TAGS]),
+}
+"""Answers that must come back: one call, several, one of all types beside text, and one whose text looks like tags."""
+
+
+def written(renderer: TemplateRenderer, message: Message) -> tuple[list[int], list[int]] | None:
+    """Tokens of the prompt and of the answer; `None` if the template refuses it."""
+    return render_answer(renderer.side, renderer.writing, [USER, message], [TYPED_TOOL])
+
+
+def comes_back(renderer: TemplateRenderer, message: Message) -> bool:
+    """Whether the calls of an answer that the template has written are parsed as they were."""
+    tokens = written(renderer, message)
+    if tokens is None:
+        return False
+    calls = parse(renderer, *tokens, [TYPED_TOOL]).tool_calls
+    expected = [call["function"] for call in message["tool_calls"]]
+    return [(call.name, json.loads(call.arguments)) for call in calls] == [
+        (one["name"], json.loads(one["arguments"])) for one in expected
+    ]
+
+
+def next_turn(renderer: TemplateRenderer) -> str:
+    """What becomes of the exact tokens once the function has answered: "extends", or "branch" and the reason."""
+    message = ANSWERS["one"]
+    tokens = written(renderer, message)
+    if tokens is None:
+        return "refused"
+    turn = RecordedTurn([USER, message], *tokens)
+    result: Message = {"role": "tool", "tool_call_id": "call_0", "name": _NAME, "content": "found"}
+    bridged = renderer.bridge(turn, [result], [TYPED_TOOL])
+    if isinstance(bridged, Branch):
+        return f"branch: {bridged.reason}"
+    recorded = [*tokens[0], *tokens[1]]
+    return "extends" if bridged[: len(recorded)] == recorded else "wrong"
+
+
+def takes_tools(renderer: Renderer) -> bool:
+    return renderer.tokenizer.template is not None and renderer.tokenizer.template.handles_tools
+
+
+def check(source: Source) -> list[str]:
+    """The cells of a template in the table."""
+    renderer = load(source)
+    if not renderer.handles_tools:
+        why = "refused: unknown format" if takes_tools(renderer) else "refused: no place for tools"
+        return [source.name, why, "", "", "", "", "", source.package]
+    cells = ["yes" if comes_back(renderer, message) else "no" for message in ANSWERS.values()]
+    if not renderer.writing.is_parallel:
+        cells[1] = "refused"
+    return [source.name, renderer.call_format, *cells, next_turn(renderer), source.package]
