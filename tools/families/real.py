@@ -1,7 +1,7 @@
 """Take the chat templates of published models through the gateway: render, parse, and continue with tool calls.
 
-The templates lie in `chat_templates/`; `sources.toml` names the package that each comes from. No tokenizer of the models
-is needed: one that can encode any text gets every tag of the template as a token of its own, as the models have it.
+The templates lie in `chat_templates/`; `sources.toml` names the package that each comes from. No tokenizer of the
+models is needed: one that can encode any text gets every tag of the template as a token of its own, as the models do.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from art.errors import InvalidRequestError
 from art.gateway.format.bridge import Branch
 from art.gateway.format.call_trial import render_answer
 from art.gateway.format.fidelity import TOOL
 from art.gateway.format.load import load_renderer
-from art.gateway.format.renderer import RecordedTurn, Renderer, parse
+from art.gateway.format.renderer import RecordedTurn, parse
 from art.gateway.format.template_renderer import TemplateRenderer
 from art.protocol.chat import Message, Tool, tool_call
 
@@ -29,7 +30,16 @@ _WORDS = (
     "tool_call", "tool_calls", "tool_response", "TOOLCALL", "think", "arg_key", "arg_value", "minimax:tool_call",
     "seed:tool_call", "seed:eos", "seed:bos", "start_of_turn", "end_of_turn", "end_of_sentence",
 )  # fmt: skip
-_PAIRED = ("tool_call", "tool_calls", "TOOLCALL", "think", "arg_key", "arg_value", "minimax:tool_call", "seed:tool_call")
+_PAIRED = (
+    "tool_call",
+    "tool_calls",
+    "TOOLCALL",
+    "think",
+    "arg_key",
+    "arg_value",
+    "minimax:tool_call",
+    "seed:tool_call",
+)
 _TAG = re.compile(
     r"<\|[^|<>\s]+\|>|<\|[a-z_\"|]+>|<[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{3,}\]|<SPECIAL_\d+>|\[\|endofturn\|\]"
     rf"|\[e~\[|\]~b\]|\]~!b\[|</?(?:{'|'.join(_WORDS)})>"
@@ -105,24 +115,25 @@ HARD: dict[str, Any] = {
     "more": {"deep": [{"x": "5", "y": None}], "u": "\u00fc"},
     "list": [1, "2"],
 }
-WITH_TAGS = {"key": "5 </parameter> </arg_value> <function=f> </invoke> </function> [f()] <b>x</b>"}
+_MARKUP = "5 </parameter> </arg_value> <function=f> </invoke> </function> [f()] <b>x</b>"
 
 
 def answer(calls: list[dict[str, Any]], text: str = "") -> Message:
     """An assistant message that calls the function once for each set of arguments."""
-    made = [
-        tool_call(f"call_{number}", _NAME, json.dumps(one, ensure_ascii=False)) for number, one in enumerate(calls)
-    ]
+    made = [tool_call(f"call_{number}", _NAME, json.dumps(one, ensure_ascii=False)) for number, one in enumerate(calls)]
     return {"role": "assistant", "content": text, "tool_calls": made}
 
 
-ANSWERS = {
-    "one": answer([SIMPLE]),
-    "several": answer([SIMPLE, HARD]),
-    "typed": answer([HARD], "I look."),
-    "tags": answer([WITH_TAGS]),
-}
-"""Answers that must come back: one call, several, one of all types beside text, and one whose text looks like tags."""
+def answers(renderer: TemplateRenderer) -> dict[str, Message]:
+    """Answers that must come back: one call, several, one of all types beside text, and one with tags in a string."""
+    calls = renderer.writing.format
+    tags = f"{_MARKUP} {calls.closing} and {calls.opening}" if calls.closing is not None else _MARKUP
+    return {
+        "one": answer([SIMPLE]),
+        "several": answer([SIMPLE, HARD]),
+        "typed": answer([HARD], "I look."),
+        "tags": answer([{"key": tags}]),
+    }
 
 
 def written(renderer: TemplateRenderer, message: Message) -> tuple[list[int], list[int]] | None:
@@ -144,7 +155,7 @@ def comes_back(renderer: TemplateRenderer, message: Message) -> bool:
 
 def next_turn(renderer: TemplateRenderer) -> str:
     """What becomes of the exact tokens once the function has answered: "extends", or "branch" and the reason."""
-    message = ANSWERS["one"]
+    message = answer([SIMPLE])
     tokens = written(renderer, message)
     if tokens is None:
         return "refused"
@@ -157,17 +168,56 @@ def next_turn(renderer: TemplateRenderer) -> str:
     return "extends" if bridged[: len(recorded)] == recorded else "wrong"
 
 
-def takes_tools(renderer: Renderer) -> bool:
-    return renderer.tokenizer.template is not None and renderer.tokenizer.template.handles_tools
+def why_refused(renderer: TemplateRenderer) -> str:
+    template = renderer.tokenizer.template
+    if template is None or not template.handles_tools:
+        return "refused: no place for tools"
+    try:
+        renderer.render([USER, answer([SIMPLE])], [TYPED_TOOL])
+    except InvalidRequestError:
+        return "refused: the template cannot be rendered"
+    return "refused: unknown format"
 
 
 def check(source: Source) -> list[str]:
     """The cells of a template in the table."""
     renderer = load(source)
     if not renderer.handles_tools:
-        why = "refused: unknown format" if takes_tools(renderer) else "refused: no place for tools"
-        return [source.name, why, "", "", "", "", "", source.package]
-    cells = ["yes" if comes_back(renderer, message) else "no" for message in ANSWERS.values()]
+        return [source.name, why_refused(renderer), "", "", "", "", ""]
+    cells = ["yes" if comes_back(renderer, message) else "no" for message in answers(renderer).values()]
     if not renderer.writing.is_parallel:
         cells[1] = "refused"
-    return [source.name, renderer.call_format, *cells, next_turn(renderer), source.package]
+    return [source.name, renderer.call_format, *cells, next_turn(renderer)]
+
+
+_SECTION = """\
+## Tool calls of real templates
+
+This table is the result of a run, too. It takes the chat templates of {number} published models, as other packages
+distribute them, through the gateway. A trial render and parse decides which format of calls a template writes; the
+name of the model and the tags of its vocabulary do not. A request with `tools` gets a 400 where no format fits.
+
+| column | yes means |
+|---|---|
+| one | a call that the template writes comes back |
+| several | two calls of one answer come back |
+| typed | text before a call stays text; unicode, nested values, numbers and booleans come back by the tool's schema |
+| tags | a string that contains tags of the format comes back |
+| next turn | with the tool's result, the next prompt extends the exact tokens of this one, or is a branch |
+
+Llama 3, Falcon-H1, Granite 3.3 and early LFM2 refuse several calls in later prompts or leave calls out. ART writes these
+calls into the message itself, as the model wrote them.
+
+| template | format | one | several | typed | tags | next turn |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def render_section(rows: list[list[str]]) -> str:
+    """The section of docs/models.md on these templates, as Markdown."""
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"{_SECTION.format(number=len(rows))}{table}"
+
+
+def run_templates() -> list[list[str]]:
+    return [check(source) for source in sources()]
