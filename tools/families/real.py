@@ -142,11 +142,16 @@ def written(renderer: TemplateRenderer, message: Message) -> tuple[list[int], li
 
 
 def comes_back(renderer: TemplateRenderer, message: Message) -> bool:
-    """Whether the calls of an answer that the template has written are parsed as they were."""
+    """Whether calls of an answer that the template has written are parsed as they were, and its text stays text."""
     tokens = written(renderer, message)
     if tokens is None:
         return False
-    calls = parse(renderer, *tokens, [TYPED_TOOL]).tool_calls
+    parsed = parse(renderer, *tokens, [TYPED_TOOL])
+    if message["content"] in renderer.tokenizer.text(tokens[1]) and message["content"] not in (
+        f"{parsed.reasoning} {parsed.content}"  # harmony writes the text beside a call as reasoning
+    ):
+        return False
+    calls = parsed.tool_calls
     expected = [call["function"] for call in message["tool_calls"]]
     return [(call.name, json.loads(call.arguments)) for call in calls] == [
         (one["name"], json.loads(one["arguments"])) for one in expected
@@ -205,8 +210,8 @@ name of the model and the tags of its vocabulary do not. A request with `tools` 
 | tags | a string that contains tags of the format comes back |
 | next turn | with the tool's result, the next prompt extends the exact tokens of this one, or is a branch |
 
-Llama 3, Falcon-H1, Granite 3.3 and early LFM2 refuse several calls in later prompts or leave calls out. ART writes these
-calls into the message itself, as the model wrote them.
+The templates of Llama 3 refuse several calls in later prompts; Falcon-H1, Granite 3.3 and early LFM2 leave out all
+calls. ART writes these calls into the message itself, as the model does.
 
 | template | format | one | several | typed | tags | next turn |
 | --- | --- | --- | --- | --- | --- | --- |
