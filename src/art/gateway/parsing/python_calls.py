@@ -56,10 +56,10 @@ def _read_arguments(text: str, place: int, is_escaped: bool) -> tuple[dict[str, 
     if (end := _VALUE_END.match(text, place)) is not None and ")" in end[0]:
         return arguments, end.end()
     while (key := _KEY.match(text, place)) is not None and key[1] not in arguments:
-        found = _read_value(text, key.end(), is_escaped)
-        if found is None:
+        value = _read_value(text, key.end(), is_escaped)
+        if value is None:
             return None
-        arguments[key[1]], end = found
+        arguments[key[1]], end = value
         place = end.end()
         if ")" in end[0]:
             return arguments, place
