@@ -30,7 +30,7 @@ _LLAMA = "llama-3"
 
 
 class PackageRenderer:
-    """Renders, bridges and parses with a hand-written renderer of the `renderers` package."""
+    """Renders prompts, extends recorded ones and parses answers with a renderer of the `renderers` package."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from art.protocol.chat import Message
 
 
 def with_call_ids(messages: list[Message], call_format: CallFormat) -> list[Message]:
-    """Replace call ids by those that the template expects, the same in a call and in its result."""
+    """Replace the ids of tool calls by ids that the chat template expects, the same in a call and in its result."""
     make_id = call_format.call_id
     if make_id is None or not any(message.get("tool_calls") for message in messages):
         return messages

@@ -27,13 +27,13 @@ Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One format of tool calls."""
+    """A format in which models write tool calls, with the function that reads it."""
 
     name: str
     read: Callable[[str, Schemas], list[ToolCall] | None]
     """Reads the calls in the text between `opening` and `closing`; returns `None` for text not in the format."""
     opening: str | None = None
-    """Token before the calls; `None` if an answer that begins with one of `beginnings` is calls as a whole."""
+    """Token before the calls; `None` if they are the whole answer, which then begins with one of `beginnings`."""
     closing: str | None = None
     """Token after the calls; `None` if they go on to the end of the answer."""
     beginnings: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ TAGGED = CallFormat(
     write=write_tagged,
     described_by=re.compile(r"<tool_call>\s*\{"),
 )
-"""The format of Qwen, Hermes and many others."""
+"""The format of Qwen, Hermes and many other models: one JSON object between `<tool_call>` and `</tool_call>`."""
 
 OBJECTS = CallFormat("objects", read_objects, beginnings=("{", "<|python_tag|>"), write=write_objects)
 """The format of Llama 3. It has no special tokens, so it also reads the text of other formats."""
