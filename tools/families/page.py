@@ -1,9 +1,10 @@
 """Write docs/models.md by taking every family through every part.
 
-This takes one minute, and with vLLM one more minute per family.
+This takes two minutes, and with vLLM one more minute per family. `--templates` renews the section on real templates.
 
 python -m tools.families.page > docs/models.md
 python -m tools.families.page --vllm-python PATH > docs/models.md
+python -m tools.families.page --templates
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import transformers.utils.logging
 
 from art.engines.vllm.command import find_installation
 from tools.families.build import FAMILIES, Family, build_family
+from tools.families.real import render_section, run_templates
 from tools.families.support import STAGES, Outcome, check_model_now
 
 _INTRODUCTION = """\
@@ -51,10 +53,10 @@ compares one part of ART with an independent computation:
 
 A branch is trained as a separate path. Check your own model with `art doctor MODEL`, which uses its real template. A
 model that is named by hub id and listed by the package `renderers` gets the hand-written renderer of that package,
-tools included; the table shows local folders, where the chat template decides. ART finds out by a trial how a model
-writes tool calls: it knows the formats of Qwen and Hermes (`<tool_call>`), Llama 3 (an object), Mistral
-(`[TOOL_CALLS]`), DeepSeek, Kimi, Phi-4 and gpt-oss (harmony), and takes the one
-that reads a call back which the chat template wrote.
+tools included; the tables show local folders, where the chat template decides. ART finds out by a trial how a model
+writes tool calls: it knows JSON (Qwen and Hermes, Llama 3, Mistral, DeepSeek, Kimi, Phi-4, Granite, Command-R), XML
+(Qwen3-Coder, Qwen3.5 and later, Nemotron-3, Seed, GLM, MiniMax-M2), LFM2's Python syntax, Gemma 4 and harmony
+(gpt-oss), and takes the one that reads back what the chat template wrote.
 
 In mixtures of experts (Qwen3-MoE, gpt-oss, DeepSeek, Kimi) LoRA adapts the attention; experts and router stay frozen.
 """
@@ -72,14 +74,24 @@ def run_families(families: Iterable[Family], vllm_python: str | None = None) -> 
     return results
 
 
-def render_page(results: Results, versions: str) -> str:
-    """Render the page as Markdown. `versions` names the libraries that produced `results`."""
+_TEMPLATES, _REASONS = "## Tool calls of real templates\n", "## Why not\n"
+
+
+def renew_templates(page: str, rows: list[list[str]]) -> str:
+    """Replace the section on real templates."""
+    before, after = page.index(_TEMPLATES), page.index(_REASONS)
+    return f"{page[:before]}{render_section(rows)}\n{page[after:]}"
+
+
+def render_page(results: Results, rows: list[list[str]], versions: str) -> str:
+    """Render the page as Markdown. `rows` are those of real templates; `versions` names the libraries."""
     reasons: list[str] = []
     rows = [_row(family, results[family.name], reasons) for family in FAMILIES]
     heading = ["family", "architecture", *STAGES]
     table = "".join(f"| {' | '.join(line)} |\n" for line in (heading, ["---"] * len(heading), *rows))
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
-    return f"{_INTRODUCTION}\n## What agrees\n\nWith {versions}.\n\n{table}\n## Why not\n\n{notes}"
+    agrees = f"## What agrees\n\nWith {versions}.\n\n{table}"
+    return f"{_INTRODUCTION}\n{agrees}\n{render_section(rows)}\n{_REASONS}\n{notes}"
 
 
 def row_of(family: Family, outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -103,12 +115,20 @@ def _row(family: Family, outcomes: Mapping[str, Outcome], reasons: list[str]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM")
-    python = parser.parse_args().vllm_python
+    parser.add_argument(
+        "--templates", action="store_true", help="renew the section on real templates in docs/models.md"
+    )
+    arguments = parser.parse_args()
+    python = arguments.vllm_python
+    if arguments.templates:
+        page = Path(__file__).parents[2] / "docs/models.md"
+        page.write_text(renew_templates(page.read_text(), run_templates()))
+        return
     transformers.utils.logging.disable_progress_bar()
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft")]
     if python is not None:
         versions.append(f"vllm {find_installation(python).vllm}")
-    sys.stdout.write(render_page(run_families(FAMILIES, python), ", ".join(versions)))
+    sys.stdout.write(render_page(run_families(FAMILIES, python), run_templates(), ", ".join(versions)))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,9 @@ async def test_disagreements_are_found(tmp_path: Path, monkeypatch: pytest.Monke
 def test_reasons_are_numbered_once() -> None:
     yes = dict.fromkeys(STAGES, Outcome("yes"))
     refused = {**yes, "tools": Outcome("no", "no tools")}
-    page = render_page({family.name: refused if family.name != "Qwen3" else yes for family in FAMILIES}, "torch 2")
+    results = {family.name: refused if family.name != "Qwen3" else yes for family in FAMILIES}
+    page = render_page(results, [["A", "tagged", "yes"]], "torch 2")
+    assert "| A | tagged | yes |\n" in page
     assert page.count("1. tools: no tools\n") == 1
     assert page.count("no (1)") == len(FAMILIES) - 1
 

@@ -17,12 +17,16 @@ from art.gateway.format.renderer import (
     without_empty_reasoning,
 )
 from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.call_messages import with_written_calls
+from art.gateway.parsing.calls import make_call, parameter_schemas
 from art.gateway.parsing.parse import Delta, MessageParser, ParsedMessage, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import make_call
+from art.gateway.parsing.tool_calls import OBJECTS, TAGGED
 from art.protocol.chat import Message, Tool
 
-_TAGGED = {"qwen3"}
-"""Package renderers whose answers follow ART's tagged grammar, which can be parsed while it streams."""
+_OWN_PARSERS = {"qwen3": TAGGED, "llama-3": OBJECTS}
+"""Package renderers whose answers ART parses itself: while they stream, and with several calls in one answer."""
+_LLAMA = "llama-3"
+"""Its renderer accepts one tool call per message."""
 
 
 class PackageRenderer:
@@ -64,7 +68,7 @@ class PackageRenderer:
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
         try:
             ids: list[int] = self._package.render_ids(
-                template_messages(messages), tools=tools or None, add_generation_prompt=True
+                self._prepare(messages), tools=tools or None, add_generation_prompt=True
             )
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidRequestError(
@@ -73,7 +77,7 @@ class PackageRenderer:
         return ids
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
-        whole: list[int] = self._package.render_ids(template_messages(messages), tools=tools or None)
+        whole: list[int] = self._package.render_ids(self._prepare(messages), tools=tools or None)
         if whole[: len(prompt_ids)] != prompt_ids:
             return None
         answer = whole[len(prompt_ids) :]
@@ -100,10 +104,17 @@ class PackageRenderer:
         return ids
 
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
-        if self.family in _TAGGED:
+        if (calls := _OWN_PARSERS.get(self.family)) is not None:
+            if calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
+                parse_tools = False
+            schemas = parameter_schemas(tools) if parse_tools else None
             in_reasoning = self.tags.opens_reasoning(prompt_ids)
-            return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools)
+            return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, schemas=schemas, calls=calls)
         return _PackageParser(self._package, self.tokenizer, prompt_ids, tools, parse_tools=parse_tools)
+
+    def _prepare(self, messages: list[Message]) -> list[Message]:
+        prepared = template_messages(messages)
+        return with_written_calls(prepared, OBJECTS, at_least=2) if self.family == _LLAMA else prepared
 
 
 class _PackageParser:

@@ -1,16 +1,15 @@
 """The renderer for any model with a chat template: renders with it, and extends recorded tokens by comparing its texts.
 
-A trial shows how the model writes tool calls: a call that the template renders must come back from the parser.
+A trial (`call_trial.py`) shows how the model writes tool calls.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable
 
 from art.errors import ConfigError, InvalidRequestError
 from art.gateway.format.bridge import Branch, extend_text
+from art.gateway.format.call_trial import CallWriting, Side, find_call_writing, prepare_calls
 from art.gateway.format.renderer import (
     RecordedTurn,
     Renderer,
@@ -24,9 +23,10 @@ from art.gateway.format.renderer import (
 )
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.parsing import harmony
+from art.gateway.parsing.calls import parameter_schemas
 from art.gateway.parsing.parse import MessageParser, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import CALL_FORMATS, TAGGED, ToolCall, with_call_ids
-from art.protocol.chat import Message, Tool, tool_call
+from art.gateway.parsing.tool_calls import TAGGED
+from art.protocol.chat import Message, Tool
 
 
 class TemplateRenderer:
@@ -70,33 +70,41 @@ class TemplateRenderer:
         if self._is_harmony:
             ends = [i for token in harmony.STOPS if (i := tokenizer.token_id(token)) is not None]
             self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
-        self._calls, self._arguments_as_text = TAGGED, False
-        """How the template writes tool calls, and whether it takes arguments as JSON text. Most take an object."""
+        self.writing = CallWriting(TAGGED)
+        """How tool calls are written. It counts only where `handles_tools`."""
+        self.side = Side(tokenizer, self.tags, self._turn_end, self._text)
+        self._call_end = (harmony.CALL_END, tokenizer.token_id(harmony.CALL_END)) if self._is_harmony else None
         self.handles_tools = tokenizer.template.handles_tools and self._find_call_format()
         self.with_kwargs = variants(self.template_kwargs, build)
 
+    @property
+    def call_format(self) -> str:
+        """Name of the format of tool calls."""
+        return "harmony" if self._is_harmony else self.writing.format.name
+
     def render(self, messages: list[Message], tools: list[Tool] | None) -> list[int]:
-        return self.tokenizer.encode(self._text(messages, tools, opening=True), add_special_tokens=False)
+        return self.tokenizer.encode(self._text(messages, tools, True), add_special_tokens=False)
 
     def completion(self, messages: list[Message], tools: list[Tool] | None, prompt_ids: list[int]) -> list[int] | None:
-        opened = self._text(messages[:-1], tools, opening=True)
-        whole = self._text(messages, tools, opening=False)
-        if not whole.startswith(opened) or self._turn_end_id is None:
+        opened = self._text(messages[:-1], tools, True)
+        whole = self._text(messages, tools, False)
+        turn_end, turn_end_id = self._end_of(messages[-1])
+        if not whole.startswith(opened) or turn_end_id is None:
             return None
-        end = whole.rfind(self._turn_end, len(opened))  # tool calls may end with another token
-        answer = whole[len(opened) : end + len(self._turn_end)] if end >= 0 else whole[len(opened) :].rstrip()
+        end = whole.rfind(turn_end, len(opened))
+        answer = whole[len(opened) : end + len(turn_end)] if end >= 0 else whole[len(opened) :].rstrip()
         return self.tokenizer.encode(without_empty_reasoning(answer), add_special_tokens=False)
 
     def bridge(self, turn: RecordedTurn, new_messages: list[Message], tools: list[Tool] | None) -> list[int] | Branch:
-        turn_end, turn_end_id = self._end_of(turn)
+        turn_end, turn_end_id = self._end_of(turn.messages[-1])
         if turn_end_id is None:
             return Branch("template_without_turn_end")
         if any(message["role"] == "assistant" for message in new_messages):
             return Branch("history_continues_elsewhere")
         if self._keep_reasoning is False and has_reasoning(turn.messages):
             return Branch("reasoning_dropped")
-        before = self._text(turn.messages, tools, opening=False)
-        after = self._text(turn.messages + new_messages, tools, opening=True)
+        before = self._text(turn.messages, tools, False)
+        after = self._text(turn.messages + new_messages, tools, True)
         added = extend_text(before, after, turn_end, keep_reasoning=self._keep_reasoning is True)
         if isinstance(added, Branch):
             return added
@@ -109,43 +117,28 @@ class TemplateRenderer:
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
         if self._is_harmony:
             return harmony.HarmonyParser(self.tokenizer, parse_tools=parse_tools)
-        if self._calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
+        calls = self.writing.format
+        if calls.opening is None and not tools:  # without tools, a JSON object is an ordinary answer
             parse_tools = False
+        schemas = parameter_schemas(tools) if parse_tools else None
         in_reasoning = self.tags.opens_reasoning(prompt_ids)
-        return TaggedParser(
-            self.tokenizer, self.tags, in_reasoning=in_reasoning, parse_tools=parse_tools, calls=self._calls
-        )
+        return TaggedParser(self.tokenizer, self.tags, in_reasoning=in_reasoning, schemas=schemas, calls=calls)
 
     def _find_call_format(self) -> bool:
-        """Set the format in which a tool call that the template writes is parsed back. False if tools cannot be used.
-
-        If none passes but the vocabulary has the tags, the tagged grammar is assumed, and `art doctor` reports it.
-        """
-        formats = [TAGGED] if self._is_harmony else [one for one in CALL_FORMATS if one.is_in(self.tokenizer)]
-        for self._calls, self._arguments_as_text in itertools.product(formats, (False, True)):
-            if self._reads_its_calls():
-                return True
-        self._calls, self._arguments_as_text = TAGGED, False
-        return TAGGED.is_in(self.tokenizer)
-
-    def _reads_its_calls(self) -> bool:
-        asked: list[Message] = [{"role": "user", "content": "hi"}]
-        call = ToolCall("zq_probe", '{"key": "zq"}')
-        calls = [tool_call("call_zq", call.name, call.arguments)]
-        answer: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-        tools: list[Tool] = [{"type": "function", "function": {"name": call.name, "description": "", "parameters": {}}}]
-        try:
-            prompt = self.render(asked, tools)
-            completion = self.completion([*asked, answer], tools, prompt)
-        except InvalidRequestError:
+        """Find out how the template writes tool calls. False if tools cannot be used."""
+        writing = find_call_writing(self.side, self._is_harmony)
+        if writing is None:
             return False
-        parsed = parse(self, prompt, completion or [], tools)
-        return parsed.tool_calls == [call]
+        self.writing = writing
+        if writing.end is not None:
+            self._call_end = writing.end
+            self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, writing.end[1]]))
+        return True
 
-    def _end_of(self, turn: RecordedTurn) -> tuple[str, int | None]:
-        """Text and id of the token that the template writes after the answer of `turn`."""
-        if self._is_harmony and turn.messages[-1].get("tool_calls"):
-            return harmony.CALL_END, self.tokenizer.token_id(harmony.CALL_END)
+    def _end_of(self, answer: Message) -> tuple[str, int | None]:
+        """Text and id of the token that the template writes after an answer."""
+        if self._call_end is not None and answer.get("tool_calls"):
+            return self._call_end
         return self._turn_end, self._turn_end_id
 
     def _close_turn(self, turn: RecordedTurn, turn_end_id: int) -> list[int]:
@@ -161,24 +154,15 @@ class TemplateRenderer:
         ids.append(turn_end_id)
         return ids
 
-    def _text(self, messages: list[Message], tools: list[Tool] | None, *, opening: bool) -> str:
+    def _text(
+        self, messages: list[Message], tools: list[Tool] | None, opening: bool, writing: CallWriting | None = None
+    ) -> str:
         prepared = template_messages(messages, drop_reasoning=self._keep_reasoning is False)
         if self._is_harmony:
             prepared = harmony.harmony_messages(prepared)
         if tools or any(message.get("tool_calls") for message in prepared):
-            prepared = with_call_ids(prepared, self._calls)
-            if self._arguments_as_text:
-                prepared = [_with_text_arguments(message) for message in prepared]
+            prepared = prepare_calls(prepared, writing or self.writing)
         return self.tokenizer.render_text(prepared, tools, add_generation_prompt=opening, **self.template_kwargs)
-
-
-def _with_text_arguments(message: Message) -> Message:
-    calls = []
-    for call in message.get("tool_calls", ()):
-        arguments = call["function"]["arguments"]
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "tool_calls": calls} if calls else message
 
 
 _PROBE = "zq probe zq"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 
 from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.calls import ToolCall, load_json, make_call
 from art.gateway.parsing.parse import Delta, ParsedMessage, SegmentParser
-from art.gateway.parsing.tool_calls import ToolCall, load_json, make_call
 from art.protocol.chat import Message
 
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"

@@ -5,7 +5,8 @@ these tags (for the tags that other families put around calls, see `tool_calls.p
 
     [<think> reasoning </think>] content (<tool_call> {"name": ..., "arguments": {...}} </tool_call>)*
 
-A malformed tool call stays in the content unchanged, so that no sampled text disappears.
+A malformed tool call stays in the content unchanged, so that no sampled text disappears. A closing tag after which a
+call is not complete is part of one of its strings, if a later closing tag completes it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from art.gateway.format.tokenizer import TextStream, Tokenizer
-from art.gateway.parsing.tool_calls import TAGGED, CallFormat, ToolCall
+from art.gateway.parsing.calls import CallFormat, Schemas, ToolCall
+from art.gateway.parsing.tool_calls import TAGGED
 from art.protocol.chat import Message, tool_call
 
 
@@ -133,20 +135,31 @@ class SegmentParser:
 
 
 _START, _REASONING, _CONTENT, _CALL = range(4)
-_WHOLE_ANSWER = ("{", "<|python_tag|>")
-"""Beginnings of an answer that consists of tool calls only, in the format without special tokens."""
+_MAX_CLOSINGS = 8
+"""Largest number of closing tags that are taken for a part of the same call. A model may repeat them without end."""
 
 
 class TaggedParser(SegmentParser):
     """Parses the sampled tokens of an answer with tags around its reasoning and its tool calls."""
 
     def __init__(
-        self, tokenizer: Tokenizer, tags: Tags, *, in_reasoning: bool, parse_tools: bool, calls: CallFormat = TAGGED
+        self,
+        tokenizer: Tokenizer,
+        tags: Tags,
+        *,
+        in_reasoning: bool,
+        schemas: Schemas | None,
+        calls: CallFormat = TAGGED,
     ) -> None:
+        """
+        Args:
+            schemas: parameters of the functions that may be called; `None` if calls are ordinary text.
+        """
         super().__init__(tokenizer)
         self._tags = tags
         self._format = calls
-        parse_tools = parse_tools and calls.is_in(tokenizer)
+        self._schemas = schemas or {}
+        parse_tools = schemas is not None and calls.is_in(tokenizer)
         self._call_open = tokenizer.token_id(calls.opening) if parse_tools and calls.opening else None
         self._call_close = tokenizer.token_id(calls.closing) if parse_tools and calls.closing else None
         self._may_be_calls = parse_tools and calls.opening is None
@@ -155,6 +168,9 @@ class TaggedParser(SegmentParser):
         self._state = _REASONING if in_reasoning else _START
         self._held = ""  # whitespace at the end of the current segment: dropped if a tag follows
         self._strip_newlines = False  # after reasoning, newlines separate it from the content
+        self._body = ""  # text of the current calls up to the last closing tag, which did not end them
+        self._num_closings = 0
+        self._reopened: int | None = None  # where in `_body` the last opening tag after such a closing tag ends
 
     def push(self, token_ids: list[int]) -> None:
         table = self._bytes
@@ -172,7 +188,7 @@ class TaggedParser(SegmentParser):
 
     def finish(self) -> ParsedMessage:
         state = self._state
-        text = self._end_segment()
+        text = self._body + self._end_segment()
         if state == _CALL:
             self._take_calls(text, ended=self._format.closing is None)
         else:
@@ -198,7 +214,11 @@ class TaggedParser(SegmentParser):
                 return True
         elif state == _CALL:
             if token == self._call_close:
-                self._take_calls(self._end_segment(), ended=True)
+                self._close_calls()
+                return True
+            if token == self._call_open and self._body:
+                self._body += self._end_segment() + (self._format.opening or "")
+                self._reopened = len(self._body)
                 return True
         elif token == self._call_open:
             self._flush_text(self._end_segment())
@@ -217,20 +237,38 @@ class TaggedParser(SegmentParser):
         self._held = ""
         self._raw.clear()
         self._stream = TextStream()
+        self._body, self._num_closings, self._reopened = "", 0, None
+
+    def _close_calls(self) -> None:
+        """Read the calls before a closing tag. If they are malformed, the tag may be part of one of their strings."""
+        text = self._body + self._end_segment()
+        if (calls := self._format.read(text, self._schemas)) is not None:
+            self._accept(calls)
+        elif self._reopened is not None and (calls := self._format.read(text[self._reopened :], self._schemas)):
+            opening = self._format.opening or ""
+            self._add_content(self._held + opening + text[: self._reopened - len(opening)].rstrip())
+            self._accept(calls)
+        elif self._num_closings == _MAX_CLOSINGS:
+            self._take_calls(f"{text}{self._format.closing}", ended=False)
+        else:
+            self._body = f"{text}{self._format.closing}"
+            self._num_closings += 1
+
+    def _accept(self, calls: list[ToolCall]) -> None:
+        self._begin(_CONTENT)
+        self._calls += calls
+        self._deltas += [Delta(tool_call=call) for call in calls]
 
     def _take_calls(self, text: str, *, ended: bool) -> None:
-        """Read the calls of a segment. A malformed or truncated segment becomes content unchanged."""
+        """Read calls up to the end of the answer. A malformed or truncated one becomes content unchanged."""
         held = self._held
         if self._format.opening is None:  # here the held text is the beginning of the calls
             held, text = "", held + text
-        calls = self._format.read(text) if ended else None
-        self._begin(_CONTENT)
-        if calls is None:
-            closing = self._format.closing if ended else None
-            self._add_content(f"{held}{self._format.opening or ''}{text}{closing or ''}")
+        if ended and (calls := self._format.read(text, self._schemas)) is not None:
+            self._accept(calls)
             return
-        self._calls += calls
-        self._deltas += [Delta(tool_call=call) for call in calls]
+        self._begin(_CONTENT)
+        self._add_content(f"{held}{self._format.opening or ''}{text}")
 
     def _flush_text(self, text: str) -> None:
         """Add text to the current segment, holding back whitespace at its end."""
@@ -243,10 +281,13 @@ class TaggedParser(SegmentParser):
             self._strip_newlines = not text
         text = self._held + text
         body = text.rstrip()
-        begins = self._may_be_calls and self._state != _REASONING and not self._content
-        if begins and body.lstrip().startswith(_WHOLE_ANSWER):
-            self._state, self._held = _CALL, text
-            return
+        if self._may_be_calls and self._state != _REASONING and not self._content and (start := body.lstrip()):
+            if start.startswith(self._format.beginnings):
+                self._state, self._held = _CALL, text
+                return
+            if any(beginning.startswith(start) for beginning in self._format.beginnings):
+                self._held = text
+                return
         self._held = text[len(body) :]
         if not body:
             return

@@ -10,8 +10,8 @@ import pytest
 from art.gateway.format.fidelity import examine, plain_conversations, reasoning_conversation, tool_conversations
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.gateway.parsing.calls import ToolCall
 from art.gateway.parsing.parse import ParsedMessage
-from art.gateway.parsing.tool_calls import ToolCall
 from art.runtime.checks.format_checks import check_template, check_tools
 from tests.support.gateway import CHATML, QWEN3, make_tokenizer
 

@@ -17,8 +17,10 @@ from art.gateway.format.fidelity import TOOL, examine, tool_conversations
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import RecordedTurn, Renderer, parse, template_messages
 from art.gateway.format.template_renderer import TemplateRenderer
+from art.gateway.parsing.call_messages import with_call_ids
+from art.gateway.parsing.calls import ToolCall
 from art.gateway.parsing.parse import Delta
-from art.gateway.parsing.tool_calls import CALL_FORMATS, ToolCall, with_call_ids
+from art.gateway.parsing.tool_calls import CALL_FORMATS
 from art.protocol.chat import Message
 from art.runtime.checks.format_checks import check_tools
 from tools.families.build import FAMILIES, build_tokenizer
@@ -66,7 +68,7 @@ def test_a_call_that_the_template_writes_is_parsed_back(
 ) -> None:
     loaded = renderer(family)
     assert loaded.handles_tools
-    assert loaded._is_harmony if name == "harmony" else loaded._calls.name == name
+    assert loaded.call_format == name
     assert check_tools(loaded).found == "calls come back as they were written"
     for conversation in tool_conversations():  # and none of them is a branch
         assert examine(loaded, conversation).branch is None
@@ -114,7 +116,7 @@ def test_a_template_without_tools_does_not_handle_tools(
     ],
 )
 def test_each_format_reads_its_calls(name: str, text: str, calls: list[ToolCall] | None) -> None:
-    assert READERS[name](text) == calls
+    assert READERS[name](text, {}) == calls
 
 
 def test_without_tools_a_json_object_is_an_ordinary_answer(renderer: Callable[[str], TemplateRenderer]) -> None:
@@ -249,8 +251,8 @@ def test_gpt_oss_keeps_reasoning_between_tool_calls(renderer: Callable[[str], Te
 
 def test_arguments_are_passed_as_the_template_expects(renderer: Callable[[str], TemplateRenderer]) -> None:
     """DeepSeek's template takes arguments as text; the others take an object."""
-    assert renderer("DeepSeek-V3")._arguments_as_text
-    assert not renderer("Kimi K2 (as DeepseekV3)")._arguments_as_text
+    assert renderer("DeepSeek-V3").writing.text_arguments
+    assert not renderer("Kimi K2 (as DeepseekV3)").writing.text_arguments
 
 
 def test_calls_of_an_unknown_format_are_refused(tmp_path: Path) -> None:

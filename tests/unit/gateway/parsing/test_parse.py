@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.calls import load_json, make_call
 from art.gateway.parsing.parse import Delta, ParsedMessage, TaggedParser, Tags
-from art.gateway.parsing.tool_calls import parse_call
 from art.gateway.stop import StopScanner
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 
 def parse(tokenizer: Tokenizer, text: str, *, in_reasoning: bool = False, parse_tools: bool = True) -> ParsedMessage:
-    parser = TaggedParser(tokenizer, Tags.of(tokenizer), in_reasoning=in_reasoning, parse_tools=parse_tools)
+    parser = TaggedParser(tokenizer, Tags.of(tokenizer), in_reasoning=in_reasoning, schemas={} if parse_tools else None)
     parser.push(tokenizer.encode(text, add_special_tokens=False))
     return parser.finish()
 
@@ -72,7 +72,7 @@ def test_whether_a_prompt_opens_reasoning(tokenizer: Tokenizer, prompt: str, ins
 
 
 def test_text_that_looks_like_a_tag_stays_text(tokenizer: Tokenizer) -> None:
-    parser = TaggedParser(tokenizer, Tags.of(tokenizer), in_reasoning=False, parse_tools=True)
+    parser = TaggedParser(tokenizer, Tags.of(tokenizer), in_reasoning=False, schemas={})
     letters = [tokenizer.token_id(c) for c in "<think>"]
     parser.push([i for i in letters if i is not None])
     assert parser.finish().content == "<think>"
@@ -97,7 +97,7 @@ def test_text_that_looks_like_a_tag_stays_text(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_tool_call_arguments_must_be_a_json_object(text: str, arguments: str | None) -> None:
-    call = parse_call(text)
+    call = make_call(load_json(text))
     assert (None if call is None else call.arguments) == arguments
 
 
@@ -135,10 +135,10 @@ def test_in_pieces_as_at_once(tokenizer: Tokenizer, data: st.DataObject, in_reas
     at = data.draw(st.integers(0, len(ids)))
     ids = ids[:at] + junk + ids[at:]
     tags = Tags.of(tokenizer)
-    whole = TaggedParser(tokenizer, tags, in_reasoning=in_reasoning, parse_tools=parse_tools)
+    whole = TaggedParser(tokenizer, tags, in_reasoning=in_reasoning, schemas={} if parse_tools else None)
     whole.push(ids)
     expected = whole.finish()
-    pieces = TaggedParser(tokenizer, tags, in_reasoning=in_reasoning, parse_tools=parse_tools)
+    pieces = TaggedParser(tokenizer, tags, in_reasoning=in_reasoning, schemas={} if parse_tools else None)
     deltas: list[Delta] = []
     position = 0
     while position < len(ids):

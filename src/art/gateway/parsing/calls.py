@@ -1,0 +1,95 @@
+"""Tool calls of an answer, and what a format of tool calls consists of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from art.gateway.format.tokenizer import Tokenizer
+from art.protocol.chat import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A parsed tool call."""
+
+    name: str
+    arguments: str
+    """The arguments as JSON text."""
+
+
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""JSON schema of each parameter, by the function's name and the parameter's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A format in which models write tool calls, with the function that reads it."""
+
+    name: str
+    read: Callable[[str, Schemas], list[ToolCall] | None]
+    """Reads the calls in the text between `opening` and `closing`; returns `None` for text not in the format."""
+    opening: str | None = None
+    """Token before the calls; `None` if they are the whole answer, which then begins with one of `beginnings`."""
+    closing: str | None = None
+    """Token after the calls; `None` if they go on to the end of the answer."""
+    beginnings: tuple[str, ...] = ()
+    call_id: Callable[[str, int, str], str] | None = None
+    """Makes the id that the template expects, from the function's name, the call's number, and ART's own id.
+
+    Calls are numbered over the whole conversation.
+    """
+    write: Callable[[list[ToolCall]], str] | None = None
+    """Writes calls, tags included, for templates that leave out a message's calls or accept only one of them."""
+    described_by: re.Pattern[str] | None = None
+    """Finds the description of the format in a prompt with tools. Needed where the template leaves out calls."""
+
+    def is_in(self, tokenizer: Tokenizer) -> bool:
+        """Whether the vocabulary has the tokens of the format."""
+        return all(tokenizer.token_id(tag) is not None for tag in (self.opening, self.closing) if tag is not None)
+
+
+def parameter_schemas(tools: list[Tool] | None) -> Schemas:
+    """Schemas of the parameters of all functions. What is not a schema is left out."""
+    schemas = {}
+    for tool in tools or ():
+        function = tool.get("function") or {}
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        if isinstance(properties, dict):
+            schemas[function.get("name", "")] = {k: v for k, v in properties.items() if isinstance(v, dict)}
+    return schemas
+
+
+def load_json(text: str) -> Any:
+    """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
+    """Make a tool call from a decoded JSON object with a name, and arguments in `key`; `None` for anything else."""
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
+        return None
+    try:
+        arguments = call.get(key, {})
+        if isinstance(arguments, str):  # some models write the object as a JSON string
+            arguments = json.loads(arguments)
+        if not isinstance(arguments, dict):
+            return None
+        encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (call["name"] + encoded).encode()  # fails on lone surrogates
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall(call["name"], encoded)
+
+
+def all_calls(calls: list[ToolCall | None]) -> list[ToolCall] | None:
+    """The calls; `None` if there is none, or if one of them could not be read."""
+    read = [call for call in calls if call is not None]
+    return read if read and len(read) == len(calls) else None

@@ -1,0 +1,145 @@
+"""Chat templates of published models: their calls come back, streamed or whole, and docs/models.md says so."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from art.errors import InvalidRequestError
+from art.gateway.format.load import load_renderer
+from art.gateway.format.package_renderer import PackageRenderer
+from art.gateway.format.renderer import parse
+from art.gateway.format.template_renderer import TemplateRenderer
+from art.gateway.format.tokenizer import Tokenizer
+from art.gateway.parsing.parse import Delta
+from tools.families import real
+
+PAGE = (Path(__file__).parents[4] / "docs/models.md").read_text()
+SOURCES = {source.name: source for source in real.sources()}
+XML = ["Qwen3-Coder", "Qwen3.5-4B", "Qwen3.6", "Qwen3.8", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "StepFun3.5-Flash"]
+FORMATS = {
+    **dict.fromkeys(XML, "functions"),
+    "ByteDance-Seed-OSS": "seed",
+    "GLM-4.6": "glm",
+    "GLM-4.7-Flash": "glm",
+    "MiniMax-M2": "minimax-m2",
+    "c4ai-command-r7b-12-2024-tool_use": "cohere",
+    "LFM2-1.2B": "lfm2",
+    "LFM2.5-230M": "lfm2-plain",
+    "gemma-4-E2B-it": "gemma-4",
+    "granite-3.3-2B-Instruct": "granite",
+    "granite-4.0": "tagged",
+    "Falcon-H1": "tagged",
+    "Qwen3-0.6B": "tagged",
+    "Llama-3.1-8B-Instruct": "objects",
+    "Mistral-Nemo-Instruct-2407": "mistral",
+    "Kimi-K2": "kimi",
+    "gpt-oss-120b": "harmony",
+}
+load = lru_cache(maxsize=None)(lambda name: real.load(SOURCES[name]))
+
+
+def test_each_template_has_its_source_and_licence() -> None:
+    listed = tomllib.loads((real.FOLDER / "sources.toml").read_text())
+    assert {source.package for source in SOURCES.values()} == listed["packages"].keys()
+    assert all(package["licence"] in ("MIT", "Apache-2.0") for package in listed["packages"].values())
+    assert {path.stem for path in real.FOLDER.glob("*.jinja")} == SOURCES.keys()
+    assert len(SOURCES) >= 45
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_the_page_says_what_comes_of_a_template(name: str) -> None:
+    assert f"| {' | '.join(real.check(SOURCES[name]))} |\n" in PAGE
+
+
+@pytest.mark.parametrize(("name", "call_format"), FORMATS.items())
+def test_the_format_is_found_and_streams_as_it_parses(name: str, call_format: str) -> None:
+    renderer: TemplateRenderer = load(name)
+    assert renderer.handles_tools
+    assert renderer.call_format == call_format
+    for case, message in real.answers(renderer).items():
+        if case == "several" and not renderer.writing.is_parallel:
+            continue
+        assert real.comes_back(renderer, message), case
+        written = real.written(renderer, message)
+        assert written is not None
+        prompt, ids = written
+        expected = parse(renderer, prompt, ids, [real.TYPED_TOOL])
+        if ids[-1] in renderer.stop_token_ids:
+            ids = ids[:-1]
+        for size in (1, 7):
+            parser = renderer.parser(prompt, [real.TYPED_TOOL], parse_tools=True)
+            deltas = list[Delta]()
+            for start in range(0, len(ids), size):
+                parser.push(ids[start : start + size])
+                deltas += parser.take()
+            assert parser.finish() == expected
+            deltas += parser.take()
+            assert "".join(delta.content for delta in deltas) == expected.content
+            assert [delta.tool_call for delta in deltas if delta.tool_call] == expected.tool_calls
+
+
+@pytest.mark.parametrize("name", XML)
+def test_xml_calls_are_no_content(name: str) -> None:
+    """A vocabulary with <tool_call> is not enough to take the calls for JSON."""
+    renderer = load(name)
+    text = (
+        "<tool_call>\n<function=look_up>\n<parameter=key>\n5\n</parameter>\n<parameter=number>\n5\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False)
+    message = parse(renderer, [], ids, [real.TYPED_TOOL])
+    assert message.content == ""
+    assert json.loads(message.tool_calls[0].arguments) == {"key": "5", "number": 5}
+
+
+def test_without_a_format_that_fits_tools_are_refused(tmp_path: Path) -> None:
+    """Its vocabulary has <tool_call>, but nothing reads what its template writes."""
+    real.write_folder(SOURCES["Qwen3-Coder"], tmp_path)
+    template = SOURCES["Qwen3-Coder"].template.replace(
+        "<function=' + tool_call.name + '>", "<call ' + tool_call.name + '>"
+    )
+    assert template != SOURCES["Qwen3-Coder"].template
+    (tmp_path / "chat_template.jinja").write_text(template)
+    renderer = load_renderer(tmp_path)
+    assert renderer.tokenizer.token_id("<tool_call>") is not None
+    assert not renderer.handles_tools
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B-Instruct", "Falcon-H1", "granite-3.3-2B-Instruct", "LFM2-8B-A1B"])
+def test_calls_that_a_template_does_not_write_stay_in_later_prompts(name: str) -> None:
+    renderer = load(name)
+    calls = real.answer([real.SIMPLE, real.HARD])
+    results = [
+        {"role": "tool", "tool_call_id": f"call_{number}", "name": "look_up", "content": f"found {number}"}
+        for number in (0, 1)
+    ]
+    prompt = renderer.tokenizer.text(renderer.render([real.USER, calls, *results], [real.TYPED_TOOL]))
+    answered = prompt[prompt.index("Look it up.") :]
+    assert answered.count("look_up") == 2
+    assert answered.index("look_up") < answered.index("found 0") < answered.index("found 1")
+
+
+def test_the_packages_renderer_of_llama_3_has_parallel_calls(tmp_path: Path) -> None:
+    real.write_folder(SOURCES["Llama-3.2-3B-Instruct"], tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer.backend.add_special_tokens(["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|python_tag|>"])
+    llama = PackageRenderer(Tokenizer(
+        tokenizer.backend, name_or_path="llama", special_tokens=tokenizer.special_tokens, template=tokenizer.template
+    ), "llama-3", {}, lambda _: pytest.fail("no other settings"))  # fmt: skip
+    calls = real.answer([real.SIMPLE, real.HARD])
+    prompt = llama.render([real.USER], [real.TYPED_TOOL])
+    completion = llama.completion([real.USER, calls], [real.TYPED_TOOL], prompt)
+    assert completion is not None
+    parsed = parse(llama, prompt, completion, [real.TYPED_TOOL]).tool_calls
+    assert [json.loads(call.arguments) for call in parsed] == [real.SIMPLE, real.HARD]
+
+
+def test_a_template_that_writes_one_call_refuses_several() -> None:
+    renderer = load("gpt-oss-120b")
+    with pytest.raises(InvalidRequestError, match=r"a message has 2 tool calls, but .* writes one call per message"):
+        renderer.render([real.USER, real.answer([real.SIMPLE, real.HARD])], [real.TYPED_TOOL])
