@@ -104,7 +104,7 @@ class Registration:
         num_weights = await asyncio.to_thread(count_weights, model.base_model)
         devices = await asyncio.to_thread(find_devices)
         check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
-        host = self._hosts.of(model)
+        host = self._hosts.of(model, is_new=True)
         host.retry()
         if not (first := self._models.checkpoint(model, 0)).exists() and model.step == 0:
             host.start()

@@ -66,7 +66,7 @@ class TrainingWork:
         payload, plan = job.payload, job.payload.plan
         if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
-        if not host.engine_process.given_up:
+        if not host.engine_process.has_failed:
             host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
         call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
