@@ -1,10 +1,10 @@
-"""Complete trainings as functions: a task, a sentence or an MCP server in, a trained model and a report out.
+"""Functions that run a complete training, from a task, a sentence or an MCP server, and return the trained model.
 
     result = await art.recipes.auto("Answer the questions of guests", "./tiny", judge="openai/o3", on_progress=print)
     print(result.verdict.what, result.report_path)
 
-The commands `art train`, `art auto` and `art mcp-rl` call these functions and print what they report. Recipes start a
-`LocalBackend` of their own and run in the event loop of the caller, so a notebook can await them.
+The commands `art train`, `art auto` and `art mcp-rl` call these functions (recipes) and print their progress. A recipe
+starts a `LocalBackend` of its own and runs in the event loop of the caller, so a notebook can await it.
 """
 
 from art.recipes.autorl.auto import auto, write_task
