@@ -11,7 +11,7 @@ import pytest
 
 from art.config import TrainConfig
 from art.credit.plan import StepPlan
-from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, TrainingError
+from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, StorageError, TrainingError
 from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
@@ -86,6 +86,17 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     server = await Server(tmp_path).start()
     yield server
     await server.close()
+
+
+async def test_jobs_that_run_can_be_stopped_with_a_reason(server: Server) -> None:
+    for job_id in ("first", "second"):
+        await server.submit(job_id)
+    await server.until("first", "running")
+    server.runner.stop_running(StorageError("the directory is gone"))
+    status = await server.until("first", *ENDED)
+    assert (status.state, status.error and status.error.message) == ("failed", "the directory is gone")
+    server.work.leave.set()
+    assert (await server.until("second", *ENDED)).state == "succeeded"
 
 
 async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
