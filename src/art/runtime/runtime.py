@@ -65,7 +65,7 @@ class Runtime:
         self._recorder = Recorder(self._database)
         self._hosts = Hosts(self.data_dir, config)
         self._metrics = MetricStore(self._database)
-        self.models = Models(self.data_dir, self._hosts, self._recorder)
+        self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self._database.before_write = self._lock.check_directory
         self.resolver = PolicyResolver(self.models, self._check_directory)
         self.models.on_change = self.resolver.forget

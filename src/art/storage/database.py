@@ -54,7 +54,7 @@ class Database:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._writer.submit(self._open).result()
-            self._opened = os.stat(path)
+            self._opened = os.stat(path) if path.exists() else None  # `:memory:` has no file
         except (OSError, sqlite3.Error) as error:
             self._writer.shutdown()
             raise StorageError(f"cannot open the database {path}: {error}") from error
@@ -87,7 +87,8 @@ class Database:
         Raises:
             StorageError: it was removed or replaced.
         """
-        check_same_file(self.path, self._opened)
+        if self._opened is not None:
+            check_same_file(self.path, self._opened)
 
     def close(self) -> None:
         """Finish submitted transactions, then close. Committed transactions are safe without this."""

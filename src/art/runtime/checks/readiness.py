@@ -33,9 +33,10 @@ async def find_obstacles(
         obstacles["database"] = problem
     elif problem := await _problem(recorder.check()):
         obstacles["recorder"] = problem
-    if not root.is_dir():  # said under `database`
+    try:
+        free = shutil.disk_usage(root).free
+    except FileNotFoundError:  # said under `database`
         return obstacles
-    free = shutil.disk_usage(root).free
     if free < min_free_bytes:
         obstacles["disk"] = f"{free / 2**20:,.0f} MiB are free; `min_free_bytes` asks for {min_free_bytes / 2**20:,.0f}"
     return obstacles

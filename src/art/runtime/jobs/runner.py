@@ -95,7 +95,7 @@ class JobRunner:
             logger.info("job %s goes on after a restart", entry)
             self._enqueue(entry if entry.lane else self._with_lane(entry), recovered=True)
 
-    async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
+    async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of a job that was submitted before; `None` for a new one.
 
         Raises:
@@ -105,7 +105,7 @@ class JobRunner:
         return None if status is None else self._with_now(status)
 
     async def submit(
-        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: int
+        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: str
     ) -> JobStatus:
         """Store and queue a job of `model` (project and name); return its status. If the id is known, only the status
         is returned. Raises what `JobStore.add` raises."""

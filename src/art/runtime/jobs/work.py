@@ -43,6 +43,8 @@ class Done:
     """New values of fields of the job's status."""
     published_step: int | None = None
     """The model's new step; `None` if the step did not change."""
+    identity: str | None = None
+    """Identity of the published checkpoint, by which one that is put in its place is noticed."""
     learnt_from: Sequence[str] = ()
     """Ids of the exchanges that the step learnt from."""
 

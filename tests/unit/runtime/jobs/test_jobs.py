@@ -68,7 +68,7 @@ class Server:
         return self
 
     async def submit(self, job_id: str, project: str = "p", name: str = "m") -> JobStatus:
-        return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, 1)
+        return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, "1")
 
     async def until(self, job_id: str, *states: str) -> JobStatus:
         async with asyncio.timeout(5):
@@ -238,7 +238,7 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     assert [event.state for event in later if event.kind == "state"] == ["queued", "running", "succeeded"]
     assert [event.number for event in later] == list(range(len(numbers) + 1, len(numbers) + len(later) + 1))
     with pytest.raises(ConflictError):
-        await second.runner.submit("a1", "train", ("a", "m"), PAYLOAD, 2)
+        await second.runner.submit("a1", "train", ("a", "m"), PAYLOAD, "2")
     assert all(status.state in ENDED for status in await second.runner.find())
     await second.close()
 
