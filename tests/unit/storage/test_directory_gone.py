@@ -69,7 +69,7 @@ def test_nothing_is_written_into_a_database_that_was_removed(tmp_path: Path, how
     database.path.unlink()
     if how == "replaced":
         database.path.write_bytes(b"")
-    with pytest.raises(StorageError, match="was deleted, moved or replaced .* or art.db in it was"):
+    with pytest.raises(StorageError, match=r"was deleted, moved or replaced .* or art\.db in it was"):
         database.run_blocking(insert)
     assert database.read("SELECT count(*) FROM notes") == [(1,)]
     with ThreadPoolExecutor() as threads, pytest.raises(StorageError, match=r"art\.db in it was"):
