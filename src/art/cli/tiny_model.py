@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from art.cli.terminal.screen import Screen, progress_bar
-from art.runtime.children.child import import_transformers
 from art.storage.local_key import state_folder
 from art.task import Task, draw_conversations, get_task
 
@@ -73,6 +72,8 @@ def build_with_progress(
         console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
     with _noted(path.resolve()) as note, progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
+
+        from art.runtime.children.child import import_transformers
 
         import_transformers()
         from art.testing.tiny.build import build_tiny_model
