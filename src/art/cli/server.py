@@ -140,8 +140,8 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watch = ServerWatch(DataDir(data_dir), runtime.report)
     watch.install()
     watching = asyncio.create_task(watch.run(), name="server-watch")
+    keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     await runtime.start()
-    keys = KeyStore(DataDir(data_dir).keys)
     try:
         app = App(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(

@@ -25,6 +25,7 @@ from art.server.app import ROUTES, App
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
+from art.storage.keys import KeyStore
 from tests.support.spies import TwoProjects
 
 
@@ -130,6 +131,30 @@ async def test_a_data_directory_that_is_gone_is_an_obstacle(tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "data")
     assert "deleted, moved or replaced" in (await find_obstacles([], recorder, tmp_path / "data", 0))["database"]
     database.close()
+
+
+async def test_keys_that_cannot_be_checked_are_503_and_an_obstacle(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art.server.state.READY_EVERY_S", 0.0)
+    store = KeyStore(tmp_path / "keys.db")
+    _, text = store.create("ci", project=None, scopes=["infer"])
+    app = App(runtime, api_key="k", keys=store)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://t", verify=False) as http:
+        own, stored = {"authorization": "Bearer k"}, {"authorization": f"Bearer {text}"}
+        assert (await http.get("/api/models/a/x", headers=stored)).status_code == 200
+        assert (await http.get("/ready")).status_code == 200
+        (tmp_path / "keys.db").unlink()
+        answer = await http.get("/api/models/a/x", headers=stored)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "keys_unavailable")
+        assert str(tmp_path) not in answer.text
+        assert (await http.get("/api/models/a/x", headers=own)).status_code == 200, "the server's own key is no file"
+        assert "file of API keys" in (await http.get("/ready", headers=own)).json()["obstacles"]["keys"]
+        for headers in (stored, {}):
+            answer = await http.get("/ready", headers=headers)
+            assert (answer.status_code, answer.json()) == (503, {"ready": False, "obstacles": {}})
+            assert (await http.get("/health", headers=headers)).status_code == 200
+    store.close()
 
 
 # -- metrics --
