@@ -130,7 +130,7 @@ def log_to_stderr(level: int | str = logging.INFO, *, prefix: str = "", secrets:
         secrets: secrets beside those in the environment.
     """
     known = known_secrets(secrets)
-    sys.stderr = CleanStream(sys.stderr, known)  # type: ignore[assignment]
+    sys.stderr = CleanStream(sys.stderr, known)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(prefix + FORMAT, known))
     logging.basicConfig(level=level, handlers=[handler])
