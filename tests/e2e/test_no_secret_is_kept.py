@@ -130,7 +130,7 @@ def use(server: Server, tiny_model: Path) -> str:
     server.ask("POST", "/api/models", json=model | {"base_model": f"https://u:{USERINFO}@hub/owner/name"})
     vllm = {"settings": {"engine": {"kind": "vllm", "urls": [f"http://u:{USERINFO}@gpu1:8000"]}}}
     assert server.ask("POST", "/api/models", json=model | vllm).status_code == 400
-    registered = server.ask("POST", "/api/models", key, json=model)
+    registered = server.ask("POST", "/api/models", json=model)
     assert registered.status_code == 200, registered.text
     chat = {"model": "agent", "messages": [{"role": "user", "content": "Well?"}], "max_completion_tokens": 4}
     assert server.ask("POST", "/v1/chat/completions", key, json=chat).status_code == 200

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError, StorageError
 from art.protocol.keys import KeyScope
@@ -222,7 +222,7 @@ class KeyStore:
     def _unavailable(self, reason: object) -> KeysUnavailableError:
         """Make the error for clients, who are not told where the file is. The log tells it, once."""
         if not self._is_damaged:
-            logger.error("API keys cannot be checked: %s: %s", self._database.path, reason)
+            logger.error("the API keys in %s cannot be checked: %s", self._database.path, reason)
         self._is_damaged, self._version = True, -1
         return KeysUnavailableError(
             "this server cannot read its file of API keys, so no key but the one that it was started with can be "
@@ -247,6 +247,8 @@ def _insert(db: sqlite3.Connection, key: Key) -> None:
 
 def _to_key(row: tuple[Any, ...]) -> Key:
     key_id, digest, name, project, scopes, created_at, expires_at, revoked_at, last_used_at = row
+    if not isinstance(digest, bytes) or not set(scopes.split()) <= set(get_args(KeyScope)):
+        raise ValueError(f"the row of key {key_id!r} is damaged")
     return Key(
         id=key_id, digest=digest, name=name, project=project, scopes=frozenset(scopes.split()), created_at=created_at,
         expires_at=expires_at, revoked_at=revoked_at, last_used_at=last_used_at,
