@@ -199,11 +199,11 @@ class KeyStore:
         """
         self._current()
         try:
-            found = self._database.read("PRAGMA quick_check(1)")
+            verdict = self._database.read("PRAGMA quick_check(1)")
         except StorageError as error:
             raise self._unavailable(error) from error
-        if found != [("ok",)]:
-            raise self._unavailable(found)
+        if verdict != [("ok",)]:
+            raise self._unavailable(verdict)
 
     def _current(self) -> dict[str, Key]:
         try:
