@@ -150,6 +150,10 @@ class StorageError(ArtError, code="storage_error"):
     """Reading or writing the data directory failed."""
 
 
+class KeysUnavailableError(StorageError, code="keys_unavailable"):
+    """The server cannot read its file of API keys, so it knows only the key that it was started with."""
+
+
 class DiskFullError(StorageError, code="disk_full"):
     """There is no space left on the disk."""
 

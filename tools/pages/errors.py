@@ -55,6 +55,8 @@ ADVICE: dict[type[ArtError], str] = {
     errors.GenerationError: "Use a stronger generator, or describe the task in more detail.",
     errors.RolloutError: "Nothing, if it is rare: the rollout is left out and counted.",
     errors.ToolServerError: "Check that the MCP server runs, and start it again.",
+    errors.KeysUnavailableError: "Restore `keys.db` from a copy, or remove it and make new keys, then start the server "
+    "again; the key that it was started with works meanwhile.",
     errors.StorageError: "Check the data directory and its permissions.",
     errors.DiskFullError: "Free space, or delete checkpoints: `await model.delete_checkpoints()`.",
     errors.CorruptCheckpointError: "Train on from an earlier checkpoint; the message names the file.",

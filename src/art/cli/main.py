@@ -17,6 +17,7 @@ import art
 from art.cli.terminal.pipes import until_unread
 from art.client.interrupt import EXIT_INTERRUPTED, stopped
 from art.errors import ArtError
+from art.storage.log_lines import LogFormatter, clean, known_secrets
 
 COMMANDS = {
     "new": "write an agent of your own to start from",
@@ -51,12 +52,12 @@ def _run(argv: list[str] | None) -> int:
         args.argv = arguments
         if argv is None:
             sys.path.append(os.getcwd())  # for the user's own tasks; an installed program starts without it
-        logging.basicConfig(
-            level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()]
-        )
+        handler = StderrHandler()
+        handler.setFormatter(LogFormatter("%(levelname)s %(name)s: %(message)s", known_secrets()))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
         status: int = args.run(args)
     except ArtError as error:
-        print(f"art: {error}", file=sys.stderr)
+        print(clean(f"art: {error}", known_secrets()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"\nart: {stopped()}", file=sys.stderr)

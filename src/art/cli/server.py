@@ -24,10 +24,10 @@ from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
 from art.protocol.keys import check_api_key
 from art.runtime.supervision.self_watch import ServerWatch, end_within
-from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
+from art.storage.log_lines import clean, known_secrets, log_to_stderr
 
 logger = logging.getLogger("art.server")
 
@@ -62,26 +62,21 @@ def _run(argv: list[str] | None) -> int:
                 api_key = f"art-{secrets.token_urlsafe(24)}"
                 print(f"ART_API_KEY={api_key}", flush=True)
                 stack.enter_context(left_for_clients(sock.getsockname()[1], api_key))
-            _log_to_stderr(args.log_level, api_key)
+            _log(args.log_level, api_key)
             run_coroutine(_serve(config, data_dir, sock, api_key))
         return 0
     except BrokenPipeError:
         raise
     except (ArtError, ValueError, OSError) as error:
-        print(f"art-server: {error}", file=sys.stderr)
+        print(clean(f"art-server: {error}", known_secrets()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while the server starts; later Ctrl-C is a request to end
         print("\nart-server: stopped before it was ready", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def _log_to_stderr(level: str, api_key: str) -> None:
-    secrets_of_others = [os.environ.get(name, "") for name in ("HF_TOKEN", "VLLM_API_KEY", "OPENAI_API_KEY")]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", [api_key, *secrets_of_others])
-    )
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+def _log(level: str, api_key: str) -> None:
+    log_to_stderr(level.upper(), secrets=[api_key])
     if level != "debug":
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # else every broken request logs a line
 
@@ -145,8 +140,8 @@ async def _serve(config: ServerConfig, data_dir: Path, sock: socket.socket, api_
     watch = ServerWatch(DataDir(data_dir), runtime.report)
     watch.install()
     watching = asyncio.create_task(watch.run(), name="server-watch")
+    keys = KeyStore(DataDir(data_dir).keys)  # first: a file that is damaged already is said before anything starts
     await runtime.start()
-    keys = KeyStore(DataDir(data_dir).keys)
     try:
         app = App(runtime, api_key=api_key, config=config, keys=keys)
         settings = uvicorn.Config(

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from art.client.loops import PerLoop
 from art.client.waiting import announce_wait
+from art.config.addresses import check_no_userinfo
 from art.errors import (
     ArtError,
     AuthenticationError,
@@ -234,6 +235,7 @@ def _parse_address(base_url: str) -> httpx2.URL:
     Raises:
         ConfigError: it is not an http:// or https:// address.
     """
+    check_no_userinfo(base_url, "base_url")
     with contextlib.suppress(httpx2.InvalidURL):
         url = httpx2.URL(base_url)
         if url.scheme in ("http", "https") and url.host:

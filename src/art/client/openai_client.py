@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from art.client.http import LOOPBACK
+from art.config.addresses import check_no_userinfo
 from art.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def check_address(base_url: str) -> str:
     Raises:
         ConfigError: it is not an http address. OpenAI's client would retry it again and again.
     """
+    check_no_userinfo(base_url, "inference_base_url")
     url = urlsplit(base_url)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
+from art.config.addresses import check_no_userinfo
 from art.errors import ConfigError
 
 SHORT_NAMES: dict[str, str] = {
@@ -27,6 +29,8 @@ SHORT_NAMES: dict[str, str] = {
     "gpt-oss-20b": "openai/gpt-oss-20b",
 }  # fmt: skip
 """Hub ids of chat models by their short names."""
+HUB_ID_PATTERN = r"^(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,95}$"
+"""Ids of the Hugging Face hub: `owner/name`, or a name alone."""
 _EXPECTED = "a hub id such as 'Qwen/Qwen3-0.6B', the folder of a model or of a LoRA adapter, or a short name"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -35,10 +39,13 @@ def resolve_base_model(name: str) -> str:
     """Replace a short name by its hub id; hub ids and folders are returned unchanged.
 
     Raises:
-        ConfigError: the name is empty, or a single word that is neither a short name nor a folder.
+        ConfigError: the name is empty, or cannot be one of these.
     """
-    _check_not_empty(name)
-    if "/" in name or looks_like_path(name) or Path(name).is_dir():
+    _check_form(name)
+    if looks_like_path(name) or Path(name).is_dir():
+        return name
+    if "/" in name:
+        _check_hub_id(name)
         return name
     if known := SHORT_NAMES.get(name.lower()):
         return known
@@ -94,6 +101,27 @@ def find_folder(base_model: str) -> Path | None:
             param="base_model",
         )
     return folder
+
+
+def _check_form(base_model: str) -> None:
+    _check_not_empty(base_model)
+    if "://" in base_model:
+        check_no_userinfo(base_model, "base_model")
+        raise ConfigError(f"base model {base_model!r} is an address; expected {_EXPECTED}", param="base_model")
+    if not base_model.isprintable():
+        raise ConfigError(
+            f"base model {base_model!r} has a character that cannot be printed; expected {_EXPECTED}",
+            param="base_model",
+        )
+
+
+def _check_hub_id(base_model: str) -> None:
+    if re.search(HUB_ID_PATTERN, base_model) is None or re.search(r"\.\.|--|\.git$|[.-](?:/|$)", base_model):
+        raise ConfigError(
+            f"base model {base_model!r}: there is no folder of this name ({Path(base_model).absolute()}), and no hub "
+            f"id looks like that: an owner and a name of letters, digits, '.', '_' and '-'; expected {_EXPECTED}",
+            param="base_model",
+        )
 
 
 def _check_not_empty(base_model: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from art.config.addresses import check_no_userinfo
 from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
@@ -96,6 +97,8 @@ class VllmConfig(EngineSettings):
         for name in self.flags:
             if reason := _VLLM_OWNED.get(name.replace("-", "_").lstrip("_").partition(".")[0]):
                 raise ValueError(f"flag {name!r} of vLLM {reason}; leave it out of `flags`")
+        for url in self.urls:
+            check_no_userinfo(url, "urls")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError(
                 "`flags` and `device_indices` are for a server that ART starts; with `urls`, set them there"

@@ -116,9 +116,15 @@ class RestartConfig(Config):
     call_attempts: int = Field(default=4, ge=1)
     """Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
     failed_starts: int = Field(default=3, ge=1)
-    """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error."""
+    """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error. An engine
+    or trainer is tried again all the same, for as long as a model needs it."""
+    first_pause_s: float = Field(default=1.0, gt=0)
+    """Seconds between a failed start of an engine or trainer and the next. They double with each further failure."""
+    longest_pause_s: float = Field(default=300.0, gt=0)
+    """Largest pause between two starts, in seconds. Registering a model ends a pause at once."""
     crashes: int = Field(default=20, ge=2)
-    """Crashes of an engine or trainer within `crash_window_s` after which it is not started again."""
+    """Crashes of an engine or trainer within `crash_window_s` after which callers get the error, and the next start has
+    to wait like one after a failed start."""
     crash_window_s: float = Field(default=120.0, gt=0)
     """Seconds over which `crashes` are counted."""
     server_restarts_per_minute: int = Field(default=6, ge=0)

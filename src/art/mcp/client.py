@@ -15,6 +15,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
+from art.config.addresses import check_no_userinfo
 from art.errors import ConfigError, ToolServerError
 from art.mcp.types import MCPResource, MCPTool
 from art.trajectory import cancel_and_wait
@@ -92,6 +93,8 @@ class MCPClient:
             raise ConfigError(
                 f"`env` is for a command, and {self.address!r} is an address; pass `headers` to it instead"
             )
+        if isinstance(server, str) and is_address(server):
+            check_no_userinfo(server, "server")
         for name, value in (headers or {}).items():
             if not (value.isascii() and value.isprintable() and value == value.strip()):
                 raise ConfigError(  # without the value, which may be a key

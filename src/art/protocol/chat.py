@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from art.errors import InvalidRequestError
 from art.protocol.dialects.structured import CallRule, ContentForm, read_format, read_guided, read_tool_choice
+from art.protocol.json_depth import is_deeper
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -26,6 +27,8 @@ Tool: TypeAlias = dict[str, Any]
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
+MAX_ARGUMENTS_DEPTH = 64
+"""Depth of nested lists and objects in the arguments of a tool call."""
 
 
 class StreamOptions(BaseModel):
@@ -335,6 +338,10 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(arguments, str):
             raise InvalidRequestError(
                 f"`{where}.{i}.function.arguments` must be JSON text, got {short(arguments)}", param=f"{where}.{i}"
+            )
+        if is_deeper(arguments, MAX_ARGUMENTS_DEPTH):
+            raise InvalidRequestError(
+                f"`{where}.{i}.function.arguments` is nested more than {MAX_ARGUMENTS_DEPTH} deep", param=f"{where}.{i}"
             )
         clean: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         if isinstance(call.get("id"), str):

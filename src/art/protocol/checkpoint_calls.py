@@ -6,6 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from art.config.addresses import check_no_userinfo
+from art.config.base_models import HUB_ID_PATTERN
 from art.protocol.training import JobId, Wire
 
 BEST_METRIC = "val/reward"
@@ -92,7 +94,8 @@ class ExportRequest(CheckpointJobRequest):
 
 class HubTarget(Wire):
     kind: Literal["hub"] = "hub"
-    repo_id: str
+    repo_id: str = Field(pattern=HUB_ID_PATTERN)
+    """Id on the hub: `owner/name`, or a name of the token's own."""
     private: bool = True
     revision: str | None = None
 
@@ -105,6 +108,12 @@ class S3Target(Wire):
     prefix: str = ""
     endpoint_url: str | None = None
     """Address of a store other than Amazon's."""
+
+    @model_validator(mode="after")
+    def _check_address(self) -> Self:
+        if self.endpoint_url is not None:
+            check_no_userinfo(self.endpoint_url, "endpoint_url")
+        return self
 
 
 class PushRequest(CheckpointJobRequest):

@@ -11,10 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from art.config import EngineConfig, ModelSettings, ServerConfig, VllmConfig
+from art.config.base_models import looks_like_path
 from art.engine import EngineInfo
+from art.errors import ProcessError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
 from art.protocol.calls import StartEngine, StartTrainer, StartVllm
@@ -23,8 +26,8 @@ from art.runtime.hosting.adapter_table import AdapterTable
 from art.runtime.hosting.engine_handle import EngineHandle
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.placement.devices import find_devices
-from art.runtime.placement.placement import Place, choose_placement
-from art.runtime.supervision.process import ChildSpec, split_threads
+from art.runtime.placement.placement import Place, choose_placement, split_threads
+from art.runtime.supervision.process import ChildSpec
 from art.storage.layout import DataDir
 
 
@@ -32,9 +35,20 @@ class BaseModelHost:
     """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
 
     def __init__(
-        self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
+        self,
+        base_model: str,
+        settings: ModelSettings,
+        data_dir: DataDir,
+        config: ServerConfig,
+        name: str | None = None,
+        *,
+        is_new: bool = False,
     ) -> None:
-        """`name` names the processes and their logs; by default it is the base model's name without its folder."""
+        """
+        Args:
+            name: names the processes and their logs; by default it is the base model's name without its folder.
+            is_new: somebody is registering a model that needs this host; see `ChildSpec.is_new`.
+        """
         self.base_model = base_model
         self.settings = settings
         self.name = name or short_name(base_model)
@@ -43,6 +57,7 @@ class BaseModelHost:
         """Whether the engine holds one policy at a time (`weights="merged"`), so that each load replaces the last."""
         self._config = config
         self._data_dir = data_dir
+        self._is_new = is_new
         self._renderer: Renderer | None = None
         self._devices = find_devices()
         self.placement = choose_placement(settings, self._devices)
@@ -64,6 +79,7 @@ class BaseModelHost:
             num_threads=num_threads,
             config=self._config,
             interruptible=kind == "engine",
+            is_new=self._is_new,
             variables=place.environment(self._devices),
         )
 
@@ -73,18 +89,30 @@ class BaseModelHost:
         self.trainer_process.start()
 
     def retry(self) -> None:
-        """Start again each process that was given up after repeated failures, since the reason may be gone."""
+        """Start each process that has failed without a further pause, since the reason may be gone."""
         for process in (self.engine_process, self.trainer_process):
-            if process.given_up:
+            if process.has_failed:
                 process.start()
 
     async def close(self) -> None:
         await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
 
     async def renderer(self) -> Renderer:
+        """
+        Raises:
+            ProcessError: the folder of the base model is not there now, though the model was registered with it.
+            ConfigError: the base model has no chat template that can be used.
+        """
         if self._renderer is None:
-            self._renderer = await asyncio.to_thread(load_renderer, self.base_model, self.settings.render)
+            self._renderer = await asyncio.to_thread(self._load_renderer)
         return self._renderer
+
+    def _load_renderer(self) -> Renderer:
+        if looks_like_path(self.base_model) and not Path(self.base_model).is_dir():
+            raise ProcessError(
+                f"the folder of base model {self.name!r} is not there now; bring it back, and requests go on"
+            )
+        return load_renderer(self.base_model, self.settings.render)
 
     async def engine_info(self) -> EngineInfo:
         return await self._engine.info()

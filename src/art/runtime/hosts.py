@@ -28,11 +28,12 @@ class Hosts:
         self._pinned: dict[str, BaseModelHost] = {}
         """Hosts that run whether or not a model uses them."""
 
-    def of(self, model: RegisteredModel) -> BaseModelHost:
+    def of(self, model: RegisteredModel, *, is_new: bool = False) -> BaseModelHost:
+        """The host of a model. `is_new` says that the model is being registered, should its host have to be made."""
         base_model, settings, host = self._by_model.get(model.key, (None, None, None))
         if host is not None and settings is model.settings and base_model == model.base_model:
             return host
-        host = self._of(host_key(model), model.base_model, model.settings)
+        host = self._of(host_key(model), model.base_model, model.settings, is_new=is_new)
         self._by_model[model.key] = model.base_model, model.settings, host
         return host
 
@@ -45,10 +46,10 @@ class Hosts:
     def pinned(self) -> list[BaseModelHost]:
         return list(self._pinned.values())
 
-    def _of(self, key: str, base_model: str, settings: ModelSettings) -> BaseModelHost:
+    def _of(self, key: str, base_model: str, settings: ModelSettings, *, is_new: bool = False) -> BaseModelHost:
         if key not in self._hosts:
             name = self._free_name(base_model)
-            self._hosts[key] = BaseModelHost(base_model, settings, self._data_dir, self._config, name)
+            self._hosts[key] = BaseModelHost(base_model, settings, self._data_dir, self._config, name, is_new=is_new)
         return self._hosts[key]
 
     def _free_name(self, base_model: str) -> str:

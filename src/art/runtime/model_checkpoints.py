@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from art.protocol.job_states import JobKind
 from art.protocol.training import DeleteCheckpointsRequest, JobStatus
 from art.runtime.host import BaseModelHost
 from art.runtime.jobs.file_requests import plan_export, plan_fork, plan_pull, plan_push
-from art.runtime.jobs.job import Payload
+from art.runtime.jobs.job import Payload, make_fingerprint
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.metric_store import MetricStore
 from art.runtime.models import Models
@@ -160,7 +159,7 @@ class ModelCheckpoints:
     ) -> JobStatus:
         validate_name(project, param="project")
         validate_name(name, param="name")
-        fingerprint = zlib.crc32(f"{kind} {project}/{name} {request.model_dump_json()}".encode())
+        fingerprint = await asyncio.to_thread(make_fingerprint, f"{kind} {project}/{name}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
         payload = await asyncio.to_thread(plan, self._models, project, name, request)

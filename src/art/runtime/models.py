@@ -7,22 +7,24 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from art.errors import NotFoundError
+from art.errors import CorruptCheckpointError, NotFoundError
 from art.gateway.record.recorder import Recorder
 from art.protocol.training import ModelStatus, TokenCounts
 from art.runtime.host import BaseModelHost
 from art.runtime.hosts import Hosts
-from art.runtime.registry import RegisteredModel
+from art.runtime.registry import RegisteredModel, Registry
+from art.storage import checkpoints
 from art.storage.layout import DataDir, ModelPaths
 
 
 class Models:
     """Finds registered models by project and name."""
 
-    def __init__(self, data_dir: DataDir, hosts: Hosts, recorder: Recorder) -> None:
+    def __init__(self, data_dir: DataDir, hosts: Hosts, recorder: Recorder, registry: Registry) -> None:
         self.data_dir = data_dir
         self._hosts = hosts
         self._recorder = recorder
+        self._registry = registry
         self.by_key: dict[str, RegisteredModel] = {}
         """The models by `project/name`."""
         self.on_change: Callable[[], None] = lambda: None
@@ -45,6 +47,22 @@ class Models:
     def checkpoint(self, model: RegisteredModel, step: int) -> Path:
         return self.paths(model).checkpoint(step)
 
+    def published(self, model: RegisteredModel, step: int) -> Path:
+        """The folder of a checkpoint, after a check that it is the one that was published. Reads a file.
+
+        Raises:
+            CorruptCheckpointError: another checkpoint was put in its place.
+        """
+        path = self.checkpoint(model, step)
+        recorded = self._registry.identity(model, step)
+        if recorded is not None and path.is_dir() and (identity := checkpoints.identify(path)) != recorded:
+            raise CorruptCheckpointError(
+                f"step {step} of {model.key} is not the checkpoint that was published: its manifest has the sha256 "
+                f"{identity[:12]}..., and {recorded[:12]}... was recorded. Put the published one back; to use another "
+                "one, register it as a model of its own"
+            )
+        return path
+
     def folder(self, project: str, name: str, step: int, form: str | None = None) -> Path:
         """The folder of a published checkpoint, or of its export in the format `form`.
 
@@ -52,7 +70,7 @@ class Models:
             NotFoundError: there is no such model, checkpoint or export.
         """
         model, _ = self.find(project, name)
-        path = self.checkpoint(model, step) if form is None else self.paths(model).export(step, form)
+        path = self.published(model, step) if form is None else self.paths(model).export(step, form)
         if step > model.step or not path.is_dir():
             what = "checkpoint" if form is None else f"export as {form!r}"
             raise NotFoundError(

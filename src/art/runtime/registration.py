@@ -104,13 +104,20 @@ class Registration:
         num_weights = await asyncio.to_thread(count_weights, model.base_model)
         devices = await asyncio.to_thread(find_devices)
         check_placement(choose_placement(model.settings, devices), model.settings, devices, num_weights)
-        host = self._hosts.of(model)
+        host = self._hosts.of(model, is_new=True)
         host.retry()
-        if not (first := self._models.checkpoint(model, 0)).exists() and model.step == 0:
+        is_first = model.step == 0 and not (first := self._models.checkpoint(model, 0)).exists()
+        if is_first:
             host.start()
             await host.trainer.init_checkpoint(first, model.settings.lora)
-        await host.adapters.ensure_loaded(model.adapter_id(model.step), self._models.checkpoint(model, model.step))
+            newest = first
+        else:
+            newest = await asyncio.to_thread(self._models.published, model, model.step)
+        identity = await asyncio.to_thread(checkpoints.identify, newest)
+        await host.adapters.ensure_loaded(model.adapter_id(model.step), newest)
         await self._registry.save_model(model)
+        if is_first or self._registry.identity(model, model.step) is None:
+            await self._registry.save_identity(model, model.step, identity)
 
 
 def _check_same(known: RegisteredModel, request: RegisterRequest) -> None:

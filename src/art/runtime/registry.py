@@ -16,6 +16,10 @@ CREATE TABLE IF NOT EXISTS models (
     step INTEGER NOT NULL DEFAULT 0, created_at REAL NOT NULL,
     PRIMARY KEY (project, name)
 );
+CREATE TABLE IF NOT EXISTS published (
+    project TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, identity TEXT NOT NULL,
+    PRIMARY KEY (project, name, step)
+) WITHOUT ROWID;
 """
 
 
@@ -53,6 +57,15 @@ class Registry:
             for project, name, base_model, settings, step in rows
         ]
 
+    def identity(self, model: RegisteredModel, step: int) -> str | None:
+        """The identity of a published checkpoint; `None` if a server published it that did not record identities."""
+        sql = "SELECT identity FROM published WHERE project = ? AND name = ? AND step = ?"
+        rows = self._database.read(sql, (model.project, model.name, step))
+        return str(rows[0][0]) if rows else None
+
+    async def save_identity(self, model: RegisteredModel, step: int, identity: str) -> None:
+        await self._database.run(lambda db: set_identity(db, model.project, model.name, step, identity))
+
     async def save_model(self, model: RegisteredModel) -> None:
         """Insert a model, or update everything but its step."""
         row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), model.step, time.time())
@@ -69,3 +82,8 @@ class Registry:
 def set_step(db: sqlite3.Connection, project: str, name: str, step: int) -> None:
     """Set the step of a model's newest published checkpoint, within the transaction of `db`."""
     db.execute("UPDATE models SET step = ? WHERE project = ? AND name = ?", (step, project, name))
+
+
+def set_identity(db: sqlite3.Connection, project: str, name: str, step: int, identity: str) -> None:
+    """Record the identity of a published checkpoint, within the transaction of `db`."""
+    db.execute("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?)", (project, name, step, identity))

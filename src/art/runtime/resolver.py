@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable
@@ -66,6 +67,7 @@ class PolicyResolver:
                 f"model {registered.key!r} has no published checkpoint of step {step}; the newest is {registered.step}",
                 param="model",
             )
+        await asyncio.to_thread(self._models.published, registered, step)
         if host.one_policy:
             step = await self._only_step(registered, host, asked.step)
         adapter_id = registered.adapter_id(step)

@@ -40,6 +40,7 @@ from art.runtime.registration import Registration
 from art.runtime.registry import Registry
 from art.runtime.resolver import PolicyResolver
 from art.runtime.submission import Submission
+from art.runtime.supervision.directory_watch import watch_directory
 from art.runtime.supervision.status_report import write_report
 from art.runtime.supervision.watchdog import Watchdog
 from art.storage.database import Database
@@ -64,18 +65,17 @@ class Runtime:
         self._recorder = Recorder(self._database)
         self._hosts = Hosts(self.data_dir, config)
         self._metrics = MetricStore(self._database)
-        self.models = Models(self.data_dir, self._hosts, self._recorder)
-        self.resolver = PolicyResolver(self.models, self._lock.check_directory)
+        self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
+        self._database.before_write = self._lock.check_directory
+        self.resolver = PolicyResolver(self.models, self._check_directory)
         self.models.on_change = self.resolver.forget
         self.gateway = Gateway(self.resolver, self._recorder)
         self.jobs = self._make_jobs()
         self.checkpoints = ModelCheckpoints(self.models, self.jobs, self._metrics, config.llama_cpp)
-        self.registration = Registration(
-            self._registry, self.models, self._hosts, self.jobs, self._lock.check_directory
-        )
+        self.registration = Registration(self._registry, self.models, self._hosts, self.jobs, self._check_directory)
         preflight = Preflight() if config.preflight else None
         self.training = Submission(
-            self.models, self.gateway, self.resolver, self.jobs, preflight, self._lock.check_directory
+            self.models, self.gateway, self.resolver, self.jobs, preflight, self._check_directory
         )
         self._watchdog = Watchdog(self._hosts.processes, self.report, config.report_after_s)
         self._background: list[asyncio.Task[None]] = []
@@ -93,6 +93,14 @@ class Runtime:
             "train": training, "train_sft": training, "fork": adopting, "pull": adopting, "export": files, "push": files
         }  # fmt: skip
         return JobRunner(store, works, models.set_step)
+
+    def _check_directory(self) -> None:
+        """
+        Raises:
+            StorageError: the data directory, or its lock or database, was removed or replaced.
+        """
+        self._lock.check_directory()
+        self._database.check_file()
 
     async def start(self) -> None:
         """Lock the data directory, load what earlier servers left there, and go on with their jobs.
@@ -118,6 +126,8 @@ class Runtime:
         for name in base_models:
             self._hosts.pin(await prepare_base_model(name, self.data_dir), self._config.settings)
         self._background.append(asyncio.create_task(self._watchdog.run(), name="watchdog"))
+        watching = watch_directory(self._check_directory, self.jobs.stop_running)
+        self._background.append(asyncio.create_task(watching, name="watch the data directory"))
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, self.gateway.conversations, age_s, needed)
@@ -140,7 +150,7 @@ class Runtime:
     async def obstacles(self) -> dict[str, str]:
         """Describe what keeps this server from working, by the name of the check; empty if nothing does."""
         return await find_obstacles(
-            self._hosts.pinned(), self._database, self.data_dir.root, self._config.min_free_bytes
+            self._hosts.pinned(), self._recorder, self.data_dir.root, self._config.min_free_bytes
         )
 
     async def measurements(self) -> list[Measurement]:

@@ -6,7 +6,6 @@ TrainRequest --resolve (art.credit)--> exact tokens --plan_step--> StepPlan --> 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from art.runtime.checks.observation_check import check_observations
 from art.runtime.checks.preflight import Preflight, quick_checks
 from art.runtime.checks.trial import check_trial, random_sample, rollout_samples
 from art.runtime.host import BaseModelHost
-from art.runtime.jobs.job import SftPayload, TrainPayload
+from art.runtime.jobs.job import SftPayload, TrainPayload, make_fingerprint
 from art.runtime.jobs.runner import JobRunner
 from art.runtime.models import Models
 from art.runtime.registry import RegisteredModel
@@ -68,7 +67,7 @@ class Submission:
         """
         self._check_directory()
         model, host = self._models.find(project, name)
-        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             if known.state not in ("failed", "cancelled"):  # the server may have died before it could mark them
                 await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
@@ -95,7 +94,7 @@ class Submission:
         """Queue a step of supervised fine-tuning. Raises what `train` raises."""
         self._check_directory()
         model, host = self._models.find(project, name)
-        fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
+        fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
         warnings = await self._ensure_ready(model, host)
@@ -138,8 +137,3 @@ class Submission:
         plan.samples = [
             replace(sample, teacher_logprobs=logprobs) for sample, logprobs in zip(plan.samples, by_sample, strict=True)
         ]
-
-
-def _fingerprint(key: str, request: TrainRequest | TrainSFTRequest) -> int:
-    """Checksum of the request, to tell a resubmission from another job with the same id."""
-    return zlib.crc32(request.model_dump_json().encode(), zlib.crc32(f"{type(request).__name__} {key}".encode()))

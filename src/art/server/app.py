@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel
 
 from art.config import ServerConfig
-from art.errors import AuthenticationError, NotFoundError
+from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route
@@ -59,7 +59,7 @@ class App:
         """
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)
-        self.state = ServerState(config or ServerConfig(), _openapi_document)
+        self.state = ServerState(config or ServerConfig(), _openapi_document, self._keyring.check)
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -114,7 +114,7 @@ class App:
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         try:
             return self._keyring.identify(scope)
-        except AuthenticationError:
+        except (AuthenticationError, KeysUnavailableError):
             if route is None or route.scope is not None:  # without a key, unknown routes look like known ones
                 raise
             return ANONYMOUS

@@ -69,6 +69,7 @@ class Keyring:
 
         Raises:
             AuthenticationError: the key is missing or not valid.
+            KeysUnavailableError: the file of the keys cannot be read.
         """
         text = _read_key(scope)
         if text is None:
@@ -80,6 +81,14 @@ class Keyring:
         key = self._store.find(text.decode("latin-1"))
         self._store.note_use(key)
         return Caller(key.id, key.project, key.scopes)
+
+    def check(self) -> None:
+        """
+        Raises:
+            KeysUnavailableError: the file of the keys cannot be read.
+        """
+        if self._store is not None:
+            self._store.check()
 
 
 _HOW = "send one as `Authorization: Bearer <key>`"

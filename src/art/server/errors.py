@@ -32,6 +32,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.PublishError: 500,
     errors.StorageError: 500,
     errors.DiskFullError: 507,
+    errors.KeysUnavailableError: 503,
     errors.ProcessError: 503,
     errors.ArtError: 500,
 }

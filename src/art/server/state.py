@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from art.config import ServerConfig
+from art.errors import StorageError
 from art.protocol.answers import Measurement
 from art.server.limits import Limiter
 from art.server.prometheus import Metrics
@@ -17,11 +18,15 @@ READY_EVERY_S = 1.0
 class ServerState:
     """State of the HTTP server that all requests share: limits, metrics, readiness."""
 
-    def __init__(self, config: ServerConfig, openapi: Callable[[], bytes]) -> None:
+    def __init__(
+        self, config: ServerConfig, openapi: Callable[[], bytes], check_keys: Callable[[], None] = lambda: None
+    ) -> None:
         """
         Args:
             openapi: makes the OpenAPI document. It is called only when somebody asks, because that takes a moment.
+            check_keys: raises a `StorageError` if API keys cannot be checked.
         """
+        self._check_keys = check_keys
         self.config = config
         self.openapi = openapi
         self.limiter = Limiter(config.limits)
@@ -38,8 +43,15 @@ class ServerState:
         async with self._finding:
             now = time.monotonic()
             if now - self._found_at >= READY_EVERY_S:
-                self._obstacles, self._found_at = await find(), now
+                self._obstacles, self._found_at = await find() | await self._key_obstacle(), now
             return self._obstacles
+
+    async def _key_obstacle(self) -> dict[str, str]:
+        try:
+            await asyncio.to_thread(self._check_keys)
+        except StorageError as error:
+            return {"keys": error.message}
+        return {}
 
     def measurements(self) -> Iterator[Measurement]:
         yield Measurement("art_http_running", float(self.limiter.running))

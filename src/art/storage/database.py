@@ -8,6 +8,7 @@ file.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.errors import DiskFullError, StorageError
-from art.storage.lock import directory_gone
+from art.storage.lock import check_same_file, directory_gone
 
 T = TypeVar("T")
 
@@ -44,6 +45,8 @@ class Database:
             StorageError: the file cannot be opened, or is not a database.
         """
         self.path = path
+        self.before_write: Callable[[], None] = lambda: None
+        """Called before each transaction, which does not begin if this raises."""
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -51,6 +54,7 @@ class Database:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._writer.submit(self._open).result()
+            self._opened = os.stat(path) if path.exists() else None  # `:memory:` has no file
         except (OSError, sqlite3.Error) as error:
             self._writer.shutdown()
             raise StorageError(f"cannot open the database {path}: {error}") from error
@@ -62,7 +66,7 @@ class Database:
 
         Raises:
             DiskFullError: no space is left. Nothing was written, and later calls work once there is space.
-            StorageError: SQLite reported any other error.
+            StorageError: the file was removed or replaced, or SQLite reported any other error.
         """
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._transaction, work)
 
@@ -76,6 +80,15 @@ class Database:
             return self._reader().execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._translate(error) from error
+
+    def check_file(self) -> None:
+        """Check that the file is still the one that was opened: what is written into a removed file is lost.
+
+        Raises:
+            StorageError: it was removed or replaced.
+        """
+        if self._opened is not None:
+            check_same_file(self.path, self._opened)
 
     def close(self) -> None:
         """Finish submitted transactions, then close. Committed transactions are safe without this."""
@@ -98,6 +111,7 @@ class Database:
     def _reader(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
+            self.check_file()  # SQLite would make a new file
             connection = self._open()
             connection.execute("PRAGMA query_only=ON")
             self._local.connection = connection
@@ -107,6 +121,8 @@ class Database:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connection
+        self.check_file()
+        self.before_write()
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -123,7 +139,7 @@ class Database:
 
     def _translate(self, error: sqlite3.Error) -> StorageError:
         if not self.path.exists():
-            return directory_gone(self.path.parent)
+            return directory_gone(self.path)
         code = getattr(error, "sqlite_errorcode", None)
         full = code == sqlite3.SQLITE_FULL
         if not full and code in _WRITE_ERRORS:

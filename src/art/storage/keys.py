@@ -24,9 +24,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from art.errors import AuthenticationError, InvalidRequestError, NotFoundError, StorageError
+from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError, StorageError
 from art.protocol.keys import KeyScope
 from art.storage.atomic import storage_errors
 from art.storage.database import Database
@@ -87,6 +87,7 @@ class KeyStore:
         self._database.run_blocking(lambda db: db.executescript(_SCHEMA))
         self._now = now
         self._version = -1
+        self._is_damaged = False
         self._keys: dict[str, Key] = {}
         self._noted: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,6 +100,7 @@ class KeyStore:
 
         Raises:
             AuthenticationError: there is no such key, or it is expired or revoked.
+            KeysUnavailableError: the file is damaged or gone.
         """
         match = KEY_PATTERN.fullmatch(text)
         key = None if match is None else self._current().get(match[1])
@@ -189,14 +191,43 @@ class KeyStore:
         except StorageError as error:
             logger.warning("could not record the last use of key %s: %s", key_id, error)
 
+    def check(self) -> None:
+        """Read the whole file.
+
+        Raises:
+            KeysUnavailableError: it is damaged or gone.
+        """
+        self._current()
+        try:
+            verdict = self._database.read("PRAGMA quick_check(1)")
+        except StorageError as error:
+            raise self._unavailable(error) from error
+        if verdict != [("ok",)]:
+            raise self._unavailable(verdict)
+
     def _current(self) -> dict[str, Key]:
-        # Read the version first: a change between the two queries is then seen next time.
-        ((version,),) = self._database.read("PRAGMA data_version")
-        if version != self._version:
-            rows = self._database.read("SELECT * FROM keys")
-            self._keys = {row[0]: _to_key(row) for row in rows}
-            self._version = version
+        try:
+            self._database.check_file()
+            # Read the version first: a change between the two queries is then seen next time.
+            ((version,),) = self._database.read("PRAGMA data_version")
+            if version != self._version:
+                rows = self._database.read("SELECT * FROM keys")
+                self._keys = {row[0]: _to_key(row) for row in rows}
+                self._version = version
+        except (StorageError, ValueError, TypeError, AttributeError) as error:  # of SQLite, or of a damaged row
+            raise self._unavailable(error) from error
+        self._is_damaged = False
         return self._keys
+
+    def _unavailable(self, reason: object) -> KeysUnavailableError:
+        """Make the error for clients, who are not told where the file is. The log tells it, once."""
+        if not self._is_damaged:
+            logger.error("the API keys in %s cannot be checked: %s", self._database.path, reason)
+        self._is_damaged, self._version = True, -1
+        return KeysUnavailableError(
+            "this server cannot read its file of API keys, so no key but the one that it was started with can be "
+            "checked; tell its operator, whom its log tells more"
+        )
 
 
 def format_time(at: float) -> str:
@@ -216,6 +247,8 @@ def _insert(db: sqlite3.Connection, key: Key) -> None:
 
 def _to_key(row: tuple[Any, ...]) -> Key:
     key_id, digest, name, project, scopes, created_at, expires_at, revoked_at, last_used_at = row
+    if not isinstance(digest, bytes) or not set(scopes.split()) <= set(get_args(KeyScope)):
+        raise ValueError(f"the row of key {key_id!r} is damaged")
     return Key(
         id=key_id, digest=digest, name=name, project=project, scopes=frozenset(scopes.split()), created_at=created_at,
         expires_at=expires_at, revoked_at=revoked_at, last_used_at=last_used_at,

@@ -34,13 +34,27 @@ def lock_holder(path: Path) -> int | None:
         os.close(file)
 
 
-def directory_gone(path: Path) -> StorageError:
-    """Make the error for a data directory that was removed while its server was running."""
+def directory_gone(file: Path) -> StorageError:
+    """Make the error for a data directory that was removed, or lost `file`, while its server was running."""
     return StorageError(
-        f"the data directory {path} was deleted, moved or replaced while its server was running, and checkpoints and "
-        "records with it. Close the backend (`await backend.close()`) or end the server, restore the directory if you "
-        "have a copy, and start again"
+        f"the data directory {file.parent} was deleted, moved or replaced while its server was running, or {file.name} "
+        "in it was, so nothing is written any more. Close the backend (`await backend.close()`) or end the server, "
+        "restore the directory if you have a copy, and start again"
     )
+
+
+def check_same_file(path: Path, opened: os.stat_result) -> None:
+    """Check that `path` still names the file that was opened.
+
+    Raises:
+        StorageError: the file, or its directory, was removed or replaced.
+    """
+    try:
+        current = os.stat(path)
+    except OSError:
+        raise directory_gone(path) from None
+    if not os.path.samestat(current, opened):
+        raise directory_gone(path)
 
 
 class DirectoryLock:
@@ -75,12 +89,8 @@ class DirectoryLock:
         Raises:
             StorageError: the directory was removed or replaced.
         """
-        try:
-            current = os.stat(self._path)
-        except OSError:
-            current = None
-        if self._file is not None and (current is None or not os.path.samestat(current, os.fstat(self._file))):
-            raise directory_gone(self._path.parent)
+        if self._file is not None:
+            check_same_file(self._path, os.fstat(self._file))
 
     def release(self) -> None:
         if self._file is not None:

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from art.storage.log_lines import clean
+
 MAX_LOG_BYTES = 32 * 2**20
 """A longer log is moved to `<name>.old`, which replaces the one there."""
 TAIL_LINES = 15
@@ -46,7 +48,7 @@ def log_since(path: Path, size: int) -> str:
     """Return the text that was written to a log after it had `size` bytes."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(min(size, log_size(path)))
-        return file.read().decode(errors="replace")
+        return clean(file.read().decode(errors="replace"))
     return ""
 
 

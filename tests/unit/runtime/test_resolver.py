@@ -57,7 +57,8 @@ def resolver(tmp_path: Path, host: Host) -> PolicyResolver:
         models[model.key] = model
         data_dir.model(project, name).checkpoint(0).mkdir(parents=True)
     hosts = SimpleNamespace(of=lambda model: host)
-    registered = Models(data_dir, hosts, None)  # type: ignore[arg-type]
+    registry = SimpleNamespace(identity=lambda model, step: None)
+    registered = Models(data_dir, hosts, None, registry)  # type: ignore[arg-type]
     registered.by_key |= models
     return PolicyResolver(registered)
 

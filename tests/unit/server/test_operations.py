@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from art.errors import InvalidRequestError
+from art.gateway.record.recorder import Recorder
 from art.protocol.answers import Measurement
 from art.runtime.checks.readiness import find_obstacles
 from art.runtime.measurements import _COUNTERS, _GAUGES, measure_engines, measure_processes, measure_tokens
@@ -23,6 +25,7 @@ from art.server.app import ROUTES, App
 from art.server.openapi import build_openapi
 from art.server.prometheus import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
+from art.storage.keys import KeyStore
 from tests.support.spies import TwoProjects
 
 
@@ -96,14 +99,62 @@ def host(engine: str = "up", trainer: str = "up", **status: Any) -> Any:
 
 async def test_obstacles(tmp_path: Path) -> None:
     database = Database(tmp_path / "art.db")
-    assert await find_obstacles([host()], database, tmp_path, 0) == {}
-    found = await find_obstacles([host("starting", "failed")], database, tmp_path, 2**60)
+    recorder = Recorder(database)
+    await recorder.start()
+    assert await find_obstacles([host()], recorder, tmp_path, 0) == {}
+    found = await find_obstacles([host("starting", "failed")], recorder, tmp_path, 2**60)
     assert found["engine of m"] == "starting"
     assert found["trainer of m"] == "failed"
     assert "MiB are free" in found["disk"]
     await database.run(lambda db: db.execute("PRAGMA query_only=ON"))  # as on a disk that has become read-only
-    assert "readonly" in (await find_obstacles([], database, tmp_path, 0))["database"]
+    assert "readonly" in (await find_obstacles([], recorder, tmp_path, 0))["database"]
     database.close()
+
+
+async def test_a_recorder_that_cannot_write_is_an_obstacle(tmp_path: Path) -> None:
+    database = Database(tmp_path / "art.db")
+    recorder = Recorder(database)
+    await recorder.start()
+    for _ in range(2):
+        await recorder.check()
+    assert database.read("SELECT count(*) FROM exchanges") == database.read("SELECT count(*) FROM token_counts")
+    assert database.read("SELECT count(*) FROM exchanges") == [(0,)]
+    await database.run(lambda db: db.execute("ALTER TABLE exchanges RENAME TO elsewhere"))
+    assert "exchanges" in (await find_obstacles([], recorder, tmp_path, 0))["recorder"]
+    database.close()
+
+
+async def test_a_data_directory_that_is_gone_is_an_obstacle(tmp_path: Path) -> None:
+    database = Database(tmp_path / "data" / "art.db")
+    recorder = Recorder(database)
+    await recorder.start()
+    shutil.rmtree(tmp_path / "data")
+    assert "deleted, moved or replaced" in (await find_obstacles([], recorder, tmp_path / "data", 0))["database"]
+    database.close()
+
+
+async def test_keys_that_cannot_be_checked_are_503_and_an_obstacle(
+    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art.server.state.READY_EVERY_S", 0.0)
+    store = KeyStore(tmp_path / "keys.db")
+    _, text = store.create("ci", project=None, scopes=["infer"])
+    app = App(runtime, api_key="k", keys=store)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://t", verify=False) as http:
+        own, stored = {"authorization": "Bearer k"}, {"authorization": f"Bearer {text}"}
+        assert (await http.get("/api/models/a/x", headers=stored)).status_code == 200
+        assert (await http.get("/ready")).status_code == 200
+        (tmp_path / "keys.db").unlink()
+        answer = await http.get("/api/models/a/x", headers=stored)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "keys_unavailable")
+        assert str(tmp_path) not in answer.text
+        assert (await http.get("/api/models/a/x", headers=own)).status_code == 200, "the server's own key is no file"
+        assert "file of API keys" in (await http.get("/ready", headers=own)).json()["obstacles"]["keys"]
+        for headers in (stored, {}):
+            answer = await http.get("/ready", headers=headers)
+            assert (answer.status_code, answer.json()) == (503, {"ready": False, "obstacles": {}})
+            assert (await http.get("/health", headers=headers)).status_code == 200
+    store.close()
 
 
 # -- metrics --

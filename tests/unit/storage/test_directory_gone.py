@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,39 @@ def test_a_database_reports_a_deleted_directory(tmp_path: Path) -> None:
     assert isinstance(error, StorageError)
     assert "was deleted, moved or replaced" in str(error)
     database.close()
+
+
+def insert(db: sqlite3.Connection) -> None:
+    db.execute("INSERT INTO notes VALUES ('x')")
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_nothing_is_written_into_a_database_that_was_removed(tmp_path: Path, how: str) -> None:
+    """SQLite itself goes on writing into the file that it has open, and everything written is lost."""
+    database = Database(tmp_path / "data" / "art.db")
+    database.run_blocking(lambda db: db.execute("CREATE TABLE notes (text TEXT)"))
+    database.run_blocking(insert)
+    assert database.read("SELECT count(*) FROM notes") == [(1,)]
+    database.path.unlink()
+    if how == "replaced":
+        database.path.write_bytes(b"")
+    with pytest.raises(StorageError, match=r"was deleted, moved or replaced .* or art\.db in it was"):
+        database.run_blocking(insert)
+    assert database.read("SELECT count(*) FROM notes") == [(1,)]
+    with ThreadPoolExecutor() as threads, pytest.raises(StorageError, match=r"art\.db in it was"):
+        threads.submit(database.read, "SELECT 1").result()  # a new connection
+    assert database.path.exists() == (how == "replaced"), "reading makes no new file"
+    database.close()
+
+
+def test_nothing_is_written_once_the_lock_was_removed(tmp_path: Path) -> None:
+    """Another server may then use the same directory."""
+    lock, database = DirectoryLock(tmp_path / "server.lock"), Database(tmp_path / "art.db")
+    lock.acquire(0.0)
+    database.before_write = lock.check_directory
+    database.run_blocking(lambda db: db.execute("CREATE TABLE notes (text TEXT)"))
+    (tmp_path / "server.lock").unlink()
+    with pytest.raises(StorageError, match=r"server\.lock in it was"):
+        database.run_blocking(insert)
+    database.close()
+    lock.release()

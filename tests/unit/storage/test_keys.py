@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from art.cli.main import main
-from art.errors import AuthenticationError, InvalidRequestError, NotFoundError
+from art.errors import AuthenticationError, InvalidRequestError, KeysUnavailableError, NotFoundError
 from art.storage.keys import KEY_PATTERN, USE_RESOLUTION_S, KeyStore
 
 
@@ -143,3 +144,58 @@ def test_wrong_options_of_the_command_are_refused(tmp_path: Path, arguments: lis
     with pytest.raises(SystemExit):
         main(["keys", *arguments, "--data-dir", str(tmp_path)])
     assert main(["keys", "revoke", "nobody", "--data-dir", str(tmp_path)]) == 1
+
+
+def damage_bytes(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"x" * path.stat().st_size)
+
+
+def damage_row(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE keys SET scopes = 7")
+    db.close()
+
+
+def damage_table(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE keys")
+    db.close()
+
+
+@pytest.mark.parametrize("damage", [damage_bytes, damage_row, damage_table, Path.unlink])
+def test_a_damaged_file_is_an_error_without_its_path(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.db"
+    store = KeyStore(path)
+    _, text = store.create("ci", project=None, scopes=["infer"])
+    store.check()
+    store._database.run_blocking(lambda db: None)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    damage(path)
+    for _ in range(3):
+        with pytest.raises(KeysUnavailableError) as caught:
+            store.find(text)
+        assert str(tmp_path) not in caught.value.message
+        with pytest.raises(KeysUnavailableError):
+            store.check()
+    assert caplog.text.count("cannot be checked") == 1
+    assert str(path) in caplog.text
+    store.close()
+
+
+def test_keys_are_checked_again_once_the_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "keys.db"
+    store = KeyStore(path)
+    _, text = store.create("ci", project=None, scopes=["infer"])
+    damage_row(path)
+    with pytest.raises(KeysUnavailableError):
+        store.find(text)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE keys SET scopes = 'infer'")
+    db.close()
+    assert store.find(text).name == "ci"
+    store.close()

@@ -1,19 +1,22 @@
 """The console of the commands, and its progress bars.
 
-Text is shown as it is. Much of it comes from models, servers, paths and errors, and rich would read `[rewards]` in it
-as a style and drop it.
+Text is shown as it is, with control characters as escapes. Much of it comes from models, servers, paths and errors:
+rich would read `[rewards]` in it as a style and drop it, and a terminal would obey it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
 from art.cli.terminal.pipes import discard_output
+from art.storage.log_lines import escape_control
 
 
 class Screen(Console):
@@ -24,6 +27,13 @@ class Screen(Console):
 
     def status(self, status: Any, **options: Any) -> Status:
         return super().status(Text(status) if isinstance(status, str) else status, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or escape_control(segment.text) == segment.text:
+                yield segment
+            else:
+                yield Segment(escape_control(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         discard_output()  # else the last lines of the command would raise the error again

@@ -155,8 +155,8 @@ class VllmServer:
                 line = await self._process.stdout.readline()
             except ValueError:  # longer than the limit; asyncio has dropped the line
                 line = b"[a very long line]\n"
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
             text = _PREFIX.sub("", line.decode(errors="replace")).strip()
             if _CAUSE.match(text) and not _NO_CAUSE.search(text):
                 self._errors.append((time.monotonic(), text[:1000]))

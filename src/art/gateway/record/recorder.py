@@ -88,6 +88,14 @@ class Exchange:
     """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
 
 
+_SAMPLE = Exchange(
+    id="ex_check", rollout_id="check", project="", name="", policy_version=0, parent_id=None, branch_reason=None,
+    prompt_token_ids=[0], completion_token_ids=[0], sampling_logprobs=[0.0], temperature=1.0, top_p=1.0, seed=0,
+    finish_reason="stop", message={"role": "assistant", "content": ""}, request_messages=[], tools=None, created_at=0.0,
+)  # fmt: skip
+"""An exchange that `Recorder.check` writes; it is never stored."""
+
+
 def new_exchange_id() -> str:
     """Make an id of the microseconds since the epoch and 48 random bits, in hex."""
     return f"ex_{time.time_ns() // 1000:014x}{os.urandom(6).hex()}"
@@ -142,6 +150,20 @@ class Recorder:
             StorageError: the database cannot be written.
         """
         await self.database.run(_create_tables)
+
+    async def check(self) -> None:
+        """Record an exchange and take it back within one transaction, to see whether answers can be recorded.
+
+        Raises:
+            DiskFullError, StorageError: they cannot.
+        """
+
+        def write_and_undo(db: sqlite3.Connection) -> None:
+            db.execute("SAVEPOINT before_check")
+            _insert(db, [_to_row(_SAMPLE, b"", None)], [("", "", 0, 0, 0)])
+            db.execute("ROLLBACK TO before_check")
+
+        await self.database.run(write_and_undo)
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
         """Store an exchange. Returns once it is committed, so that it survives the death of this process.

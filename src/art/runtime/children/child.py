@@ -14,7 +14,6 @@ import ctypes
 import faulthandler
 import gc
 import importlib
-import logging
 import os
 import queue
 import resource
@@ -28,6 +27,7 @@ from typing import Any
 
 from art.config import ServerConfig
 from art.protocol.rpc import RpcServerSocket
+from art.storage.log_lines import log_to_stderr
 
 HEARTBEAT_S = 1.0
 DEFAULT_SILENCE_S = ServerConfig().heartbeat_timeout_s
@@ -123,11 +123,6 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def log_to_stderr(prefix: str = "") -> None:
-    line = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=prefix + line)
-
-
 def ignore_ctrl_c() -> None:
     """Ignore Ctrl-C, which reaches the whole terminal group. The parent decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -148,6 +143,7 @@ def child_from_argv(name: str) -> Child:
     parser.add_argument("--heartbeat-timeout", type=float, default=DEFAULT_SILENCE_S, metavar="S")
     args = parser.parse_args()
     log_to_stderr()
+    sys.stdout = sys.stderr  # libraries may print
     ignore_ctrl_c()
     dump_stacks_on_signal()
     child = Child(socket.socket(fileno=args.fd), args.log, args.heartbeat_timeout)

@@ -31,10 +31,10 @@ from art.runtime.children.child import (
     die_with_parent,
     dump_stacks_on_signal,
     ignore_ctrl_c,
-    log_to_stderr,
 )
 from art.runtime.children.trainer_calls import TrainerCalls
 from art.runtime.supervision.vitals import FIRST_HEARTBEAT_S
+from art.storage.log_lines import log_to_stderr
 from art.storage.logs import log_tail, open_log, rotate_log
 from art.trainer.machine.distributed import Team
 
@@ -122,7 +122,7 @@ def main() -> None:
     """Run one of the processes 1, 2, ... of a trainer: make each call that process 0 passes on."""
     die_with_parent()
     ignore_ctrl_c()
-    log_to_stderr(f"[{os.environ['RANK']}] ")
+    log_to_stderr(prefix=f"[{os.environ['RANK']}] ")
     dump_stacks_on_signal()
     threading.Thread(target=_beat, name="heartbeat", daemon=True).start()
     threading.Thread(target=_leave_with_parent, name="parent", daemon=True).start()

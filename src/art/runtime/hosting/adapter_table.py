@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from art.config import ServerConfig
 from art.engines.process import ProcessEngine
-from art.errors import ArtError, ProcessError
+from art.errors import ArtError, CorruptCheckpointError, ProcessError
 from art.protocol.calls import UnloadAdapter
 from art.protocol.rpc import RpcClient, retry_on_process_death
 from art.runtime.hosting.engine_handle import EngineHandle
@@ -120,6 +120,7 @@ class AdapterTable:
         """
         for adapter_id, weights in list(self._loaded.items()):
             try:
+                await asyncio.to_thread(_check_same, weights)
                 await publish(_engine_on(client), adapter_id, weights.checkpoint, self._tolerance)
             except ProcessError:
                 raise
@@ -189,6 +190,15 @@ def _engine_on(client: RpcClient) -> ProcessEngine:
         return client
 
     return ProcessEngine(connect, attempts=1)
+
+
+def _check_same(weights: _Weights) -> None:
+    """
+    Raises:
+        CorruptCheckpointError: another checkpoint was put in the place of the one that was loaded before.
+    """
+    if checkpoints.identify(weights.checkpoint) != weights.identity:
+        raise CorruptCheckpointError(f"{weights.checkpoint} is not the checkpoint that was loaded before")
 
 
 def _read(checkpoint: Path) -> _Weights:

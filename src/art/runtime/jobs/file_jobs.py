@@ -144,6 +144,7 @@ class AdoptWork:
             return Done(changes)
         try:
             _check_same(model, target)
+            identity = await asyncio.to_thread(checkpoints.identify, target)
             if step > 0:
                 _, host = self._models.find(job.project, job.name)
                 await host.adapters.load(model.adapter_id(step), target)
@@ -151,7 +152,7 @@ class AdoptWork:
             if step > 0:
                 await asyncio.to_thread(checkpoints.delete, target)
             raise
-        return Done(changes, published_step=step)
+        return Done(changes, published_step=step, identity=identity)
 
 
 def _check_same(model: RegisteredModel, checkpoint: Path) -> None:

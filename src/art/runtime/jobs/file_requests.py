@@ -34,6 +34,8 @@ def plan_fork(models: Models, project: str, name: str, request: ForkRequest) -> 
     if step is None or step not in steps:
         listed = ", ".join(map(str, steps)) or "none"
         raise NotFoundError(f"{from_project}/{from_name} has no such checkpoint; its steps: {listed}", param="step")
+    if source is not None:
+        models.published(source, step)
     call = Copy(source=paths.checkpoint(step), target=models.data_dir.model(project, name).checkpoint(step))
     return AdoptPayload(call=call, step=step, origin=f"{from_project}/{from_name}")
 

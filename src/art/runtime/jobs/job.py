@@ -6,9 +6,11 @@ store reports those exchanges as needed, and the recorder keeps them until the j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,8 +21,23 @@ from art.protocol.job_states import JobKind
 from art.protocol.samples import TrainingSample
 
 
+def make_fingerprint(what: str, request: BaseModel) -> str:
+    """Hash a request as it came, to tell one that is sent again from another one with the same job id.
+
+    Args:
+        what: kind of job, and the model that it is for.
+    """
+    digest = hashlib.sha256(what.encode() + b"\0")
+    digest.update(request.model_dump_json().encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
 class Payload(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    def with_paths(self, change: Callable[[Path], Path]) -> Self:
+        """Make a copy in which `change` was applied to every path of the data directory."""
+        return self
 
     def needed_checkpoints(self) -> Sequence[str]:
         """Paths of checkpoints that must not be deleted before the job has ended."""
@@ -40,6 +57,10 @@ class TrainPayload(Payload):
     """Paths of checkpoints that the loss compares with, by step."""
     repeated: str | None = None
     """Says that an earlier step learnt from the same answers; `None` if none did."""
+
+    def with_paths(self, change: Callable[[Path], Path]) -> Self:
+        references = {step: change(path) for step, path in self.references.items()}
+        return self.model_copy(update={"references": references})
 
     def needed_checkpoints(self) -> Sequence[str]:
         return [str(path) for path in self.references.values()]
@@ -66,6 +87,15 @@ class FilePayload(Payload):
     result: dict[str, str]
     """Added to the job's `result` when it has succeeded."""
 
+    def with_paths(self, change: Callable[[Path], Path]) -> Self:
+        call = self.call
+        if isinstance(call, Export):
+            call = replace(call, source=change(call.source), target=change(call.target))
+        else:
+            call = replace(call, source=change(call.source))
+        result = self.result | ({"path": str(change(Path(self.result["path"])))} if "path" in self.result else {})
+        return self.model_copy(update={"call": call, "result": result})
+
     def needed_checkpoints(self) -> Sequence[str]:
         return [str(self.call.source)]
 
@@ -78,6 +108,14 @@ class AdoptPayload(Payload):
     """Step of the checkpoint; `None` for the newest in an S3 store, which only the store knows."""
     origin: str
     """Names the place that the checkpoint comes from. Different places have different names."""
+
+    def with_paths(self, change: Callable[[Path], Path]) -> Self:
+        call = self.call
+        if isinstance(call, Copy):
+            call = replace(call, source=change(call.source), target=change(call.target))
+        else:
+            call = replace(call, checkpoints=change(call.checkpoints))
+        return self.model_copy(update={"call": call})
 
     def needed_checkpoints(self) -> Sequence[str]:
         return [str(self.call.source)] if isinstance(self.call, Copy) else []

@@ -95,7 +95,7 @@ class JobRunner:
             logger.info("job %s goes on after a restart", entry)
             self._enqueue(entry if entry.lane else self._with_lane(entry), recovered=True)
 
-    async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
+    async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of a job that was submitted before; `None` for a new one.
 
         Raises:
@@ -105,7 +105,7 @@ class JobRunner:
         return None if status is None else self._with_now(status)
 
     async def submit(
-        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: int
+        self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: str
     ) -> JobStatus:
         """Store and queue a job of `model` (project and name); return its status. If the id is known, only the status
         is returned. Raises what `JobStore.add` raises."""
@@ -163,6 +163,13 @@ class JobRunner:
                     live.control.stop.set()
                     live.notify()
         return await self.status(job_id)
+
+    def stop_running(self, reason: ArtError) -> None:
+        """Stop all jobs that run now. Each fails with `reason`."""
+        for live in self._live.values():
+            if live.begun and not live.control.stop.is_set():
+                live.control.failure = reason
+                live.control.stop.set()
 
     async def events(self, job_id: str, after: int = 0) -> AsyncGenerator[JobEvent | None, None]:
         """Yield the stored events of a job with a number above `after`, then new ones until it has ended. Changes of
@@ -277,15 +284,21 @@ class JobRunner:
             live = self._live[job_id]
             try:
                 await self._run(live)
-            except JobCancelledError:
-                logger.info("job %s was cancelled", live.entry)
-                await self._record(live.entry, "cancelled")
-            except Exception as error:
-                unforeseen = None if isinstance(error, ArtError) else error
-                logger.error("job %s failed: %s", live.entry, error, exc_info=unforeseen)
-                await self._record(live.entry, "failed", WireError(**error_body(error)))
+            except Exception as raised:
+                await self._record_failure(live, raised)
             finally:
                 self._end(job_id)
+
+    async def _record_failure(self, live: _ActiveJob, raised: Exception) -> None:
+        error: Exception = raised
+        if isinstance(raised, JobCancelledError):
+            if live.control.failure is None:
+                logger.info("job %s was cancelled", live.entry)
+                await self._record(live.entry, "cancelled")
+                return
+            error = live.control.failure
+        logger.error("job %s failed: %s", live.entry, error, exc_info=None if isinstance(error, ArtError) else error)
+        await self._record(live.entry, "failed", WireError(**error_body(error)))
 
     async def _run(self, live: _ActiveJob) -> None:
         job = await self.store.load(live.entry.job_id)

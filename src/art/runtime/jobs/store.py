@@ -11,6 +11,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -23,16 +24,18 @@ from art.protocol.jobs import JobEvent
 from art.protocol.training import JobProgress, JobStatus
 from art.runtime.jobs.job import PAYLOADS, Entry, Job
 from art.runtime.jobs.work import Done
-from art.runtime.registry import set_step
+from art.runtime.registry import set_identity, set_step
 from art.storage.database import Database
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
     job_id TEXT PRIMARY KEY, kind TEXT NOT NULL, project TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
-    fingerprint INTEGER NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, created_at REAL NOT NULL
+    fingerprint TEXT NOT NULL, payload BLOB, from_step INTEGER, status TEXT NOT NULL, created_at REAL NOT NULL
 );
-CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, created_at);
-CREATE INDEX IF NOT EXISTS jobs_by_model ON jobs (project, name, created_at);
+CREATE INDEX IF NOT EXISTS jobs_in_state ON jobs (state);
+CREATE INDEX IF NOT EXISTS jobs_of_model ON jobs (project, name);
+DROP INDEX IF EXISTS jobs_by_state;
+DROP INDEX IF EXISTS jobs_by_model;
 CREATE TABLE IF NOT EXISTS job_events (
     job_id TEXT NOT NULL, number INTEGER NOT NULL, event TEXT NOT NULL,
     PRIMARY KEY (job_id, number)
@@ -69,11 +72,13 @@ class JobStore:
         self._on_dropped = on_dropped
         self._max_per_project = max_per_project
         self._database = database
+        self._root = database.path.parent
+        """The data directory."""
 
     async def start(self) -> None:
         await self._database.run(_create)
 
-    async def known(self, job_id: str, fingerprint: int) -> JobStatus | None:
+    async def known(self, job_id: str, fingerprint: str) -> JobStatus | None:
         """The status of the job that has this id already, or `None`.
 
         Raises:
@@ -81,21 +86,21 @@ class JobStore:
         """
         return await self._database.run(lambda db: _known(db, job_id, fingerprint))
 
-    async def add(self, job: Job, fingerprint: int) -> JobStatus:
+    async def add(self, job: Job, fingerprint: str) -> JobStatus:
         """Store a queued job, or return the status of the one that has this id already.
 
         Args:
-            fingerprint: checksum of the request as it came. The payload would not do: it depends on the model's step,
+            fingerprint: hash of the request as it came. The payload would not do: it depends on the model's step,
                 so a request that is sent again would look like another one.
 
         Raises:
             ConflictError: the id belongs to a job with another request.
             OverloadedError: the project has the largest allowed number of unfinished jobs.
         """
-        payload = await asyncio.to_thread(lambda: zlib.compress(job.payload.model_dump_json().encode(), 1))
+        stored = job.payload.with_paths(self._shorten)
+        payload = await asyncio.to_thread(lambda: zlib.compress(stored.model_dump_json().encode(), 1))
         needs, exchanges = (
-            orjson.dumps(list(ids)).decode()
-            for ids in (job.payload.needed_checkpoints(), job.payload.needed_exchanges())
+            orjson.dumps(list(ids)).decode() for ids in (stored.needed_checkpoints(), stored.needed_exchanges())
         )
         now = time.time()
         status = JobStatus(
@@ -134,7 +139,7 @@ class JobStore:
                 f"job {job_id} ({kind} of {project}/{name}) was queued by another version of ART, and this version "
                 "cannot read it. Submit it again under a new id"
             ) from error
-        return Job(job_id, kind, project, name, lane, content, from_step)
+        return Job(job_id, kind, project, name, lane, content.with_paths(self._extend), from_step)
 
     async def recover(self) -> list[Entry]:
         """Queue jobs again that ran when the last server ended, and end jobs that it was about to stop. Returns all
@@ -145,7 +150,7 @@ class JobStore:
             for job_id, state in begun:
                 self._move(db, job_id, "queued" if state == "running" else "cancelled")
             rows = db.execute(
-                "SELECT job_id, kind, project, name, lane FROM jobs WHERE state = 'queued' ORDER BY created_at, rowid"
+                "SELECT job_id, kind, project, name, lane FROM jobs WHERE state = 'queued' ORDER BY rowid"
             )
             return [Entry(*row) for row in rows]
 
@@ -175,8 +180,7 @@ class JobStore:
         values = [(column, value) for column, value in (("project", project), ("name", name)) if value is not None]
         where += [f"{column} = ?" for column, _ in values]
         rows = await self._read(
-            f"SELECT status FROM jobs WHERE {' AND '.join(where or ['1'])} "
-            "ORDER BY created_at DESC, rowid DESC LIMIT ?",
+            f"SELECT status FROM jobs WHERE {' AND '.join(where or ['1'])} ORDER BY rowid DESC LIMIT ?",
             (*(value for _, value in values), limit),
         )
         return [JobStatus.model_validate_json(row[0]) for row in rows]
@@ -185,7 +189,7 @@ class JobStore:
         """Metrics of up to `limit` consecutive reinforcement-learning steps up to `step`, oldest first."""
         rows = await self._read(
             "SELECT kind, status FROM jobs WHERE project = ? AND name = ? AND state = 'succeeded' "
-            "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY created_at DESC, rowid DESC LIMIT ?",
+            "AND kind IN ('train', 'train_sft', 'fork', 'pull') ORDER BY rowid DESC LIMIT ?",
             (project, name, limit),
         )
         metrics: list[dict[str, float]] = []
@@ -199,7 +203,7 @@ class JobStore:
     async def needed_checkpoints(self) -> list[str]:
         """Paths of checkpoints that unfinished jobs need."""
         rows = await self._read(f"SELECT needs FROM jobs WHERE state IN ({_UNFINISHED}) AND needs != '[]'")
-        return [path for (needs,) in rows for path in orjson.loads(needs)]
+        return [str(self._extend(Path(path))) for (needs,) in rows for path in orjson.loads(needs)]
 
     @staticmethod
     def needed_exchanges(db: sqlite3.Connection) -> list[str]:
@@ -234,6 +238,8 @@ class JobStore:
             status = self._move(db, job_id, "succeeded", done.changes)
             if (step := done.published_step) is not None:
                 set_step(db, status.project, status.name, step)
+                if done.identity is not None:
+                    set_identity(db, status.project, status.name, step, done.identity)
                 learnt = [(exchange_id, step) for exchange_id in done.learnt_from]
                 db.executemany("INSERT OR REPLACE INTO trained_exchanges VALUES (?, ?)", learnt)
             return status
@@ -282,6 +288,13 @@ class JobStore:
             return db.execute(sql, (before,)).rowcount
 
         return await self._database.run(forget)
+
+    def _shorten(self, path: Path) -> Path:
+        """A path as it is stored: relative to the data directory, which may be moved while a job is queued."""
+        return path.relative_to(self._root) if path.is_relative_to(self._root) else path
+
+    def _extend(self, path: Path) -> Path:
+        return self._root / path
 
     def _move(
         self,
@@ -343,11 +356,11 @@ def _add_event(db: sqlite3.Connection, job_id: str, event: JobEvent) -> None:
     )
 
 
-def _known(db: sqlite3.Connection, job_id: str, fingerprint: int) -> JobStatus | None:
+def _known(db: sqlite3.Connection, job_id: str, fingerprint: str) -> JobStatus | None:
     row = db.execute("SELECT fingerprint, status FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
     if row is None:
         return None
-    if row[0] != fingerprint:
+    if isinstance(row[0], str) and row[0] != fingerprint:  # older servers stored a checksum, which is a number
         raise ConflictError(
             f"job {job_id} exists with other content; use a new job id for a new request", param="job_id"
         )

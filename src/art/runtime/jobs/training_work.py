@@ -67,8 +67,9 @@ class TrainingWork:
         payload, plan = job.payload, job.payload.plan
         if isinstance(payload, TrainPayload) and not plan.samples:
             return _untrained(job, from_step, source)
-        if not host.engine_process.given_up:
+        if not host.engine_process.has_failed:
             host.engine_process.start()  # publishing needs it: after a restart both processes start at the same time
+        await asyncio.to_thread(self._models.published, model, from_step)
         await asyncio.to_thread(_remove_unpublished, target, job.job_id)
         call = await asyncio.to_thread(self._build_call, payload, source, target, job.job_id)
         try:
@@ -88,6 +89,7 @@ class TrainingWork:
         control.check()
         await control.progress("publish", 0, 1)
         ledger = close_ledger(plan.ledger, result.metrics) if plan.ledger else {}
+        identity = await asyncio.to_thread(checkpoints.identify, target)
         published = await host.adapters.load(model.adapter_id(step), target)
         metrics = result.metrics | plan.metrics | ledger | published
         metrics["time/step_job_s"] = time.perf_counter() - started
@@ -98,7 +100,7 @@ class TrainingWork:
         for text in findings:
             logger.info("%s step %d: %s", model.key, step, text)
         changes = {"trained": True, "metrics": metrics, "findings": findings, "checkpoint_path": str(target)}
-        return Done(changes | {"step": step}, published_step=step, learnt_from=plan.exchange_ids)
+        return Done(changes | {"step": step}, published_step=step, identity=identity, learnt_from=plan.exchange_ids)
 
     def _build_call(
         self, payload: TrainPayload | SftPayload, source: Path, target: Path, job_id: str

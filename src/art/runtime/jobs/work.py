@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from art.errors import JobCancelledError
+from art.errors import ArtError, JobCancelledError
 from art.protocol.training import JobProgress
 from art.runtime.jobs.job import Entry, Job
 
@@ -17,7 +17,9 @@ class JobControl:
 
     def __init__(self, report: Callable[[JobProgress], Any]) -> None:
         self.stop = asyncio.Event()
-        """Set when the job is cancelled."""
+        """Set when the job has to end before it is done."""
+        self.failure: ArtError | None = None
+        """Why it has to end; `None` if it was cancelled."""
         self._report = report
 
     async def progress(self, phase: str, done: int, total: int) -> None:
@@ -41,6 +43,8 @@ class Done:
     """New values of fields of the job's status."""
     published_step: int | None = None
     """The model's new step; `None` if the step did not change."""
+    identity: str | None = None
+    """Identity of the published checkpoint, by which one that is put in its place is noticed."""
     learnt_from: Sequence[str] = ()
     """Ids of the exchanges that the step learnt from."""
 

@@ -8,6 +8,7 @@ A child sees only its own GPUs (CUDA_VISIBLE_DEVICES) and numbers them from 0. W
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -220,3 +221,10 @@ def _gpus(devices: Devices) -> str:
     gpus = devices.gpus or ()
     names = ", ".join(f"{index}: {gpu.name}" for index, gpu in enumerate(gpus))
     return f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} ({names})" if gpus else "no NVIDIA GPU"
+
+
+def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:
+    """Return the thread counts of engine and trainer: as configured, else disjoint halves of the usable cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    half = max(1, cores // 2)
+    return engine_threads or half, trainer_threads or max(1, cores - half)

@@ -1,7 +1,8 @@
 """Starts, watches and restarts the engine and trainer processes.
 
-A `ChildProcess` is up, starting, or given up. Callers await `connect()`. It returns at once when the child is up, waits
-while the child starts or restarts, and raises `ProcessError` with the last lines of the log when the child is given up.
+A `ChildProcess` is up, starting, or failed. Callers await `connect()`. It returns at once when the child is up, waits
+while the child starts or restarts, and raises `ProcessError` with the last lines of the log when the child has failed.
+A failed child is still tried again, with growing pauses (`comeback.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from art.config import ServerConfig
 from art.errors import ArtError, ProcessError
 from art.protocol.exits import describe_exit
 from art.protocol.rpc import PendingCall, RpcClient
+from art.runtime.supervision.comeback import Comeback
 from art.runtime.supervision.stacks import dump_stacks
 from art.runtime.supervision.vitals import Vitals
 from art.storage.logs import log_tail, open_log, rotate_log
@@ -36,8 +37,6 @@ CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
 """Number of checks of a child between two checks of the length of its log."""
-START_AGAIN_AFTER_S = 1.0
-"""Time between a failed start and the next. It doubles with each further failure."""
 INTERRUPT_AFTER_S = 60.0
 """An interruptible child that is due for a restart may continue its calls for this long."""
 
@@ -54,6 +53,9 @@ class ChildSpec:
     """Limits: how long the child may take or be silent, its memory, and how often it is started again."""
     interruptible: bool = False
     """The child may restart while it is busy: its calls continue on the new process at little cost."""
+    is_new: bool = False
+    """Somebody has just named the model that the child loads. Until it has been up once, what `initialise` refuses is
+    their answer as it is. Later the model is known to work, and a failed start is a `ProcessError`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """More environment variables, e.g. which GPUs the child sees."""
 
@@ -106,7 +108,8 @@ class ChildProcess:
         self._last_end: str | None = None
         self.num_waiting = 0
         """Callers that wait until the child is up."""
-        self._crashes: deque[float] = deque(maxlen=spec.config.restarts.crashes)
+        self._comeback = Comeback(spec.config.restarts)
+        self._has_been_up = False
         self.num_restarts = 0
 
     @property
@@ -122,10 +125,10 @@ class ChildProcess:
         }  # fmt: skip
 
     def start(self) -> None:
-        """Begin to start the child, even if it was given up. Does not wait."""
+        """Begin to start the child; a failed one without a further pause. Does not wait."""
         if self._failure is not None:
-            self._failure, self._supervisor = None, None
-            self._crashes.clear()
+            self._failure = None
+            self._comeback.hurry()
         if self._supervisor is None:
             self._supervisor = asyncio.create_task(self._supervise(), name=f"supervise-{self.spec.name}")
 
@@ -133,8 +136,8 @@ class ChildProcess:
         """Wait for the live connection.
 
         Raises:
-            ProcessError: the child was given up, or did not come up in time.
-            ArtError: `initialise` refused, e.g. a model that cannot be loaded.
+            ProcessError: the child has failed, or did not come up in time.
+            ArtError: `initialise` refused a new model, e.g. because it cannot be loaded.
         """
         while (client := self.live_client) is None:
             if self._failure is None:
@@ -143,7 +146,7 @@ class ChildProcess:
         return client
 
     async def _until_changed(self) -> None:
-        """Wait until the child is up. Raises if it is given up."""
+        """Wait until the child is up. Raises if it has failed."""
         deadline_s = self.spec.config.child_start_timeout_s * self.spec.config.restarts.failed_starts
         self.num_waiting += 1
         try:
@@ -156,7 +159,10 @@ class ChildProcess:
         finally:
             self.num_waiting -= 1
         if self._failure is not None:
-            failure = type(self._failure)(self._failure.message)
+            message = self._failure.message
+            if self._supervisor is not None:
+                message += f"\n{self._comeback.describe_next()}"
+            failure = type(self._failure)(message)
             failure.transient = False
             raise failure
 
@@ -166,7 +172,7 @@ class ChildProcess:
         return self._client if self._client is not None and not self._client.closed else None
 
     @property
-    def given_up(self) -> bool:
+    def has_failed(self) -> bool:
         return self._failure is not None
 
     async def close(self) -> None:
@@ -175,7 +181,8 @@ class ChildProcess:
             self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
-        await self._give_up(ProcessError(f"the {self.spec.name} was closed"))
+            self._supervisor = None
+        await self._fail(ProcessError(f"the {self.spec.name} was closed"))
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()  # the end of its socket is a child's signal to leave
@@ -183,22 +190,17 @@ class ChildProcess:
             await _until_exit(self._process)
 
     async def _supervise(self) -> None:
-        failed_starts, limit = 0, self.spec.config.restarts.failed_starts
         while True:
             if self._may_start is not None:
                 await self._may_start.wait()
             try:
                 process, client, watch = await self._start_once()
-            except Exception as raised:
-                error = raised if isinstance(raised, ArtError) else self._unforeseen(raised)
-                failed_starts += 1
-                logger.error("the %s failed to start (%d of %d): %s", self.spec.name, failed_starts, limit, error)
-                if failed_starts >= limit or not isinstance(error, ProcessError):
-                    await self._give_up(error)
-                    return
-                await asyncio.sleep(START_AGAIN_AFTER_S * 2 ** (failed_starts - 1))
+            except Exception as error:
+                await self._note_failed_start(error)
+                await self._comeback.pause()
                 continue
-            failed_starts = 0
+            self._has_been_up = True
+            self._comeback.note_up()
             await self._set_client(client)
             retired = await watch
             await self._set_client(None)
@@ -206,38 +208,55 @@ class ChildProcess:
             if retired is not None:
                 self._last_end = retired
             elif not await self._bury(process, client):
-                return
+                await self._comeback.pause()
 
-    def _unforeseen(self, error: Exception) -> ProcessError:
-        logger.error("the %s could not be started", self.spec.name, exc_info=error)
-        return ProcessError(f"the {self.spec.name} could not be started: {type(error).__name__}: {error}")
+    async def _note_failed_start(self, raised: Exception) -> None:
+        """Log why a start failed. Callers get the error if further starts are unlikely to help."""
+        self._comeback.note_failed_start()
+        error, is_refused = self._explain(raised)
+        number, limit = self._comeback.num_failed_starts, self.spec.config.restarts.failed_starts
+        logger.error("the %s failed to start (failure %d, limit %d): %s", self.spec.name, number, limit, error)
+        if is_refused or self._comeback.is_hopeless:
+            await self._fail(error)
+
+    def _explain(self, raised: Exception) -> tuple[ArtError, bool]:
+        """The error for callers, and whether it is the answer to somebody who has just named the model."""
+        if isinstance(raised, ProcessError):
+            return raised, False
+        if isinstance(raised, ArtError):
+            if self.spec.is_new and not self._has_been_up:
+                return raised, True
+            return ProcessError(f"the {self.spec.name} could not start: {raised.message}"), False
+        logger.error("the %s could not be started", self.spec.name, exc_info=raised)
+        return ProcessError(f"the {self.spec.name} could not be started: {type(raised).__name__}: {raised}"), False
 
     async def _bury(self, process: asyncio.subprocess.Process, client: RpcClient) -> bool:
-        """Report the death of a child to its callers; return whether it may be started again."""
+        """Report the death of a child to its callers; return whether it may be started again at once."""
         death = self._death(process)
         self._last_end = death.message.splitlines()[0]
         client.fail(death)
         await client.close()
         logger.error("restarting the %s: %s", self.spec.name, death.message)
-        restarts, crashes = self.spec.config.restarts, self._crashes
-        crashes.append(time.monotonic())
-        if len(crashes) < restarts.crashes or crashes[-1] - crashes[0] >= restarts.crash_window_s:
+        if not self._comeback.note_crash():
             return True
+        restarts = self.spec.config.restarts
         total = f"It died {restarts.crashes} times in {restarts.crash_window_s:.0f} s."
-        await self._give_up(ProcessError(f"{death.message}\n{total}"))
+        await self._fail(ProcessError(f"{death.message}\n{total}"))
         return False
 
     async def _start_once(self) -> tuple[asyncio.subprocess.Process, RpcClient, asyncio.Task[str | None]]:
         """Start the child; return it when it is ready, with its connection and the task that watches it."""
         spec = self.spec
-        ours, theirs = socket.socketpair()
-        with theirs, open_log(spec.log_path) as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
-                "--heartbeat-timeout", str(spec.config.heartbeat_timeout_s),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env=spec.environment(),
-            )  # fmt: skip
+        with contextlib.ExitStack() as on_failure:
+            ours, theirs = map(on_failure.enter_context, socket.socketpair())
+            with theirs, open_log(spec.log_path) as log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", spec.module, "--fd", str(theirs.fileno()), "--log", str(spec.log_path),
+                    "--heartbeat-timeout", str(spec.config.heartbeat_timeout_s),
+                    pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=spec.environment(),
+                )  # fmt: skip
+            on_failure.pop_all()
         self._process, self._cause = process, None
         vitals = self._vitals = Vitals(spec.config, process.pid)
         ours.setblocking(False)
@@ -349,9 +368,11 @@ class ChildProcess:
     async def _set_client(self, client: RpcClient | None) -> None:
         async with self._changed:
             self._client = client
+            if client is not None:
+                self._failure = None
             self._changed.notify_all()
 
-    async def _give_up(self, error: ArtError) -> None:
+    async def _fail(self, error: ArtError) -> None:
         async with self._changed:
             self._failure = error
             self._changed.notify_all()
@@ -369,10 +390,3 @@ async def _until_exit(process: asyncio.subprocess.Process) -> None:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def split_threads(engine_threads: int | None, trainer_threads: int | None) -> tuple[int, int]:
-    """Return the thread counts of engine and trainer: as configured, else disjoint halves of the usable cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    half = max(1, cores // 2)
-    return engine_threads or half, trainer_threads or max(1, cores - half)

@@ -20,6 +20,7 @@ from typing import TextIO
 
 from art.storage.atomic import write_file
 from art.storage.layout import DataDir
+from art.storage.log_lines import clean, known_secrets
 
 logger = logging.getLogger("art.server")
 
@@ -61,7 +62,7 @@ class ServerWatch:
     async def _write(self) -> None:
         try:
             text = await self._report()
-            await asyncio.to_thread(write_file, self._data_dir.report, text.encode())
+            await asyncio.to_thread(write_file, self._data_dir.report, clean(text, known_secrets()).encode())
         except Exception:
             logger.exception("the report could not be written")
 

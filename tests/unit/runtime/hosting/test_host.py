@@ -85,6 +85,17 @@ async def test_a_long_request_of_an_old_adapter_does_not_keep_new_ones_out(
     assert [host.adapters.is_loaded(name) for name in ("a", "b", "c")] == [False, False, True]
 
 
+async def test_a_restarted_engine_does_not_get_another_checkpoint_in_the_place_of_one_that_it_had(
+    host: BaseModelHost, engine: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(art.runtime.hosting.adapter_table, "MAX_LOADED_ADAPTERS", 2)
+    for name in ("a", "b"):
+        await host.adapters.load(name, checkpoint(tmp_path, name, name))
+    checkpoint(tmp_path, "a", "another one")
+    await host.adapters.restore(engine)  # type: ignore[arg-type]
+    assert [host.adapters.is_loaded(name) for name in ("a", "b")] == [False, True]
+
+
 async def test_full_checkpoints_make_room_before_they_are_loaded(
     host: BaseModelHost, engine: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import orjson
@@ -18,14 +19,26 @@ from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
 from art.credit.samples import PlannedAnswer, PlannedSample
 from art.errors import ConflictError, NotFoundError, OverloadedError, TrainingError
+from art.protocol.calls import Copy, Export, Pull, Push
+from art.protocol.checkpoint_calls import ForkRequest, S3Target
 from art.protocol.job_states import ENDED, NEXT_STATES, UNFINISHED, JobKind, JobState
 from art.protocol.samples import TrainingSample
 from art.protocol.training import JobProgress
-from art.runtime.jobs.job import PAYLOADS, Job, Payload, SftPayload, TrainPayload
+from art.runtime.jobs.job import (
+    PAYLOADS,
+    AdoptPayload,
+    FilePayload,
+    Job,
+    Payload,
+    SftPayload,
+    TrainPayload,
+    make_fingerprint,
+)
 from art.runtime.jobs.store import JobStore
 from art.runtime.jobs.work import Done
 from art.runtime.registry import Registry
 from art.storage.database import Database
+from art.storage.layout import DataDir
 
 STATES: tuple[JobState, ...] = get_args(JobState)
 
@@ -50,7 +63,7 @@ def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path
 
         async def finish(kind: JobKind, step: int, name: str = "m") -> None:
             job_id = f"{name}-{kind}-{step}"
-            await store.add(replace(job(job_id), kind=kind, name=name), 1)
+            await store.add(replace(job(job_id), kind=kind, name=name), "1")
             await store.move(job_id, "running")
             metrics = {"data/reward_mean": float(step)}
             await store.finish(job_id, Done({"step": step, "metrics": metrics}, published_step=step))
@@ -64,7 +77,7 @@ def test_metrics_of_the_steps_before_survive_a_restart_and_end_at_a_gap(tmp_path
             await finish("train", step)
         await finish("train", 6, name="other")
         await finish("export", 5)
-        await store.add(job("failed"), 1)
+        await store.add(job("failed"), "1")
         await store.move("failed", "cancelled")
         database.close()
         database, store = await open_store(tmp_path / "art.db")
@@ -87,7 +100,7 @@ def test_the_table_is_whole() -> None:
 def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> None:
     async def run() -> None:
         database, store = await open_store(Path(":memory:"))
-        await store.add(job("job"), 1)
+        await store.add(job("job"), "1")
         state: JobState = "queued"
         taken = ["queued"]
         for move in moves:
@@ -123,12 +136,12 @@ def test_no_job_takes_a_way_that_the_table_does_not_have(moves: list[str]) -> No
 
 async def test_ids_events_and_lists(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db")
-    first = await store.add(job("job-1"), 1)
-    assert await store.add(job("job-1"), 1) == first == await store.known("job-1", 1)
-    assert await store.known("job-2", 1) is None
+    first = await store.add(job("job-1"), "1")
+    assert await store.add(job("job-1"), "1") == first == await store.known("job-1", "1")
+    assert await store.known("job-2", "1") is None
     with pytest.raises(ConflictError, match="other content"):
-        await store.add(job("job-1"), 2)
-    await store.add(job("job-2", project="q"), 1)
+        await store.add(job("job-1"), "2")
+    await store.add(job("job-2", project="q"), "1")
     await store.move("job-1", "running", from_step=3)
     assert (await store.load("job-1")).from_step == 3
     for done in (1, 2):
@@ -154,6 +167,71 @@ async def test_ids_events_and_lists(tmp_path: Path) -> None:
     for call in (store.status("none"), store.events("none", 0), store.move("none", "running")):
         with pytest.raises(NotFoundError, match="no job 'none'"):
             await call
+    database.close()
+
+
+async def test_jobs_are_listed_in_the_order_in_which_they_came_whatever_the_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    for job_id, now in (("a", 2000.0), ("b", 1000.0), ("c", 1500.0)):  # the clock was set back
+        monkeypatch.setattr("art.runtime.jobs.store.time", SimpleNamespace(time=lambda now=now: now))
+        await store.add(job(job_id), "1")
+    for which in ({}, {"project": "p", "name": "m"}, {"unfinished": True}):
+        assert [status.job_id for status in await store.find(**which)] == ["c", "b", "a"]  # type: ignore[arg-type]
+    assert [entry.job_id for entry in await store.recover()] == ["a", "b", "c"]
+    for step, job_id in enumerate("abc", 1):
+        await store.move(job_id, "running")
+        metrics = {"data/reward_mean": float(step)}
+        await store.finish(job_id, Done({"step": step, "metrics": metrics}, published_step=step))
+    assert [row["data/reward_mean"] for row in await store.step_metrics("p", "m", 3, 9)] == [1.0, 2.0, 3.0]
+    database.close()
+
+
+def payloads_in(root: Path) -> dict[JobKind, Payload]:
+    """A payload of each kind with paths in the data directory `root`, and one outside of it."""
+    model, s3 = DataDir(root).model("p", "m"), S3Target(bucket="b")
+    source = model.checkpoint(3)
+    export = Export(source=source, target=model.export(3, "peft"), base_model="/b", format="peft", llama_cpp="/l")
+    return {
+        "train": TrainPayload(config=TrainConfig(), plan=StepPlan(), references={3: source}),
+        "export": FilePayload(call=export, step=3, result={"path": str(export.target), "format": "peft"}),
+        "push": FilePayload(call=Push(source=source, target=s3, place="p", message="m"), step=3, result={"kind": "s3"}),
+        "fork": AdoptPayload(call=Copy(source=source, target=model.checkpoint(4)), step=3, origin="p/m"),
+        "pull": AdoptPayload(call=Pull(source=s3, place="p", checkpoints=model.checkpoints), step=None, origin="x"),
+    }
+
+
+async def test_queued_jobs_find_their_files_in_a_data_directory_that_was_moved(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    database, store = await open_store(before / "art.db")
+    for kind, payload in payloads_in(before).items():
+        await store.add(replace(job(kind), kind=kind, payload=payload), "1")
+        assert (await store.load(kind)).payload == payload
+    database.close()
+    before.rename(after)
+    database, store = await open_store(after / "art.db")
+    for kind, payload in payloads_in(after).items():
+        assert (await store.load(kind)).payload == payload
+    assert set(await store.needed_checkpoints()) == {str(after / "p/models/m/checkpoints/0003")}
+    database.close()
+
+
+def test_requests_with_one_checksum_have_two_fingerprints() -> None:
+    """Words that a checksum of 32 bits does not tell apart."""
+    requests = [ForkRequest(job_id="job-00000001", from_name=name) for name in ("plumless", "buckeroo")]
+    assert len({zlib.crc32(request.model_dump_json().encode()) for request in requests}) == 1
+    prints = {make_fingerprint("fork p/m", request) for request in (*requests, *requests)}
+    assert len(prints) == 2
+    assert make_fingerprint("fork p/n", requests[0]) not in prints
+
+
+async def test_a_job_of_a_server_with_checksums_is_found_again(tmp_path: Path) -> None:
+    database, store = await open_store(tmp_path / "art.db")
+    status = await store.add(job("job-1"), "1")
+    await database.run(lambda db: db.execute("ALTER TABLE jobs DROP COLUMN fingerprint"))
+    await database.run(lambda db: db.execute("ALTER TABLE jobs ADD COLUMN fingerprint INTEGER NOT NULL DEFAULT 77"))
+    assert await store.known("job-1", make_fingerprint("train p/m", TrainConfig())) == status
     database.close()
 
 
@@ -187,7 +265,7 @@ OLD_PAYLOADS = {
 @pytest.mark.parametrize("kind", OLD_PAYLOADS)
 async def test_a_job_of_an_older_version_says_that_it_cannot_be_read(tmp_path: Path, kind: JobKind) -> None:
     database, store = await open_store(tmp_path / "art.db")
-    await store.add(replace(job("job-old"), kind=kind), 1)
+    await store.add(replace(job("job-old"), kind=kind), "1")
     payload = zlib.compress(orjson.dumps(OLD_PAYLOADS[kind]), 1)
     await database.run(lambda db: db.execute("UPDATE jobs SET payload = ?", (payload,)))
     assert [entry.job_id for entry in await store.recover()] == ["job-old"]
@@ -218,7 +296,7 @@ async def test_a_payload_comes_back_to_the_last_digit(tmp_path: Path) -> None:
         "train_sft": SftPayload(config=TrainSFTConfig(), samples=[text], plan=StepPlan(findings=["y"])),
     }
     for kind, payload in payloads.items():
-        await store.add(replace(job(kind), kind=kind, payload=payload), 1)
+        await store.add(replace(job(kind), kind=kind, payload=payload), "1")
         assert (await store.load(kind)).payload == payload
         assert type(payload) is PAYLOADS[kind]
     database.close()
@@ -226,15 +304,15 @@ async def test_a_payload_comes_back_to_the_last_digit(tmp_path: Path) -> None:
 
 async def test_a_project_has_a_limit_of_jobs(tmp_path: Path) -> None:
     database, store = await open_store(tmp_path / "art.db", max_per_project=2)
-    first = await store.add(job("job-1"), 1)
-    await store.add(job("job-2"), 1)
+    first = await store.add(job("job-1"), "1")
+    await store.add(job("job-2"), "1")
     with pytest.raises(OverloadedError, match="2 unfinished jobs"):
-        await store.add(job("job-3"), 1)
-    assert await store.add(job("job-1"), 1) == first  # sent again, it is no further job
-    await store.add(job("job-4", project="q"), 1)
+        await store.add(job("job-3"), "1")
+    assert await store.add(job("job-1"), "1") == first  # sent again, it is no further job
+    await store.add(job("job-4", project="q"), "1")
     await store.move("job-1", "running")
     await store.move("job-1", "failed")
-    assert (await store.add(job("job-3"), 1)).state == "queued"
+    assert (await store.add(job("job-3"), "1")).state == "queued"
     database.close()
 
 
@@ -245,7 +323,7 @@ async def test_jobs_that_come_to_nothing_are_told_of() -> None:
     store = JobStore(database, on_dropped=lambda db, job_id: dropped.append(job_id))
     await store.start()
     for name in ("done", "failed", "cancelled", "stopped"):
-        await store.add(job(name), 1)
+        await store.add(job(name), "1")
         if name != "cancelled":
             await store.move(name, "running")
     await store.finish("done", Done({}))

@@ -11,7 +11,7 @@ import pytest
 
 from art.config import TrainConfig
 from art.credit.plan import StepPlan
-from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, TrainingError
+from art.errors import ArtError, ConflictError, JobCancelledError, NotFoundError, StorageError, TrainingError
 from art.protocol.job_states import ENDED
 from art.protocol.jobs import JobEvent
 from art.protocol.training import JobStatus
@@ -68,7 +68,7 @@ class Server:
         return self
 
     async def submit(self, job_id: str, project: str = "p", name: str = "m") -> JobStatus:
-        return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, 1)
+        return await self.runner.submit(job_id, "train", (project, name), PAYLOAD, "1")
 
     async def until(self, job_id: str, *states: str) -> JobStatus:
         async with asyncio.timeout(5):
@@ -86,6 +86,17 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     server = await Server(tmp_path).start()
     yield server
     await server.close()
+
+
+async def test_jobs_that_run_can_be_stopped_with_a_reason(server: Server) -> None:
+    for job_id in ("first", "second"):
+        await server.submit(job_id)
+    await server.until("first", "running")
+    server.runner.stop_running(StorageError("the directory is gone"))
+    status = await server.until("first", *ENDED)
+    assert (status.state, status.error and status.error.message) == ("failed", "the directory is gone")
+    server.work.leave.set()
+    assert (await server.until("second", *ENDED)).state == "succeeded"
 
 
 async def events_of(server: Server, job_id: str, after: int = 0) -> list[JobEvent]:
@@ -227,7 +238,7 @@ async def test_all_of_it_survives_the_death_of_the_server(tmp_path: Path) -> Non
     assert [event.state for event in later if event.kind == "state"] == ["queued", "running", "succeeded"]
     assert [event.number for event in later] == list(range(len(numbers) + 1, len(numbers) + len(later) + 1))
     with pytest.raises(ConflictError):
-        await second.runner.submit("a1", "train", ("a", "m"), PAYLOAD, 2)
+        await second.runner.submit("a1", "train", ("a", "m"), PAYLOAD, "2")
     assert all(status.state in ENDED for status in await second.runner.find())
     await second.close()
 

@@ -15,7 +15,8 @@ import art.runtime.supervision.process
 from art.config import MemoryConfig, ServerConfig
 from art.errors import ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
-from art.runtime.supervision.process import ChildProcess, ChildSpec, split_threads
+from art.runtime.placement.placement import split_threads
+from art.runtime.supervision.process import ChildProcess, ChildSpec
 from art.runtime.supervision.status_report import write_report
 from art.runtime.supervision.waits import acquired, current_waits
 from art.runtime.supervision.watchdog import Watchdog
@@ -67,13 +68,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo_child"
 
 
-@pytest.fixture
-def starts_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(art.runtime.supervision.process, "START_AGAIN_AFTER_S", 0.05)
-
-
-def spec(module: str, tmp_path: Path, *, interruptible: bool = False, **changes: Any) -> ChildSpec:
-    times = {"child_start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0}
+def spec(
+    module: str, tmp_path: Path, *, interruptible: bool = False, is_new: bool = False, **changes: Any
+) -> ChildSpec:
+    times: dict[str, Any] = {"child_start_timeout_s": 20.0, "heartbeat_timeout_s": 20.0, "stall_timeout_s": 60.0}
+    times |= {"restarts": {"first_pause_s": 0.05}}
     return ChildSpec(
         name="echo",
         module=module,
@@ -81,6 +80,7 @@ def spec(module: str, tmp_path: Path, *, interruptible: bool = False, **changes:
         num_threads=1,
         config=ServerConfig.model_validate(times | changes),
         interruptible=interruptible,
+        is_new=is_new,
     )
 
 
@@ -151,18 +151,17 @@ async def test_a_child_that_dies_while_there_is_no_room_for_it_comes_back_when_t
     await process.close()
 
 
-async def test_what_initialise_refuses_is_final(module: str, tmp_path: Path) -> None:
+async def test_what_initialise_refuses_answers_who_named_a_new_model(module: str, tmp_path: Path) -> None:
     async def refused(client: RpcClient) -> None:
         await client.call(raw("start", refuse=True))
 
-    process = ChildProcess(spec(module, tmp_path), refused)
+    process = ChildProcess(spec(module, tmp_path, is_new=True), refused)
     with pytest.raises(ConfigError, match="no such model"):
         await process.connect()
     await process.close()
 
 
-@pytest.mark.usefixtures("starts_again_at_once")
-async def test_a_child_that_cannot_start_is_given_up_on_with_its_log(tmp_path: Path) -> None:
+async def test_a_child_that_cannot_start_fails_its_callers_with_its_log(tmp_path: Path) -> None:
     process = ChildProcess(spec("no_such_module_anywhere", tmp_path), start)
     with pytest.raises(ProcessError, match=r"died while starting \(exit status 1\)(.|\n)*No module named"):
         await process.connect()
@@ -307,23 +306,92 @@ async def test_a_wait_without_any_child_at_work_is_reported(caplog: pytest.LogCa
     watching.cancel()
 
 
-async def test_a_child_that_was_given_up_on_can_be_started_again(module: str, tmp_path: Path) -> None:
+async def test_a_failed_child_can_be_started_again_without_a_pause(module: str, tmp_path: Path) -> None:
     refusals = [True]
 
     async def refused_once(client: RpcClient) -> None:
         await client.call(raw("start", refuse=bool(refusals and refusals.pop())))
 
-    process = ChildProcess(spec(module, tmp_path), refused_once)
-    for _ in range(2):  # asking for it does not start it again
+    restarts = {"first_pause_s": 600.0, "longest_pause_s": 600.0}
+    process = ChildProcess(spec(module, tmp_path, is_new=True, restarts=restarts), refused_once)
+    for _ in range(2):  # asking for it does not end the pause
         with pytest.raises(ConfigError, match="no such model"):
             await process.connect()
-    assert process.given_up
+    assert process.has_failed
     process.start()
-    assert await (await process.connect()).call(raw("echo", a=1)) == {"a": 1}
+    async with asyncio.timeout(20):
+        assert await (await process.connect()).call(raw("echo", a=1)) == {"a": 1}
     await process.close()
 
 
-@pytest.mark.usefixtures("starts_again_at_once")
+async def until_up(process: ChildProcess) -> RpcClient:
+    async with asyncio.timeout(30):
+        while (client := process.live_client) is None:
+            await asyncio.sleep(0.02)
+    return client
+
+
+async def test_a_child_that_cannot_start_for_a_while_comes_back_by_itself(module: str, tmp_path: Path) -> None:
+    """A folder that is away when the child is started again, and comes back after its callers got the error."""
+    away = False
+
+    async def read_folder(client: RpcClient) -> None:
+        await client.call(raw("start", refuse=away))
+
+    process = ChildProcess(spec(module, tmp_path, is_new=True), read_folder)
+    client = await process.connect()
+    away = True
+    with pytest.raises(ProcessError):
+        await client.call(raw("die"))
+    with pytest.raises(ProcessError, match=r"the echo could not start: no such model\nIt is started again") as caught:
+        await process.connect()
+    assert not isinstance(caught.value, ConfigError), "the settings were right, so this is no error of the request"
+    assert process.status["state"] == "failed"
+    away = False
+    assert await (await until_up(process)).call(raw("echo", a=1)) == {"a": 1}
+    assert process.status["state"] == "up"
+    assert await process.connect() is process.live_client
+    await process.close()
+
+
+async def test_a_model_that_worked_with_an_earlier_server_is_not_refused(module: str, tmp_path: Path) -> None:
+    async def refused(client: RpcClient) -> None:
+        await client.call(raw("start", refuse=True))
+
+    process = ChildProcess(spec(module, tmp_path), refused)
+    with pytest.raises(ProcessError, match="could not start: no such model"):
+        await process.connect()
+    await process.close()
+
+
+async def test_no_file_can_be_opened_for_a_while(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    process = ChildProcess(spec(module, tmp_path), start)
+    with monkeypatch.context() as patch:
+        patch.setattr(art.runtime.supervision.process, "open_log", refuse)
+        with pytest.raises(ProcessError, match="Too many open files"):
+            await process.connect()
+    assert await (await until_up(process)).call(raw("echo", a=1)) == {"a": 1}
+    await process.close()
+
+
+async def test_a_child_that_dies_again_and_again_comes_back_too(module: str, tmp_path: Path) -> None:
+    restarts = {"first_pause_s": 0.2, "crashes": 2}
+    process = ChildProcess(spec(module, tmp_path, restarts=restarts), start)
+    for _ in range(2):
+        client = await process.connect()
+        with pytest.raises(ProcessError):
+            await client.call(raw("die"))
+    while not process.has_failed:  # its end is noticed a moment later
+        await asyncio.sleep(0.01)
+    with pytest.raises(ProcessError, match="It died 2 times in 120 s"):
+        await process.connect()
+    assert await (await until_up(process)).call(raw("echo", a=1)) == {"a": 1}
+    await process.close()
+
+
 async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_path: Path) -> None:
     async def sad(client: RpcClient) -> None:
         await client.call(raw("start"))
@@ -335,7 +403,6 @@ async def test_a_child_that_says_why_it_cannot_start_is_quoted(module: str, tmp_
     await process.close()
 
 
-@pytest.mark.usefixtures("starts_again_at_once")
 async def test_an_unforeseen_error_at_start_is_reported_and_not_waited_out(module: str, tmp_path: Path) -> None:
     async def broken(client: RpcClient) -> None:
         raise OSError("too many open files")
