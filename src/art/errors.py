@@ -72,6 +72,10 @@ class PayloadTooLargeError(RequestError, code="payload_too_large"):
     """The body of a request is above the limit."""
 
 
+class UnsupportedMediaError(RequestError, code="unsupported_media_type"):
+    """The body of a request is compressed in a way that the server does not know."""
+
+
 class OverloadedError(RequestError, code="overloaded"):
     """The queue is full. Try again after `retry_after_s`."""
 

@@ -7,12 +7,14 @@ request carries the whole conversation and models would be slow.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import InvalidRequestError
+from art.protocol.json_bounds import JsonBounds
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -25,6 +27,8 @@ Tool: TypeAlias = dict[str, Any]
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
+MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_VALUES = 64, 100_000
+"""Limits of the JSON text in `arguments`, of one tool call and of all in a request."""
 
 
 class StreamOptions(BaseModel):
@@ -214,7 +218,17 @@ def normalize_messages(messages: list[Message]) -> list[Message]:
     Raises:
         InvalidRequestError: a type is wrong, a role or field is unknown, or content is not text.
     """
-    return [normalize_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    result = [normalize_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    bounds = JsonBounds(
+        max_values=MAX_ARGUMENT_VALUES,
+        max_depth=MAX_ARGUMENT_DEPTH,
+        what="the arguments of all calls",
+        param="messages",
+    )
+    for message in result:
+        for call in message.get("tool_calls", ()):
+            bounds.feed_text(call["function"]["arguments"])
+    return result
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
@@ -282,6 +296,7 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise InvalidRequestError(
                 f"`{where}.{i}.function.arguments` must be JSON text, got {short(arguments)}", param=f"{where}.{i}"
             )
+        _check_arguments(arguments, f"{where}.{i}.function.arguments")
         clean: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         if isinstance(call.get("id"), str):
             clean["id"] = call["id"]
@@ -289,12 +304,24 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return result
 
 
+def _check_arguments(arguments: str, where: str) -> None:
+    bounds = JsonBounds(
+        max_values=MAX_ARGUMENT_VALUES, max_depth=MAX_ARGUMENT_DEPTH, what=f"the JSON text `{where}`", param=where
+    )
+    bounds.feed_text(arguments)
+
+
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A tool call in OpenAI's form. `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxdict = 20
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+
+
 def short(value: Any) -> str:
-    """A value as errors show it, at most 80 characters."""
-    text = repr(value)
+    """A value as errors show it, at most 80 characters. Only as much of it is written out, as it may be very large."""
+    text = repr(value[:81]) if isinstance(value, str) else _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

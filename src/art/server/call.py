@@ -10,15 +10,18 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel
 
 from art.errors import InvalidRequestError, NotFoundError
+from art.protocol.chat import short
 from art.protocol.keys import KeyScope
-from art.server.asgi import Receive, Scope, Send, header, read_json
+from art.server.asgi import Receive, Scope, Send, header
 from art.server.auth import Caller
+from art.server.body import BodyLimits, read_json
 from art.server.errors import ErrorBody
 from art.server.state import ServerState
 
 if TYPE_CHECKING:
     from art.runtime.runtime import Runtime
 
+T = TypeVar("T")
 W = TypeVar("W", bound=BaseModel)
 
 INFERENCE_BASES = tuple(
@@ -42,22 +45,29 @@ class Call:
     """Who sent the request. A handler must itself check projects that the body names, or that an id refers to: see
     `own_model` and `Caller.check_project`."""
 
-    async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.server.config)
+    body_limits: BodyLimits
+
+    async def parse(self, convert: Callable[[Any], T]) -> T:
+        """What `convert` makes of the decoded body. It runs in a thread if the body is large."""
+        return await read_json(self.scope, self.receive, self.body_limits, self.server.workers, convert)
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. The server answers a `ValidationError` with status 400."""
-        return kind.model_validate(await self.json())
+        return await self.parse(kind.model_validate)
 
     async def job_body(self, kind: type[W]) -> W:
         """The request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
-        body, key = await self.json(), header(self.scope, b"idempotency-key")
-        if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
-            raise InvalidRequestError(
-                f"the header Idempotency-Key says {key!r} and `job_id` says {body['job_id']!r}; leave one out",
-                param="job_id",
-            )
-        return kind.model_validate(body)
+        key = header(self.scope, b"idempotency-key")
+
+        def convert(body: Any) -> W:
+            if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
+                raise InvalidRequestError(
+                    f"the header Idempotency-Key says {key!r} and `job_id` says {short(body['job_id'])}; leave one out",
+                    param="job_id",
+                )
+            return kind.model_validate(body)
+
+        return await self.parse(convert)
 
     def query(self, name: str) -> str | None:
         """A parameter of the query string; of several the last one counts."""
@@ -112,6 +122,8 @@ class Route:
     """Media types of the answer; `text/event-stream` means that it can come as server-sent events."""
     samples: bool = False
     """Whether the route asks an engine for tokens. It then counts against the project's limit of chat requests."""
+    training_data: bool = False
+    """Whether the body holds trajectories, for which `max_body_bytes` is the limit. Other bodies are much smaller."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string, with their types."""
     error_body: ErrorBody | None = None

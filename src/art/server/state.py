@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 from art.config import ServerConfig
+from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
 from art.server.limits import Limiter
 from art.server.prometheus import Metrics
@@ -25,6 +26,8 @@ class ServerState:
         self.config = config
         self.openapi = openapi
         self.limiter = Limiter(config.limits)
+        self.workers = Workers()
+        """Decode large bodies."""
         self.metrics = Metrics()
         self._finding = asyncio.Lock()
         self._obstacles: dict[str, str] = {}
