@@ -5,7 +5,7 @@ A server with the tiny model gets bodies of several sizes and shapes, one at a t
 row says so, and what the others had waited until then.
 
     python -m benchmarks greedy --json greedy.json
-    python -m benchmarks greedy --mib 1,8 --shapes "one message,empty lists" --source ../before/src
+    python -m benchmarks greedy --mib 1,7.5 --shapes "one message,empty lists" --source ../before/src
 
 `--source` measures the server of another checkout with the same clients, e.g. the commit before a change.
 """
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 PROJECT, NAME = "greedy", "agent"
 CHAT_PATH = "/v1/chat/completions"
-TRAIN_PATH = f"/api/models/{PROJECT}/{NAME}/train_sft"
+MODEL_PATH = f"/api/models/{PROJECT}/{NAME}"
 SMALL_CHAT = {
     "model": f"{PROJECT}/{NAME}", "messages": [{"role": "user", "content": "yes or no?"}], "max_tokens": 4,
 }  # fmt: skip
@@ -93,10 +93,23 @@ def _calls(size: int) -> bytes:
     return _chat(b'{"role": "user", "content": "hi"}, %b, {"role": "user", "content": "hi"}' % answer)
 
 
-def _training(size: int) -> bytes:
+def _trajectories(size: int) -> bytes:
     message = b'{"role": "user", "content": "%b"}, {"role": "assistant", "content": "%b"}' % (_text(150), _text(350))
-    trajectory = b'{"histories": [{"items": [%b]}]}' % b", ".join([message] * 10)
-    return b'{"job_id": "greedy-%d", "trajectories": [%b]}' % (time.time_ns(), _repeated(trajectory, size))
+    return _repeated(b'{"reward": 0.5, "histories": [{"items": [%b]}]}' % b", ".join([message] * 10), size)
+
+
+def _job(field: bytes, content: bytes) -> bytes:
+    return b'{"job_id": "greedy-%d", "%b": [%b]}' % (time.time_ns(), field, content)
+
+
+def _groups(size: int) -> bytes:
+    group = b'{"trajectories": [%b]}' % _trajectories(min(size, 50_000))
+    return _job(b"groups", _repeated(group, size))
+
+
+def _one_text(size: int) -> bytes:
+    item = b'{"role": "user", "content": "%b"}' % _text(size)
+    return _job(b"groups", b'{"trajectories": [{"histories": [{"items": [%b]}]}]}' % item)
 
 
 SHAPES = {
@@ -108,17 +121,10 @@ SHAPES = {
     "lists in arguments": Shape(CHAT_PATH, _calls),
     "base64": Shape(CHAT_PATH, _image),
     "gzip bomb": Shape(CHAT_PATH, lambda size: gzip.compress(b" " * size), "content-encoding: gzip\r\n"),
-    "training data": Shape(TRAIN_PATH, _training),
-    "training text": Shape(
-        TRAIN_PATH,
-        lambda size: (
-            b'{"job_id": "greedy-%d", "trajectories": [{"histories": [{"items": [{"role": "user", "content": '
-            b'"%b"}]}]}]}' % (time.time_ns(), _text(size))
-        ),
-    ),
-    "training lists": Shape(
-        TRAIN_PATH, lambda size: b'{"job_id": "greedy-lists", "trajectories": [%b]}' % _repeated(b"[]", size)
-    ),
+    "training groups": Shape(f"{MODEL_PATH}/train", _groups),
+    "training text": Shape(f"{MODEL_PATH}/train", _one_text),
+    "training lists": Shape(f"{MODEL_PATH}/train", lambda size: _job(b"groups", _repeated(b"[]", size))),
+    "supervised data": Shape(f"{MODEL_PATH}/train_sft", lambda size: _job(b"trajectories", _trajectories(size))),
 }
 
 
@@ -126,7 +132,7 @@ SHAPES = {
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--mib", default=None, help="sizes of the bodies (default: 1,8,32,60; with --quick 1)")
+    group.add_argument("--mib", default=None, help="sizes of the bodies (default: 1,7.5,32,60; with --quick 1)")
     group.add_argument("--shapes", default=",".join(SHAPES), help="shapes of the bodies (default: all)")
     group.add_argument(
         "--source",
@@ -139,7 +145,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> Result:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    sizes = [float(word) for word in (args.mib or ("1" if args.quick else "1,8,32,60")).split(",")]
+    sizes = [float(word) for word in (args.mib or ("1" if args.quick else "1,7.5,32,60")).split(",")]
     names = [name.strip() for name in args.shapes.split(",")]
     if unknown := sorted(set(names) - SHAPES.keys()):
         raise ValueError(f"unknown shapes {unknown}; there are {', '.join(SHAPES)}")

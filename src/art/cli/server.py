@@ -24,7 +24,7 @@ from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
 from art.protocol.keys import check_api_key
 from art.runtime.supervision.self_watch import ServerWatch, end_within
-from art.server.memory import keep_little
+from art.server.bodies.memory import keep_little
 from art.server.redact import RedactingFormatter
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir

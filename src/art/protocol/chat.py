@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from art.errors import InvalidRequestError
 from art.protocol.json_bounds import JsonBounds
@@ -24,7 +24,16 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
+
+class _FirstFault(FailFast):
+    __hash__ = object.__hash__  # Python 3.11 needs it for `Objects | None`
+
+
+Objects: TypeAlias = Annotated[list[dict[str, Any]], _FirstFault()]
+"""A list of messages, tools or the like. Checking ends at the first one that is wrong, as only that one is reported."""
+
 MAX_CHOICES = 128
+MAX_MODEL_NAME = 512
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
 MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_VALUES = 64, 100_000
@@ -43,7 +52,7 @@ class OpenAIRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
+    model: str = Field(max_length=MAX_MODEL_NAME)
     """`project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
@@ -68,7 +77,7 @@ class OpenAIRequest(BaseModel):
 class ChatRequest(OpenAIRequest):
     """One chat request."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -76,7 +85,7 @@ class ChatRequest(OpenAIRequest):
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: Objects | None = None
 
     # These are accepted only with the value that means "not used".
     frequency_penalty: float | None = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.protocol.chat import Objects
 from art.protocol.job_states import JobKind, JobState
 
 
@@ -48,18 +49,18 @@ class ModelStatus(Wire):
 class WireHistory(Wire):
     """One conversation. An item is a plain message, or `{"choice": <OpenAI choice>}` for a sampled answer."""
 
-    items: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    items: Objects
+    tools: Objects | None = None
 
 
 class WireTrajectory(Wire):
     reward: float | None = None
     """`None` if it was never set; it then counts as 0."""
-    turn_rewards: list[float] = []
+    turn_rewards: Annotated[list[float], FailFast()] = []
     """One per choice of the first history; empty for none."""
-    token_rewards: list[list[float]] = []
+    token_rewards: Annotated[list[Annotated[list[float], FailFast()]], FailFast()] = []
     """For each choice of the first history, one per sampled token; empty for none."""
-    histories: list[WireHistory]
+    histories: Annotated[list[WireHistory], FailFast()]
     policy_fault: bool = False
     """Whether the rollout says that the policy spoilt it. It is counted, and trained like any other."""
 
@@ -68,18 +69,18 @@ class WireGroup(Wire):
     """The trajectories of one scenario. A group is empty if every rollout failed. It is sent anyway, so that messages
     name the other groups by their right index."""
 
-    trajectories: list[WireTrajectory]
+    trajectories: Annotated[list[WireTrajectory], FailFast()]
 
 
 class TrainRequest(Wire):
     job_id: JobId
-    groups: list[WireGroup]
+    groups: Annotated[list[WireGroup], FailFast()]
     config: TrainConfig = TrainConfig()
 
 
 class TrainSFTRequest(Wire):
     job_id: JobId
-    trajectories: list[WireTrajectory]
+    trajectories: Annotated[list[WireTrajectory], FailFast()]
     config: TrainSFTConfig = TrainSFTConfig()
 
 

@@ -22,7 +22,7 @@ from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
-from art.server.body import BodyLimits
+from art.server.bodies.body import BodyLimits
 from art.server.call import Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
 from art.server.openapi import build_openapi

@@ -14,7 +14,7 @@ from art.protocol.chat import short
 from art.protocol.keys import KeyScope
 from art.server.asgi import Receive, Scope, Send, header
 from art.server.auth import Caller
-from art.server.body import BodyLimits, read_json
+from art.server.bodies.body import BodyLimits, read_json
 from art.server.errors import ErrorBody
 from art.server.state import ServerState
 

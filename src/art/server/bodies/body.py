@@ -21,7 +21,7 @@ from art.errors import InvalidRequestError, PayloadTooLargeError, RequestTimeout
 from art.gateway.workers import Workers
 from art.protocol.json_bounds import JsonBounds
 from art.server.asgi import ClientDisconnected, Receive, Scope, header
-from art.server.memory import return_memory
+from art.server.bodies.memory import return_memory
 
 T = TypeVar("T")
 
