@@ -35,6 +35,7 @@ class JsonBounds:
         self._max_values, self._max_depth, self._what, self._param = max_values, max_depth, what, param
         self.num_values = 0
         """Lists, objects and commas so far, which is at least the number of values that are not empty containers."""
+        self._num_quotes = 0
         self._depth = 0
         self._in_string = 0
         self._rest = b""
@@ -66,6 +67,7 @@ class JsonBounds:
         parts = text.split(b'"')
         outside = b" ".join(parts[self._in_string :: 2])
         self._in_string ^= (len(parts) - 1) & 1
+        self._num_quotes += len(parts) - 1
         brackets = outside.translate(None, _NOT_BRACKETS)
         if brackets:
             depths = list(accumulate(map(_RISE.__getitem__, brackets), initial=self._depth))
@@ -77,7 +79,8 @@ class JsonBounds:
                 )
             self.num_values += brackets.count(b"[") + brackets.count(b"{")
         self.num_values += outside.count(b",")
-        if self.num_values > self._max_values:
+        # A value has two texts at most, its key and itself, so more of them are not valid JSON.
+        if self.num_values > self._max_values or self._num_quotes > 4 * (self._max_values + 1):
             raise InvalidRequestError(
                 f"{self._what} has more than {self._max_values} values; send less at a time", param=self._param
             )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
 from art.protocol.chat import Objects
 from art.protocol.job_states import JobKind, JobState
+
+W = TypeVar("W", bound=BaseModel)
 
 
 class Wire(BaseModel):
@@ -82,6 +85,20 @@ class TrainSFTRequest(Wire):
     job_id: JobId
     trajectories: Annotated[list[WireTrajectory], FailFast()]
     config: TrainSFTConfig = TrainSFTConfig()
+
+
+def validate_training(kind: type[W], body: Any) -> W:
+    """Check the decoded body of a training call, one trajectory at a time, so that other threads run in between.
+
+    Raises:
+        ValidationError: it is not a `kind`.
+    """
+    with contextlib.suppress(ValidationError, AttributeError, KeyError, TypeError):  # reported by the last line
+        for group in body.get("groups") or [body]:
+            trajectories = group["trajectories"]
+            for i, trajectory in enumerate(trajectories):
+                trajectories[i] = WireTrajectory.model_validate(trajectory)
+    return kind.model_validate(body)
 
 
 class WireError(Wire):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from art.errors import InvalidRequestError, NotFoundError
 from art.protocol.chat import short
 from art.protocol.keys import KeyScope
+from art.protocol.training import validate_training
 from art.server.asgi import Receive, Scope, Send, header
 from art.server.auth import Caller
 from art.server.bodies.body import BodyLimits, read_json
@@ -53,7 +55,7 @@ class Call:
 
     async def body(self, kind: type[W]) -> W:
         """The body as a wire type. The server answers a `ValidationError` with status 400."""
-        return await self.parse(kind.model_validate)
+        return await self.parse(partial(validate_training, kind))
 
     async def job_body(self, kind: type[W]) -> W:
         """The request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
@@ -65,7 +67,7 @@ class Call:
                     f"the header Idempotency-Key says {key!r} and `job_id` says {short(body['job_id'])}; leave one out",
                     param="job_id",
                 )
-            return kind.model_validate(body)
+            return validate_training(kind, body)
 
         return await self.parse(convert)
 

@@ -22,6 +22,7 @@ from art.gateway.workers import Workers
 from art.protocol.json_bounds import JsonBounds
 from art.server.asgi import ClientDisconnected, Receive, Scope, header
 from art.server.bodies.memory import return_memory
+from art.server.bodies.pieces import loads
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ async def read_json(
 
 def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:
     try:
-        value = orjson.loads(body)
+        value = loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
     body.clear()  # its memory is free before the values are checked and copied
