@@ -1,4 +1,4 @@
-"""Settings of engines."""
+"""Settings of engines, the processes that sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
 class EngineSettings(Config):
-    """Settings that every kind of engine has."""
+    """Settings that every kind of engine has. An engine is the process that samples from a model."""
 
     device: Device = "auto"
     """Device to sample on; `auto` takes CUDA, then MPS, then the CPU."""
@@ -25,7 +25,7 @@ class EngineSettings(Config):
     """Requests that are decoded together, which is the number of slots of the KV cache in use at once. Each loaded full
     checkpoint has a KV cache of its own with this number of slots."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may wait in the queue; further ones are refused with 429."""
+    """Requests that may wait in the queue; further ones are refused with the HTTP status 429."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
@@ -76,10 +76,10 @@ class VllmConfig(EngineSettings):
     """Addresses of vLLM servers that already run, e.g. `("http://gpu1:8000",)`; none is started then. Their API key is
     read from VLLM_API_KEY, and they must see checkpoints under the same path."""
     max_loras: int = Field(default=4, ge=1)
-    """Adapters in one batch, one for each step of a model that is asked; requests for further ones wait."""
+    """Adapters in one batch. Each checkpoint that is sampled from is one; requests for further ones wait."""
     weights: Literal["lora", "merged"] = "lora"
-    """How a step is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights in place of
-    the present ones, between requests. Full fine-tuning needs `merged`; the server then holds one step of one model."""
+    """How a checkpoint is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights that
+    replace the present ones, between requests. Full fine-tuning needs `merged`; vLLM then holds one checkpoint."""
     sleep: Literal["auto", "always", "never"] = "auto"
     """Whether the engine frees its memory while the trainer works; requests wait then. `auto`: if both share a GPU.
     `always` needs a shared device; if that is the CPU, vLLM only pauses and frees nothing."""

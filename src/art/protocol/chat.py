@@ -22,7 +22,7 @@ Message: TypeAlias = dict[str, Any]
 """A message as chat templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
 `reasoning_content`, `exchange_id`."""
 Tool: TypeAlias = dict[str, Any]
-"""`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
+"""A tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
 
 class _FirstFault(FailFast):
@@ -44,16 +44,16 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Accepted without effect."""
+    """Field of OpenAI's API that is accepted without effect."""
 
 
 class OpenAIRequest(BaseModel):
-    """The fields that chat and Responses requests share. Numbers must be JSON numbers: `"0.7"` is refused."""
+    """Base class of chat and Responses requests. A number must be a JSON number: `"0.7"` is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(max_length=MAX_MODEL_NAME)
-    """`project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
+    """Model to ask: `project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -63,7 +63,7 @@ class OpenAIRequest(BaseModel):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     parallel_tool_calls: bool | None = None
-    """Accepted only with the value that means "not used"."""
+    """Accepted only as `true`, which is OpenAI's default."""
 
     # These are labels without effect on the answer.
     user: str | None = None
@@ -75,7 +75,7 @@ class OpenAIRequest(BaseModel):
 
 
 class ChatRequest(OpenAIRequest):
-    """One chat request."""
+    """Body of `/v1/chat/completions`."""
 
     messages: Objects = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -129,7 +129,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_chat_request(body: Any) -> ChatRequest:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a chat request.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
@@ -182,7 +182,7 @@ def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ..
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:
-    """Turn pydantic's first complaint into an error in OpenAI's words."""
+    """Turn pydantic's first complaint about a request into an error that is worded like OpenAI's."""
     first = error.errors(include_url=False)[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":
@@ -220,7 +220,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def normalize_messages(messages: list[Message]) -> list[Message]:
-    """Bring messages into the one form that the gateway works with. The input is not changed.
+    """Bring chat messages into the one form that the server works with. The input is not changed.
 
     `developer` becomes `system`, text parts are joined, absent content is the empty string, empty fields are dropped.
 
@@ -241,7 +241,7 @@ def normalize_messages(messages: list[Message]) -> list[Message]:
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
-    """Do what `normalize_messages` does for one message. `where` names the message in errors."""
+    """Bring one chat message into the form that the server works with. `where` names the message in errors."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(
@@ -321,7 +321,7 @@ def _check_arguments(arguments: str, where: str) -> None:
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in OpenAI's form. `arguments` is JSON text."""
+    """Make a tool call in OpenAI's form. `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -331,6 +331,6 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def short(value: Any) -> str:
-    """A value as errors show it, at most 80 characters. Only as much of it is written out, as it may be very large."""
+    """Write a value for an error message, in at most 80 characters. Of a large value only the beginning is looked at."""
     text = repr(value[:81]) if isinstance(value, str) else _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

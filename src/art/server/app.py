@@ -48,15 +48,15 @@ ROUTES: list[Route] = [
 
 
 class App:
-    """The ASGI application of a running `runtime`, which the caller starts and closes."""
+    """The ART server as an ASGI application. Its `runtime` does the work; the caller starts and closes it."""
 
     def __init__(
         self, runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
     ) -> None:
         """
         Args:
-            api_key: the key that may do everything.
-            keys: further keys.
+            api_key: the API key that may do everything.
+            keys: store of further API keys, which `art keys` makes.
         """
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)

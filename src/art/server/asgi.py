@@ -21,7 +21,7 @@ class ClientDisconnected(Exception):
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The value of a header, whose name is in lower case; `None` if the request does not have it."""
+    """Return the value of a request's header; `None` if there is none. `name` must be in lower case."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
@@ -66,7 +66,7 @@ async def send_events(
 
 @contextlib.asynccontextmanager
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body of the `async with` when the client hangs up; it then raises `ClientDisconnected`.
+    """Context manager: cancel its body when the client hangs up, and then raise `ClientDisconnected`.
 
     Enter it only after the request body has been read.
     """

@@ -38,7 +38,7 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 
 
 async def responses(call: Call) -> dict[str, Any] | None:
-    """Sample an answer, in OpenAI's Responses dialect."""
+    """Sample an answer, as OpenAI's Responses API does."""
     request = await call.parse(parse_responses_request)
     previous = _previous(call, request.previous_response_id)
     size = 0 if isinstance(request.input, str) else len(request.input) * _ITEM_SIZE
@@ -48,7 +48,7 @@ async def responses(call: Call) -> dict[str, Any] | None:
 
 
 async def messages(call: Call) -> dict[str, Any] | None:
-    """Sample an answer, in Anthropic's Messages dialect."""
+    """Sample an answer, as Anthropic's Messages API does."""
     request, chat = await call.parse(_read_messages)
     translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
     return await _sample(call, chat, *translate, anthropic_output.error_body)
@@ -97,7 +97,7 @@ def _responses_error(error: ArtError) -> dict[str, Any]:
 
 
 async def count_tokens(call: Call) -> TokenCount:
-    """Count the tokens of a prompt, in Anthropic's Messages dialect."""
+    """Count the tokens of a prompt, as Anthropic's Messages API does."""
     chat = await call.parse(lambda body: anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, body)))
     chat.model = call.own_model(chat.model)
     count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
