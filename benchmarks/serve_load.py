@@ -114,13 +114,13 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server(data_dir: Path) -> AsyncIterator[Server]:
-    """`art-server` as a program of its own."""
+async def server(data_dir: Path, source: Path | None = None) -> AsyncIterator[Server]:
+    """`art-server` as a program of its own; `source` is the folder `src` of another checkout to take it from."""
     api_key = secrets.token_hex(16)
     command = [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(data_dir), "--die-with-parent"]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=os.environ | {"ART_API_KEY": api_key},
+        env=os.environ | {"ART_API_KEY": api_key} | ({} if source is None else {"PYTHONPATH": str(source)}),
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -134,7 +134,8 @@ async def server(data_dir: Path) -> AsyncIterator[Server]:
         async with ArtClient(url, api_key) as client:
             yield Server(client, host, int(port), api_key, psutil.Process(process.pid))
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 

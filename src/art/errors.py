@@ -72,6 +72,10 @@ class PayloadTooLargeError(RequestError, code="payload_too_large"):
     """The body of a request has more bytes than the server accepts."""
 
 
+class UnsupportedMediaError(RequestError, code="unsupported_media_type"):
+    """The body of a request is compressed in a way that the server does not know."""
+
+
 class OverloadedError(RequestError, code="overloaded"):
     """A queue is full, or a limit on requests is reached. Try again after `retry_after_s` seconds."""
 

@@ -24,6 +24,7 @@ from art.config import ServerConfig
 from art.errors import ArtError, ConfigError
 from art.protocol.keys import check_api_key
 from art.runtime.supervision.self_watch import ServerWatch, end_within
+from art.server.bodies.memory import keep_little
 from art.storage.keys import KeyStore
 from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, left_for_clients
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     args = build_parser().parse_args(argv)
     gc.set_threshold(COLLECT_AFTER)
+    keep_little()
     try:
         config, data_dir = read_options(args)
         if args.die_with_parent:

@@ -151,6 +151,10 @@ class LimitsConfig(Config):
     """Training jobs of one project that are queued or running, of all its keys; `None` for no limit."""
     max_json_depth: int = Field(default=64, ge=8, le=256)
     """Depth of nested lists and objects in the body of a request."""
+    max_json_values: int = Field(default=100_000, ge=1000)
+    """Values in the body of a request: numbers, texts, lists and objects. A conversation has about ten per message."""
+    max_training_json_values: int = Field(default=2_000_000, ge=1000)
+    """Values in the body of a training call."""
     read_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds a client has to send its headers and first body bytes; each further 16 KiB adds one second."""
     write_timeout_s: float = Field(default=60.0, gt=0)
@@ -179,7 +183,10 @@ class ServerConfig(Config):
     that a load balancer sends new requests elsewhere. Then running requests have 4 s to end. A second signal ends the
     wait."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Largest body of a request in bytes. A training call holds the rewards and texts of all its trajectories."""
+    """Largest body of a training call in bytes. It holds the rewards and texts of all its trajectories."""
+    max_chat_body_bytes: int = Field(default=8 * 2**20, ge=1024)
+    """Largest body of every other request in bytes, if `max_body_bytes` is not smaller. A conversation of a million
+    tokens has about half of it."""
     limits: LimitsConfig = LimitsConfig()
     """Limits on what clients may ask."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)

@@ -27,6 +27,7 @@ from art.errors import ConfigError, ContextLengthError, InvalidRequestError, Not
 from art.gateway.completion import Completion
 from art.gateway.format.bridge import Branch, BranchReason
 from art.gateway.format.renderer import RecordedTurn, Renderer
+from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
 from art.gateway.record.recorder import Exchange, Recorder
@@ -34,6 +35,7 @@ from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
 from art.gateway.structure.grammar import AnswerGrammar
 from art.gateway.structure.structures import Structures
+from art.gateway.workers import Workers
 from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
 from art.protocol.samples import Constraint
 from art.storage.layout import validate_name
@@ -77,6 +79,7 @@ class Gateway:
         """
         self._resolver = resolver
         self._structures = Structures()
+        self._workers = Workers()
         self.conversations = conversations or Conversations(recorder)
 
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
@@ -109,7 +112,11 @@ class Gateway:
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
     async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
-        """Count the prompt tokens of a request, even of one that is longer than the model's context."""
+        """Count the prompt tokens of a request, even of one that is longer than the model's context.
+
+        Raises:
+            ContextLengthError: it is many times as long.
+        """
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
     def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
@@ -154,42 +161,36 @@ class Gateway:
     async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
-        messages = normalize_messages(request.messages)
+        size = work_size(request.messages, request.tools)
+        messages = await self._workers.run(size, normalize_messages, request.messages)
         policy = self._resolver.resolve_ready(request.model) or await self._resolve(request.model, rollout_id)
         if rollout_id is not None:
             self.rollouts.check_open(rollout_id, policy.project)
         renderer = _renderer(policy, request)
         tools = request.tools or None
+        limit = SizeLimit(policy.max_context, renderer.tokenizer, 1 if check_length else COUNTED_CONTEXTS)
+        await self._workers.run(size, check_size, messages, tools, limit)
         model = f"{policy.project}/{policy.name}"
-        hashes = conversation_hashes(model, tools, request.chat_template_kwargs, messages)
+        settings = request.chat_template_kwargs
+        hashes = await self._workers.run(size, conversation_hashes, model, tools, settings, messages)
         earlier = self.conversations.find(messages, hashes, rollout_id)
         for message in messages:
             message.pop("exchange_id", None)
-        parent: Exchange | None = None
-        prompt: list[int] | Branch | None = earlier if isinstance(earlier, Branch) else None
-        if isinstance(earlier, tuple):
-            parent, num_covered = earlier
-            recorded = [*parent.request_messages, parent.message]
-            turn = RecordedTurn(recorded, parent.prompt_token_ids, parent.completion_token_ids)
-            prompt = renderer.bridge(turn, messages[num_covered:], tools)
-            messages = recorded + messages[num_covered:]
-        branch = prompt if isinstance(prompt, Branch) else None
-        if not isinstance(prompt, list):
-            parent, prompt = None, renderer.render(messages, tools)
+        prompt = await self._workers.run(size, _build_prompt, renderer, messages, tools, earlier)
         return _Turn(
             request=request,
             rollout_id=rollout_id,
             policy=policy,
             renderer=renderer,
-            messages=messages,
+            messages=prompt.messages,
             tools=tools,
             conversation=hashes[-1],
-            prompt_token_ids=prompt,
-            parent=parent,
-            branch_reason=None if branch is None else branch.reason,
-            max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
+            prompt_token_ids=prompt.token_ids,
+            parent=prompt.parent,
+            branch_reason=prompt.branch_reason,
+            max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
-            grammar=await self._structures.prepare(request, renderer, prompt, policy.engine) if check_length else None,
+            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine) if check_length else None,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -290,6 +291,36 @@ class Gateway:
         conversation = extend_hash(turn.conversation, completion.message)
         await self.recorder.append(exchange, conversation=conversation, parent=turn.parent)
         self.conversations.add(exchange, conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: list[int]
+    messages: list[Message]
+    """The messages as rendered."""
+    parent: Exchange | None
+    branch_reason: BranchReason | None
+
+
+def _build_prompt(
+    renderer: Renderer,
+    messages: list[Message],
+    tools: list[Tool] | None,
+    earlier: tuple[Exchange, int] | Branch | None,
+) -> _Prompt:
+    """Extend the tokens of the exchange that the messages continue, or render them. It takes no state of the gateway,
+    so that it can run in a thread."""
+    branch = earlier if isinstance(earlier, Branch) else None
+    if isinstance(earlier, tuple):
+        parent, num_covered = earlier
+        recorded = [*parent.request_messages, parent.message]
+        turn = RecordedTurn(recorded, parent.prompt_token_ids, parent.completion_token_ids)
+        bridged = renderer.bridge(turn, messages[num_covered:], tools)
+        messages = recorded + messages[num_covered:]
+        if not isinstance(bridged, Branch):
+            return _Prompt(bridged, messages, parent, None)
+        branch = bridged
+    return _Prompt(renderer.render(messages, tools), messages, None, None if branch is None else branch.reason)
 
 
 def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:

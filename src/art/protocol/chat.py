@@ -7,14 +7,15 @@ request carries the whole conversation and models would be slow.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
 from art.errors import InvalidRequestError
 from art.protocol.dialects.structured import CallRule, ContentForm, read_format, read_guided, read_tool_choice
-from art.protocol.json_depth import is_deeper
+from art.protocol.json_bounds import JsonBounds
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -24,11 +25,20 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """A tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
+
+class _FirstFault(FailFast):
+    __hash__ = object.__hash__  # Python 3.11 needs it for `Objects | None`
+
+
+Objects: TypeAlias = Annotated[list[dict[str, Any]], _FirstFault()]
+"""A list of messages, tools or the like. Checking ends at the first one that is wrong, as only that one is reported."""
+
 MAX_CHOICES = 128
+MAX_MODEL_NAME = 512
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 4
-MAX_ARGUMENTS_DEPTH = 64
-"""Depth of nested lists and objects in the arguments of a tool call."""
+MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_VALUES = 64, 100_000
+"""Limits of the JSON text in `arguments`, of one tool call and of all in a request."""
 
 
 class StreamOptions(BaseModel):
@@ -43,7 +53,7 @@ class OpenAIRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
+    model: str = Field(max_length=MAX_MODEL_NAME)
     """Model to ask: `project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
@@ -82,7 +92,7 @@ class OpenAIRequest(BaseModel):
 class ChatRequest(OpenAIRequest):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -90,7 +100,7 @@ class ChatRequest(OpenAIRequest):
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: Objects | None = None
     response_format: dict[str, Any] | None = None
 
     # These are accepted only with the value that means "not used".
@@ -271,7 +281,17 @@ def normalize_messages(messages: list[Message]) -> list[Message]:
     Raises:
         InvalidRequestError: a type is wrong, a role or field is unknown, or content is not text.
     """
-    return [normalize_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    result = [normalize_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    bounds = JsonBounds(
+        max_values=MAX_ARGUMENT_VALUES,
+        max_depth=MAX_ARGUMENT_DEPTH,
+        what="the arguments of all calls",
+        param="messages",
+    )
+    for message in result:
+        for call in message.get("tool_calls", ()):
+            bounds.feed_text(call["function"]["arguments"])
+    return result
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
@@ -339,10 +359,7 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise InvalidRequestError(
                 f"`{where}.{i}.function.arguments` must be JSON text, got {short(arguments)}", param=f"{where}.{i}"
             )
-        if is_deeper(arguments, MAX_ARGUMENTS_DEPTH):
-            raise InvalidRequestError(
-                f"`{where}.{i}.function.arguments` is nested more than {MAX_ARGUMENTS_DEPTH} deep", param=f"{where}.{i}"
-            )
+        _check_arguments(arguments, f"{where}.{i}.function.arguments")
         clean: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
         if isinstance(call.get("id"), str):
             clean["id"] = call["id"]
@@ -350,12 +367,24 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return result
 
 
+def _check_arguments(arguments: str, where: str) -> None:
+    bounds = JsonBounds(
+        max_values=MAX_ARGUMENT_VALUES, max_depth=MAX_ARGUMENT_DEPTH, what=f"the JSON text `{where}`", param=where
+    )
+    bounds.feed_text(arguments)
+
+
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """Make a tool call in OpenAI's form. `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxdict = 20
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+
+
 def short(value: Any) -> str:
-    """Write a value for an error message, in at most 80 characters."""
-    text = repr(value)
+    """Write a value for an error message, in at most 80 characters. Of a large value only the beginning is looked at."""
+    text = repr(value[:81]) if isinstance(value, str) else _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import contextlib
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from art.config import ModelSettings, TrainConfig, TrainSFTConfig
+from art.protocol.chat import Objects
 from art.protocol.job_states import JobKind, JobState
+
+W = TypeVar("W", bound=BaseModel)
 
 
 class Wire(BaseModel):
@@ -48,18 +52,18 @@ class ModelStatus(Wire):
 class WireHistory(Wire):
     """One conversation of a rollout. An item is a plain message, or `{"choice": <OpenAI choice>}` for an answer."""
 
-    items: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
+    items: Objects
+    tools: Objects | None = None
 
 
 class WireTrajectory(Wire):
     reward: float | None = None
     """`None` if it was never set; it then counts as 0."""
-    turn_rewards: list[float] = []
+    turn_rewards: Annotated[list[float], FailFast()] = []
     """One reward for each choice (sampled answer) of the first history; empty for none."""
-    token_rewards: list[list[float]] = []
+    token_rewards: Annotated[list[Annotated[list[float], FailFast()]], FailFast()] = []
     """For each choice (sampled answer) of the first history, one reward per sampled token; empty for none."""
-    histories: list[WireHistory]
+    histories: Annotated[list[WireHistory], FailFast()]
     policy_fault: bool = False
     """Whether the rollout reports that the policy spoilt it. It is trained like any other; only metrics count it."""
 
@@ -68,19 +72,33 @@ class WireGroup(Wire):
     """The trajectories of one scenario. A group is empty if every rollout failed. It is sent anyway, so that messages
     name the other groups by their right index."""
 
-    trajectories: list[WireTrajectory]
+    trajectories: Annotated[list[WireTrajectory], FailFast()]
 
 
 class TrainRequest(Wire):
     job_id: JobId
-    groups: list[WireGroup]
+    groups: Annotated[list[WireGroup], FailFast()]
     config: TrainConfig = TrainConfig()
 
 
 class TrainSFTRequest(Wire):
     job_id: JobId
-    trajectories: list[WireTrajectory]
+    trajectories: Annotated[list[WireTrajectory], FailFast()]
     config: TrainSFTConfig = TrainSFTConfig()
+
+
+def validate_training(kind: type[W], body: Any) -> W:
+    """Check the decoded body of a training call, one trajectory at a time, so that other threads run in between.
+
+    Raises:
+        ValidationError: it is not a `kind`.
+    """
+    with contextlib.suppress(ValidationError, AttributeError, KeyError, TypeError):  # reported by the last line
+        for group in body.get("groups") or [body]:
+            trajectories = group["trajectories"]
+            for i, trajectory in enumerate(trajectories):
+                trajectories[i] = WireTrajectory.model_validate(trajectory)
+    return kind.model_validate(body)
 
 
 class WireError(Wire):

@@ -22,6 +22,7 @@ from art.config import ServerConfig
 from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
+from art.server.bodies.body import BodyLimits
 from art.server.call import Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
 from art.server.openapi import build_openapi
@@ -60,6 +61,7 @@ class App:
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)
         self.state = ServerState(config or ServerConfig(), _openapi_document, self._keyring.check)
+        self._body_limits = {data: BodyLimits.of(self.state.config, training_data=data) for data in (False, True)}
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -102,7 +104,8 @@ class App:
         if route is None:
             await self._refuse(scope, send)
             return
-        call = Call(self._runtime, scope, receive, send, self.state, path, caller)
+        limits = self._body_limits[route.training_data]
+        call = Call(self._runtime, scope, receive, send, self.state, path, caller, limits)
         if route.scope is None:  # health checks are not limited
             await _run(route, call)
             return

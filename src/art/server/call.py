@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel
 
 from art.errors import InvalidRequestError, NotFoundError
+from art.protocol.chat import short
 from art.protocol.keys import KeyScope
-from art.server.asgi import Receive, Scope, Send, header, read_json
+from art.protocol.training import validate_training
+from art.server.asgi import Receive, Scope, Send, header
 from art.server.auth import Caller
+from art.server.bodies.body import BodyLimits, read_json
 from art.server.errors import ErrorBody
 from art.server.state import ServerState
 
 if TYPE_CHECKING:
     from art.runtime.runtime import Runtime
 
+T = TypeVar("T")
 W = TypeVar("W", bound=BaseModel)
 
 INFERENCE_BASES = tuple(
@@ -42,22 +47,29 @@ class Call:
     """Who sent the request. A handler must itself check projects that the body names, or that an id refers to: see
     `own_model` and `Caller.check_project`."""
 
-    async def json(self) -> Any:
-        return await read_json(self.scope, self.receive, self.server.config)
+    body_limits: BodyLimits
+
+    async def parse(self, convert: Callable[[Any], T]) -> T:
+        """Return what `convert` makes of the decoded body. It runs in a thread if the body is large."""
+        return await read_json(self.scope, self.receive, self.body_limits, self.server.workers, convert)
 
     async def body(self, kind: type[W]) -> W:
         """Read the body as the wire type `kind`. The server answers a `ValidationError` with status 400."""
-        return kind.model_validate(await self.json())
+        return await self.parse(partial(validate_training, kind))
 
     async def job_body(self, kind: type[W]) -> W:
         """Read the request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
-        body, key = await self.json(), header(self.scope, b"idempotency-key")
-        if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
-            raise InvalidRequestError(
-                f"the header Idempotency-Key says {key!r} and `job_id` says {body['job_id']!r}; leave one out",
-                param="job_id",
-            )
-        return kind.model_validate(body)
+        key = header(self.scope, b"idempotency-key")
+
+        def convert(body: Any) -> W:
+            if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
+                raise InvalidRequestError(
+                    f"the header Idempotency-Key says {key!r} and `job_id` says {short(body['job_id'])}; leave one out",
+                    param="job_id",
+                )
+            return validate_training(kind, body)
+
+        return await self.parse(convert)
 
     def query(self, name: str) -> str | None:
         """Return a parameter of the query string; if it is given several times, the last one."""
@@ -112,6 +124,8 @@ class Route:
     """Media types of the answer; `text/event-stream` means that it can come as server-sent events."""
     samples: bool = False
     """Whether the route asks an engine for tokens. It then counts against the project's limit of chat requests."""
+    training_data: bool = False
+    """Whether the body holds trajectories, for which `max_body_bytes` is the limit. Other bodies are much smaller."""
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string, with their types."""
     error_body: ErrorBody | None = None

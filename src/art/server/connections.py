@@ -1,7 +1,7 @@
 """HTTP connections that close when their client is too slow or sends too much. They extend uvicorn's protocol class.
 
     headers            complete within `read_timeout_s` and at most `MAX_HEADER_BYTES`
-    body               see `asgi.read_body`; the rest of a refused body must arrive within `read_timeout_s`
+    body               see `bodies/body.py`; the rest of a refused body must arrive within `read_timeout_s`
     answer             a client that does not read is cut off after `write_timeout_s`
     between requests   closed after `KEEP_ALIVE_S`
 

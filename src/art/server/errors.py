@@ -25,6 +25,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.ConflictError: 409,
     errors.RequestTimeoutError: 408,
     errors.PayloadTooLargeError: 413,
+    errors.UnsupportedMediaError: 415,
     errors.OverloadedError: 429,
     errors.TrajectoryError: 422,
     errors.TrainingError: 500,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from art.config import ServerConfig
 from art.errors import StorageError
+from art.gateway.workers import Workers
 from art.protocol.answers import Measurement
 from art.server.limits import Limiter
 from art.server.prometheus import Metrics
@@ -30,6 +31,8 @@ class ServerState:
         self.config = config
         self.openapi = openapi
         self.limiter = Limiter(config.limits)
+        self.workers = Workers()
+        """Decode large bodies."""
         self.metrics = Metrics()
         self._finding = asyncio.Lock()
         self._obstacles: dict[str, str] = {}

@@ -35,6 +35,7 @@ class Branch:
     reason: BranchReason
 
 
+_CLOSING = "</think>"
 _EMPTY_THINK = re.compile(r"<think>\s*</think>")
 THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -67,7 +68,9 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
 
 def without(blocks: re.Pattern[str], text: str) -> str:
     """Remove what `blocks` matches, and all whitespace, since templates put whitespace around think blocks."""
-    return "".join(blocks.sub("", text).split())
+    # Only up to the last closing tag: from each opening tag without one, the pattern would search to the end.
+    end = text.rfind(_CLOSING) + len(_CLOSING) if _CLOSING in text else 0
+    return "".join((blocks.sub("", text[:end]) + text[end:]).split())
 
 
 def _end_of_occurrence(text: str, needle: str, number: int) -> int | None:

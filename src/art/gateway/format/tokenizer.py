@@ -21,6 +21,9 @@ from art.protocol.chat import Message, Tool
 _FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"]
 _SHORT, _MAX_SHORT = 24, 4096
 """Encodings of texts of at most `_SHORT` characters are cached, up to `_MAX_SHORT` of them."""
+_LONG = 2**14
+"""Above this number of characters a text is encoded without noting the place of each token in it, which nobody here
+reads. That takes half the time and a quarter of the memory."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -95,6 +98,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return int(self.backend.get_vocab_size(with_added_tokens=True))
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Largest number of characters of a token. Reads the whole vocabulary once, which takes up to 0.1 s."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode text to token ids. `add_special_tokens` adds the post-processor's tokens (BOS), as in transformers."""
         if len(text) <= _SHORT and not add_special_tokens:  # e.g. role names and line breaks of templates
@@ -102,7 +110,11 @@ class Tokenizer:
         return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > _LONG:
+            encoding = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        else:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: int | list[int], skip_special_tokens: bool = False) -> str:

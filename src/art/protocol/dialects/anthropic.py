@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from art.errors import InvalidRequestError
-from art.protocol.chat import parse_body, short
+from art.protocol.chat import MAX_MODEL_NAME, Objects, parse_body, short
 from art.protocol.training import Wire
 
 
@@ -16,10 +16,10 @@ class CountTokensRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    model: str = Field(max_length=MAX_MODEL_NAME)
+    messages: Objects = Field(min_length=1)
+    system: str | Objects | None = None
+    tools: Objects | None = None
     """Tools, each `{"name": ..., "description": ..., "input_schema": <JSON schema>}`."""
     tool_choice: dict[str, Any] | None = None
     """`{"type": "auto" | "any" | "tool" | "none", "name": ..., "disable_parallel_tool_use": ...}`."""

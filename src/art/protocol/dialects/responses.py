@@ -8,7 +8,7 @@ from pydantic import Field
 
 from art.errors import InvalidRequestError
 from art.protocol.answers import Answer
-from art.protocol.chat import OpenAIRequest, check_openai_fields, parse_body, short
+from art.protocol.chat import Objects, OpenAIRequest, check_openai_fields, parse_body, short
 
 Item = dict[str, Any]
 """An entry of `input` or `output`: a message, a function call, its output, or reasoning."""
@@ -17,12 +17,12 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 class ResponsesRequest(OpenAIRequest):
-    input: str | list[Item]
+    input: str | Objects
     instructions: str | None = None
     """Text of a system message before all others. Instructions of an earlier response are not carried over."""
     previous_response_id: str | None = None
     """Id of an earlier response whose conversation this request continues. Every response is stored."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     """`{"type": "function", "name": ..., "description": ..., "parameters": <JSON schema>}`. Strict tools
     are kept to their schema where the model's call format can be; the answer repeats them with `"strict": false`."""
     max_output_tokens: int | None = Field(default=None, ge=1)

@@ -27,26 +27,36 @@ from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import ErrorBody
 
+_ITEM_SIZE = 200
+"""Smallest number of characters that an item of a Responses request is counted as, when its translation is large."""
+
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
     """Sample answers to a conversation, as OpenAI's API does."""
-    request = parse_chat_request(await call.json())
+    request = await call.parse(parse_chat_request)
     return await _sample(call, request, lambda answer: answer, lambda stream: stream.chunks)
 
 
 async def responses(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as OpenAI's Responses API does."""
-    request = parse_responses_request(await call.json())
-    chat = responses_input.to_chat(request, _previous(call, request.previous_response_id))
+    request = await call.parse(parse_responses_request)
+    previous = _previous(call, request.previous_response_id)
+    size = 0 if isinstance(request.input, str) else len(request.input) * _ITEM_SIZE
+    chat = await call.server.workers.run(size, responses_input.to_chat, request, previous)
     translate = partial(responses_output.to_response, request), partial(responses_output.to_events, request)
     return await _sample(call, chat, *translate, _responses_error)
 
 
 async def messages(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as Anthropic's Messages API does."""
-    request = parse_anthropic_request(MessagesRequest, await call.json())
+    request, chat = await call.parse(_read_messages)
     translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
-    return await _sample(call, anthropic_input.to_chat(request), *translate, anthropic_output.error_body)
+    return await _sample(call, chat, *translate, anthropic_output.error_body)
+
+
+def _read_messages(body: Any) -> tuple[MessagesRequest, ChatRequest]:
+    request = parse_anthropic_request(MessagesRequest, body)
+    return request, anthropic_input.to_chat(request)
 
 
 async def _sample(
@@ -88,7 +98,7 @@ def _responses_error(error: ArtError) -> dict[str, Any]:
 
 async def count_tokens(call: Call) -> TokenCount:
     """Count the tokens of a prompt, as Anthropic's Messages API does."""
-    chat = anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, await call.json()))
+    chat = await call.parse(lambda body: anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, body)))
     chat.model = call.own_model(chat.model)
     count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
     return TokenCount(input_tokens=count)

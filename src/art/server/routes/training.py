@@ -47,9 +47,16 @@ _MODEL = "/api/models/{project}/{name}"
 ROUTES = [
     Route("POST", "/api/models", register, scope="train", request=RegisterRequest, response=ModelStatus),
     Route("GET", _MODEL, model_status, scope="infer", response=ModelStatus),
-    Route("POST", f"{_MODEL}/train", train, scope="train", request=TrainRequest, response=JobStatus, status=202),
     Route(
-        "POST", f"{_MODEL}/train_sft", train_sft, scope="train", request=TrainSFTRequest, response=JobStatus, status=202
+        "POST", f"{_MODEL}/train", train, scope="train", request=TrainRequest, response=JobStatus, status=202,
+        training_data=True,
     ),
-    Route("POST", f"{_MODEL}/preflight", preflight, scope="train", request=PreflightRequest, response=PreflightReport),
-]
+    Route(
+        "POST", f"{_MODEL}/train_sft", train_sft, scope="train", request=TrainSFTRequest, response=JobStatus,
+        status=202, training_data=True,
+    ),
+    Route(
+        "POST", f"{_MODEL}/preflight", preflight, scope="train", request=PreflightRequest, response=PreflightReport,
+        training_data=True,
+    ),
+]  # fmt: skip
