@@ -28,6 +28,7 @@ from art.gateway.format.bridge import Branch, BranchReason
 from art.gateway.format.renderer import RecordedTurn, Renderer
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
+from art.gateway.record.deleted_responses import DeletedResponses
 from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
@@ -64,6 +65,7 @@ class Gateway:
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
+        self.deleted_responses = DeletedResponses(recorder.database)
         self.tokens: Counter[tuple[str, str]] = Counter()
         """Tokens since the server started, by model (`project/name`) and kind: prompt, cached, completion.
 
@@ -104,17 +106,6 @@ class Gateway:
     async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
         """Count the prompt tokens of a request, even of one that is longer than the model's context."""
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
-
-    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
-        """Return the messages of a recorded request and its answer. The last message has the `exchange_id`.
-
-        Raises:
-            NotFoundError: the exchange is not recorded, or belongs to another project than `project`.
-        """
-        exchange = self.recorder.find([exchange_id]).get(exchange_id)
-        if exchange is None or project not in (None, exchange.project):
-            raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
-        return [*exchange.request_messages, {**exchange.message, "exchange_id": exchange_id}]
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

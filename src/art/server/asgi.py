@@ -27,6 +27,8 @@ def header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
+_BOM = b"\xef\xbb\xbf"
+"""The byte order mark that some programs on Windows put before JSON."""
 MIN_BYTES_PER_S = 16 * 2**10
 """Slowest rate at which a body may arrive. A phone's network is ten times as fast."""
 
@@ -42,7 +44,7 @@ async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any
     """
     body = await read_body(scope, receive, config.max_body_bytes, config.limits.read_timeout_s)
     try:
-        value = orjson.loads(body)
+        value = orjson.loads(body.removeprefix(_BOM))
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the request body is not valid JSON: {error}") from None
     _check_depth(value, config.limits.max_json_depth)

@@ -22,8 +22,8 @@ import orjson
 
 from art.errors import NotFoundError
 from art.gateway.format.bridge import BranchReason
-from art.gateway.record.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
-from art.gateway.record.rollout_table import note_exchanges
+from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
+from art.gateway.record.rollout_table import create_table, note_exchanges
 from art.protocol.chat import FinishReason, Message, Tool
 from art.protocol.samples import Constraint
 from art.storage.database import Database
@@ -137,7 +137,8 @@ class Recorder:
         Raises:
             StorageError: the database cannot be written.
         """
-        await self.database.run(lambda db: db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA))
+        await self.database.run(lambda db: db.executescript(_SCHEMA + _DELETED_SCHEMA))
+        await self.database.run(create_table)
 
     async def append(self, exchange: Exchange, *, conversation: bytes, parent: Exchange | None = None) -> None:
         """Store an exchange. Returns once it is committed, so that it survives the death of this process.

@@ -31,6 +31,8 @@ class CountTokensRequest(BaseModel):
     mcp_servers: list[Any] | None = None
     output_config: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
+    """Conversation that the server holds. Clients that ask for one send the whole conversation after the refusal."""
 
     # A label: prompts are always cached.
     cache_control: dict[str, Any] | None = None
@@ -81,6 +83,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "output_config": ({},),
     "context_management": ({},),
+    "thread": (),
     "top_k": (),
     "container": (),
     "speed": ("standard",),

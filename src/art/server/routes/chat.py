@@ -9,12 +9,11 @@ from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any
 
-from art.errors import ArtError, NotFoundError
+from art.errors import ArtError
 from art.gateway.dialects import anthropic_input, anthropic_output, responses_input, responses_output
-from art.gateway.dialects.ids import exchange_of_response
 from art.gateway.stream import ChatStream
 from art.protocol.answers import ChatAnswer
-from art.protocol.chat import ChatRequest, Message, parse_chat_request
+from art.protocol.chat import ChatRequest, parse_chat_request
 from art.protocol.dialects.anthropic import (
     CountTokensRequest,
     MessagesAnswer,
@@ -26,6 +25,7 @@ from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest, p
 from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import ErrorBody
+from art.server.routes.stored_responses import previous_messages
 
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 async def responses(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as OpenAI's Responses API does."""
     request = parse_responses_request(await call.json())
-    chat = responses_input.to_chat(request, _previous(call, request.previous_response_id))
+    chat = responses_input.to_chat(request, previous_messages(call, request.previous_response_id))
     translate = partial(responses_output.to_response, request), partial(responses_output.to_events, request)
     return await _sample(call, chat, *translate, _responses_error)
 
@@ -64,20 +64,6 @@ async def _sample(
             return to_answer(await gateway.complete(chat, rollout_id=rollout_id))
         await send_events(call.send, to_events(await gateway.stream(chat, rollout_id=rollout_id)), named_error)
     return None
-
-
-def _previous(call: Call, response_id: str | None) -> list[Message]:
-    """The conversation of an earlier response, without its instructions."""
-    if response_id is None:
-        return []
-    try:
-        exchange_id, has_instructions = exchange_of_response(response_id) or ("", False)
-        messages = call.runtime.gateway.recorded_messages(exchange_id, project=call.caller.project)
-    except NotFoundError:
-        raise NotFoundError(
-            f"response {response_id!r} is not recorded on this server", param="previous_response_id"
-        ) from None
-    return messages[1:] if has_instructions else messages
 
 
 def _responses_error(error: ArtError) -> dict[str, Any]:
