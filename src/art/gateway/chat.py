@@ -25,7 +25,8 @@ from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
 from art.gateway.completion import Completion
 from art.gateway.format.bridge import Branch, BranchReason
-from art.gateway.format.renderer import RecordedTurn, Renderer
+from art.gateway.format.reasoning import reasoning_settings
+from art.gateway.format.renderer import RecordedTurn, Renderer, TemplateKwargs
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
 from art.gateway.record.deleted_responses import DeletedResponses
@@ -107,6 +108,15 @@ class Gateway:
         """Count the prompt tokens of a request, even of one that is longer than the model's context."""
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
+    async def reasoning_settings(self, model: str, rollout_id: str | None, *, wanted: bool) -> TemplateKwargs:
+        """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
+
+        Raises:
+            InvalidRequestError: reasoning is wanted, and the model never reasons.
+        """
+        policy = self._resolver.resolve_ready(model) or await self._resolve(model, rollout_id)
+        return reasoning_settings(policy.renderer, wanted=wanted, param="thinking")
+
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         base = _envelope(turn, "chat.completion.chunk")
@@ -145,8 +155,12 @@ class Gateway:
         renderer = _renderer(policy, request)
         tools = request.tools or None
         model = f"{policy.project}/{policy.name}"
-        hashes = conversation_hashes(model, tools, request.chat_template_kwargs, messages)
-        earlier = self.conversations.find(messages, hashes, rollout_id)
+
+        def hash_with(tools: list[Tool] | None) -> list[bytes]:
+            return conversation_hashes(model, tools, request.chat_template_kwargs, messages)
+
+        hashes = hash_with(tools)
+        earlier = self.conversations.find(messages, hashes, rollout_id, hash_with)
         for message in messages:
             message.pop("exchange_id", None)
         parent: Exchange | None = None

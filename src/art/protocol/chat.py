@@ -88,6 +88,8 @@ class ChatRequest(OpenAIRequest):
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     web_search_options: dict[str, Any] | None = None
 
     @property
@@ -112,6 +114,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "reasoning_effort": (),
     "verbosity": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
     "web_search_options": (),
 }
 """Fields that cannot be honoured, with the values that mean "not used"."""

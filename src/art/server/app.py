@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
 _NOT_SERVED = {
-    "embeddings": "embeddings", "images": "images", "audio": "audio", "moderations": "moderation", "files": "files",
-    "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants", "threads": "threads",
-    "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI (see docs/remote.md for ART's own)",
+    "completions": "bare prompts", "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
+    "moderations": "moderation", "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants",
+    "threads": "threads", "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI",
 }  # fmt: skip
 """What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
@@ -199,6 +199,8 @@ def _not_served(path: str) -> str | None:
     kind = path.partition("/v1/")[2].partition("/")[0]
     if kind not in _NOT_SERVED:
         return None
+    if kind == "completions":
+        return "this server renders messages and takes no bare prompts; use POST /v1/chat/completions"
     return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"
 
 

@@ -1,4 +1,4 @@
-"""What every answer has, whichever route gives it: a request id, and leave for pages of other origins to read it (CORS).
+"""Headers of every answer: a request id, and for pages of named origins the permission to read it (CORS).
 
 request   x-request-id: job-7    origin: https://lab.example
 answer    x-request-id: job-7    access-control-allow-origin: https://lab.example    vary: origin

@@ -1,7 +1,7 @@
 """Responses that a client has deleted. They can no longer be read or continued by their id.
 
-Their exchanges stay in the record until it forgets them, because a later answer may extend their tokens and a reward may
-still come for them.
+Their exchanges stay in the record until it forgets them, because a later answer may extend their tokens, and a reward
+may still come for them.
 """
 
 from __future__ import annotations

@@ -203,6 +203,11 @@ class Recorder:
             raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
         return self.get(row[0] for row in rows)
 
+    def newest_of_rollout(self, rollout_id: str) -> str | None:
+        """The id of the newest exchange of a rollout."""
+        rows = self.database.read("SELECT max(id) FROM exchanges WHERE rollout_id = ?", (rollout_id,))
+        return rows[0][0]
+
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         """Return the latest exchange that ended the conversation with a hash, preferably one of the rollout."""
         rows = self.database.read(

@@ -46,7 +46,18 @@ async def messages(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as Anthropic's Messages API does."""
     request = parse_anthropic_request(MessagesRequest, await call.json())
     translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
-    return await _sample(call, anthropic_input.to_chat(request), *translate, anthropic_output.error_body)
+    chat = await _with_thinking(call, request, anthropic_input.to_chat(request))
+    return await _sample(call, chat, *translate, anthropic_output.error_body)
+
+
+async def _with_thinking(call: Call, request: CountTokensRequest, chat: ChatRequest) -> ChatRequest:
+    """Turn `thinking` into settings of the model's chat template. Settings that the request names itself win."""
+    if request.thinking is not None:
+        settings = await call.runtime.gateway.reasoning_settings(
+            call.own_model(chat.model), call.path.get("rollout_id"), wanted=request.thinking.type != "disabled"
+        )
+        chat.chat_template_kwargs = {**settings, **(chat.chat_template_kwargs or {})} or None
+    return chat
 
 
 async def _sample(
@@ -74,7 +85,8 @@ def _responses_error(error: ArtError) -> dict[str, Any]:
 
 async def count_tokens(call: Call) -> TokenCount:
     """Count the tokens of a prompt, as Anthropic's Messages API does."""
-    chat = anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, await call.json()))
+    request = parse_anthropic_request(CountTokensRequest, await call.json())
+    chat = await _with_thinking(call, request, anthropic_input.to_chat(request))
     chat.model = call.own_model(chat.model)
     count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
     return TokenCount(input_tokens=count)

@@ -18,9 +18,7 @@ async def get_model(call: Call) -> ModelCard:
     """One model that can be sampled from, by any name that a request for an answer may use."""
     asked = call.path[REST]
     name, _, step = call.own_model(asked).partition("@")
-    cards = [
-        card for card in _cards(call) if name in (card.id, f"{card.owned_by}/{card.id}", card.id.partition("/")[2])
-    ]
+    cards = [card for card in _cards(call) if name in _names(card)]
     if cards and all(card.base_model == card.id or card.id.endswith(f"/{card.base_model}") for card in cards):
         cards = cards[:1]  # base models are the same in all projects
     if len(cards) != 1 or (step and not step.isdecimal()):
@@ -32,6 +30,11 @@ async def get_model(call: Call) -> ModelCard:
     project, _, own_name = name.rpartition("/")
     call.runtime.models.folder(project or card.owned_by, own_name, int(step))  # an error if there is none
     return card.model_copy(update={"id": asked, "step": int(step)})
+
+
+def _names(card: ModelCard) -> tuple[str, ...]:
+    """The id of a model, the id with its project, and the id without."""
+    return card.id, f"{card.owned_by}/{card.id}", card.id.partition("/")[2]
 
 
 def _cards(call: Call) -> list[ModelCard]:
