@@ -108,14 +108,14 @@ class Gateway:
         """Count the prompt tokens of a request, even of one that is longer than the model's context."""
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
-    async def reasoning_settings(self, model: str, rollout_id: str | None, *, wanted: bool) -> TemplateKwargs:
+    async def reasoning_settings(self, model: str, rollout_id: str | None, *, reasons: bool) -> TemplateKwargs:
         """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
 
         Raises:
-            InvalidRequestError: reasoning is wanted, and the model never reasons.
+            InvalidRequestError: the model should reason, and never does.
         """
         policy = self._resolver.resolve_ready(model) or await self._resolve(model, rollout_id)
-        return reasoning_settings(policy.renderer, wanted=wanted, param="thinking")
+        return reasoning_settings(policy.renderer, reasons=reasons, param="thinking")
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

@@ -54,7 +54,7 @@ async def _with_thinking(call: Call, request: CountTokensRequest, chat: ChatRequ
     """Turn `thinking` into settings of the model's chat template. Settings that the request names itself win."""
     if request.thinking is not None:
         settings = await call.runtime.gateway.reasoning_settings(
-            call.own_model(chat.model), call.path.get("rollout_id"), wanted=request.thinking.type != "disabled"
+            call.own_model(chat.model), call.path.get("rollout_id"), reasons=request.thinking.type != "disabled"
         )
         chat.chat_template_kwargs = {**settings, **(chat.chat_template_kwargs or {})} or None
     return chat
