@@ -205,8 +205,10 @@ class Recorder:
 
     def newest_of_rollout(self, rollout_id: str) -> str | None:
         """The id of the newest exchange of a rollout."""
-        rows = self.database.read("SELECT max(id) FROM exchanges WHERE rollout_id = ?", (rollout_id,))
-        return rows[0][0]
+        newest: str | None = self.database.read("SELECT max(id) FROM exchanges WHERE rollout_id = ?", (rollout_id,))[0][
+            0
+        ]
+        return newest
 
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         """Return the latest exchange that ended the conversation with a hash, preferably one of the rollout."""
