@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations test-clients fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -78,6 +78,18 @@ test-integrations: $(INSTALLED) .venv-verifiers/.installed .venv-openenv/.instal
 	$(BIN)/python -m pytest tests/unit/integrations $(ARGS)
 	.venv-verifiers/bin/python -m pytest tests/unit/integrations/test_verifiers.py $(ARGS)
 	.venv-openenv/bin/python -m pytest tests/unit/integrations/test_openenv.py $(ARGS)
+
+CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
+
+.venv-clients-%/.installed: tests/clients/requirements/%.txt
+	@echo "== Creating .venv-clients-$* and installing $$(cat $<) into it"
+	$(PYTHON) -m venv .venv-clients-$*
+	.venv-clients-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) ## real client libraries, in environments of their own, against a server with scripted answers
+	@echo "== Running the tests of client libraries"
+	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from art.errors import NotFoundError, ProcessError
+from art.errors import ProcessError
 from art.protocol.dialects.anthropic import MessagesAnswer
 from art.protocol.dialects.responses import ResponsesAnswer
 from tests.support.app import KEY, AppBench
@@ -229,8 +229,6 @@ async def test_an_earlier_response_is_continued_after_a_restart(app: AppBench, o
         with pytest.raises(openai.NotFoundError) as caught:
             await oai.responses.create(model=MODEL, input="c", previous_response_id=unknown)
         assert caught.value.param == "previous_response_id"
-    with pytest.raises(NotFoundError):  # by a key of another project
-        app.bench.gateway.recorded_messages(exchange(app, third).id, project="other")
 
 
 async def test_reasoning_comes_back_by_reference(app: AppBench, oai: openai.AsyncOpenAI) -> None:
@@ -358,6 +356,27 @@ async def test_tool_errors_and_paragraphs(app: AppBench, claude: anthropic.Async
     ]  # fmt: skip
 
 
+async def test_thinking_is_a_setting_of_the_chat_template(
+    app: AppBench, claude: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.bench.answers("a", "b", "c", "d")
+    off = "<think>\n\n</think>\n\n"
+    fields: Any = {"model": MODEL, "messages": [user("hi")], "max_tokens": 2000}
+    enabled: Any = {"type": "enabled", "budget_tokens": 1024}
+    for thinking, ends_off in ((enabled, False), ({"type": "adaptive"}, False), ({"type": "disabled"}, True)):
+        message = await claude.messages.create(**fields, thinking=thinking)
+        prompt = app.bench.renderer.tokenizer.text(exchange(app, message).prompt_token_ids)
+        assert prompt.endswith(off) == ends_off
+    own: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+    message = await claude.messages.create(**fields, thinking=enabled, extra_body=own)
+    assert app.bench.renderer.tokenizer.text(exchange(app, message).prompt_token_ids).endswith(off)
+    tokenizer = app.bench.renderer.tokenizer
+    monkeypatch.setattr(tokenizer.template, "settings", frozenset())
+    monkeypatch.setattr(type(tokenizer), "token_id", lambda self, token: None)
+    with pytest.raises(anthropic.BadRequestError, match="this model does not reason"):
+        await claude.messages.create(**fields, thinking=enabled)
+
+
 async def test_counting_tokens(app: AppBench, claude: anthropic.AsyncAnthropic) -> None:
     app.bench.answers("done")
     fields: Any = {"model": MODEL, "messages": [user("hi " * 50)], "tools": [ANTHROPIC_TOOL], "system": "be brief"}
@@ -372,7 +391,8 @@ async def test_counting_tokens(app: AppBench, claude: anthropic.AsyncAnthropic) 
     ("fields", "part"),
     [
         ({"top_k": 5}, "`top_k`"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "`thinking`"),
+        ({"thinking": {"type": "much"}}, "`thinking.type`"),
+        ({"thinking": {"type": "enabled", "display": "omitted"}}, "`thinking.display`"),
         ({"tools": [ANTHROPIC_TOOL], "tool_choice": {"type": "any"}}, "`tool_choice`"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "`tools.0`"),
         ({"stop_sequences": list("abcde")}, "`stop_sequences`"),

@@ -276,6 +276,7 @@ async def test_wrong_key(server: Server) -> None:
         ({"tools": [{"type": "web"}]}, "tools.0"),
         ({"parallel_tool_calls": False, "tools": [LOOK_UP]}, "parallel_tool_calls"),
         ({"top_k": 5}, "top_k"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )

@@ -114,6 +114,25 @@ async def test_no_reward_spread(model: art.TrainableModel, backend: art.LocalBac
 
 
 @in_module_loop
+async def test_a_rollout_that_cannot_be_trained_does_not_stop_the_others(model: art.TrainableModel) -> None:
+    for rollout_id, options in (("greedy", {"temperature": 0}), ("fine-0", {}), ("fine-1", {})):
+        client = openai.AsyncOpenAI(base_url=model.rollout_base_url(rollout_id), api_key=model.inference_api_key)
+        async with client:
+            await client.chat.completions.create(
+                model=model.get_inference_name(), messages=MESSAGES, max_completion_tokens=4, **options
+            )
+        group = rollout_id.partition("-")[0]
+        await model.put_rollout(rollout_id, group_id=group, reward=float(rollout_id == "fine-1"))
+    await model.put_rollout("lost", group_id="greedy", outcome="infra_fault", error="crashed")
+    groups = await model.collect_trajectory_groups(2, 2, timeout_s=20, pbar_desc=None)
+    with pytest.raises(TrajectoryMismatchError, match=r"groups\[0\].* sampled greedily"):
+        await model.train(groups)
+    model._collector = None  # as in a program that was started again
+    (fine,) = await model.collect_trajectory_groups(1, 2, timeout_s=20, pbar_desc=None)
+    assert fine.metadata["group_id"] == "fine"
+
+
+@in_module_loop
 async def test_nan_reward(model: art.TrainableModel, backend: art.LocalBackend) -> None:
     with pytest.raises(TrajectoryError, match="reward"):
         await backend.train(model, await groups_with(model, [1.0, math.nan]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 from art.protocol.jobs import JobEvent
@@ -53,6 +54,13 @@ class Models(Spy):
         return ModelStatus(project=project, name="agent", base_model=base, step=0, inference_name=f"{project}/agent")
 
 
+class Recorder:
+    """Every exchange that it is asked for belongs to project b."""
+
+    def find(self, ids: list[str]) -> dict[str, Any]:
+        return {i: SimpleNamespace(id=i, project="b", message={"content": SECRET}) for i in ids}
+
+
 class Resolver:
     def name_in(self, project: str, model: str) -> str | None:
         name = f"{project}/agent"
@@ -94,6 +102,7 @@ class TwoProjects(Spy):
         super().__init__()
         self.gateway = Spy()
         self.gateway.rollouts = Rollouts()  # type: ignore[attr-defined]
+        self.gateway.recorder = Recorder()  # type: ignore[attr-defined]
         self.models, self.jobs, self.resolver = Models(), Jobs(), Resolver()
         self.registration, self.training, self.checkpoints = Spy(), Spy(), Spy()
 

@@ -6,8 +6,9 @@
                                                        await backend.train(model, groups)
 
 A group is complete when `rollouts_per_group` of its rollouts are finished, however they ended. A `RolloutCollector`
-hands it out once, and again if the job that trained it failed or was cancelled. After a restart the server still knows
-which rollouts were trained, and the collector hands out the others again.
+hands it out once, and again if the job that trained it failed or was cancelled. A group that a training call refused is
+set aside, and the others of that call come again. After a restart the server still knows which rollouts were trained or
+refused, and the collector hands out the others again.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ class RolloutCollector:
     """Finished rollouts by group and id; groups are in the order of their first rollout."""
     _handed_out: dict[str, dict[str, RolloutStatus]] = field(default_factory=dict)
     _times_handed_out: Counter[str] = field(default_factory=Counter)
+    _set_aside: dict[str, str] = field(default_factory=dict)
+    """Groups that cannot be trained, with the reason."""
     _num_ungrouped: int = 0
     _since: int = 0
 
     async def collect(
         self, num_groups: int, rollouts_per_group: int, *, timeout_s: float | None, pbar_desc: str | None
     ) -> list[TrajectoryGroup]:
-        """Wait for complete groups and return them, oldest first.
+        """Wait for complete groups and return them: groups that were never handed out first, then the oldest.
 
         A rollout that ended as `infra_fault`, or never asked the model anything, becomes an exception of its group.
 
@@ -93,6 +96,7 @@ class RolloutCollector:
             while True:
                 await self._update(client)
                 complete = [group for group, rollouts in self._waiting.items() if len(rollouts) >= rollouts_per_group]
+                complete.sort(key=self._times_handed_out.__getitem__)
                 _show(pbar, self._waiting, num_groups * rollouts_per_group)
                 if len(complete) >= num_groups:
                     chosen = complete[:num_groups]
@@ -121,12 +125,25 @@ class RolloutCollector:
         group, rollout_id = rollout.group_id, rollout.rollout_id
         if group is None:
             self._num_ungrouped += 1
+        elif group in self._set_aside:
+            pass
+        elif rollout.untrainable is not None:
+            self._leave_out(group, rollout.untrainable)
         elif group in self._waiting or group not in self._handed_out:
             self._waiting.setdefault(group, {})[rollout_id] = rollout
         elif rollout_id not in self._handed_out[group]:
             logger.warning("rollout %s is too late: its group %s was handed out without it", rollout_id, group)
         else:
             self._take_back(group)
+
+    def _leave_out(self, group: str, reason: str) -> None:
+        """Never hand out a group again that a training call refused: the same call would be refused again."""
+        self._set_aside[group] = reason
+        self._waiting.pop(group, None)
+        self._handed_out.pop(group, None)
+        for other in self._times_handed_out:  # its calls failed because of this group
+            self._times_handed_out[other] = 1
+        logger.warning("group %s cannot be trained and is set aside: %s", group, reason)
 
     def _take_back(self, group: str) -> None:
         """Hand out a group again whose job failed; the server says so by listing its rollouts again.
@@ -147,9 +164,10 @@ class RolloutCollector:
     def _what_is_missing(self, complete: int, num_groups: int, rollouts_per_group: int, timeout_s: float | None) -> str:
         begun = [f"{group!r} has {len(rollouts)}" for group, rollouts in self._waiting.items()]
         ungrouped = f" {self._num_ungrouped} finished rollouts have no group_id." if self._num_ungrouped else ""
+        aside = "".join(f" Group {group!r} is set aside: {why}." for group, why in list(self._set_aside.items())[:1])
         return (
             f"after {timeout_s:g} s {complete} of {num_groups} groups of {self.project}/{self.name} have "
-            f"{rollouts_per_group} finished rollouts; begun are: {', '.join(begun[:5]) or 'none'}.{ungrouped} "
+            f"{rollouts_per_group} finished rollouts; begun are: {', '.join(begun[:5]) or 'none'}.{ungrouped}{aside} "
             'Finish rollouts that died with PUT /api/rollouts/{rollout_id} and {"outcome": "infra_fault"}'
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from art.config.base import Config
 from art.config.engines import AnyEngineConfig, EngineConfig, VllmConfig
@@ -187,6 +188,9 @@ class ServerConfig(Config):
     max_chat_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Largest body of every other request in bytes, if `max_body_bytes` is not smaller. A conversation of a million
     tokens has about half of it."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins (`https://lab.example`, `http://localhost:3000`) whose web pages may send requests and read the answers;
+    by default none may. A page still needs a key, so give it one that its readers may have."""
     limits: LimitsConfig = LimitsConfig()
     """Limits on what clients may ask."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
@@ -219,6 +223,14 @@ class ServerConfig(Config):
     handshake_tolerance: float | None = None
     """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
     is 1e-3 in float32 and 0.15 in bfloat16, and a narrower bound on the root mean square."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if re.fullmatch(r"https?://[^/\s*@?#]+", origin) is None:
+                raise ValueError(f"an origin is scheme, host and port, like 'https://lab.example:8443'; got {origin!r}")
+        return origins
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

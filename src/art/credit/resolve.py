@@ -5,6 +5,7 @@ WireGroup[] --resolve--> ResolvedGroup[] --plan_step (art.credit.plan)--> StepPl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,6 +109,12 @@ def exchange_ids(groups: Iterable[WireGroup]) -> list[str]:
         if (exchange_id := _exchange_id(item)) is not None
     }
     return sorted(ids)
+
+
+def groups_at_fault(groups: list[WireGroup], error: TrajectoryError) -> list[WireGroup]:
+    """The group that an error names by its label, or all groups if it names none."""
+    label = re.search(r"\bgroups\[(\d+)\]", error.message)
+    return groups if label is None else groups[int(label[1]) :][:1]
 
 
 def resolve(

@@ -26,10 +26,12 @@ from art.engine import GenerateRequest, TokenChunk
 from art.errors import ConfigError, ContextLengthError, InvalidRequestError, NotFoundError, ProcessError
 from art.gateway.completion import Completion
 from art.gateway.format.bridge import Branch, BranchReason
-from art.gateway.format.renderer import RecordedTurn, Renderer
+from art.gateway.format.reasoning import reasoning_settings
+from art.gateway.format.renderer import RecordedTurn, Renderer, TemplateKwargs
 from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
+from art.gateway.record.deleted_responses import DeletedResponses
 from art.gateway.record.recorder import Exchange, Recorder
 from art.gateway.record.rollout_store import RolloutStore
 from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
@@ -72,6 +74,7 @@ class Gateway:
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
         self.rollouts = RolloutStore(recorder)
+        self.deleted_responses = DeletedResponses(recorder.database)
         self.tokens: Counter[tuple[str, str]] = Counter()
         """Tokens since the server started, by model (`project/name`) and kind: prompt, cached, completion.
 
@@ -119,16 +122,14 @@ class Gateway:
         """
         return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
 
-    def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
-        """Return the messages of a recorded request and its answer. The last message has the `exchange_id`.
+    async def reasoning_settings(self, model: str, rollout_id: str | None, *, reasons: bool) -> TemplateKwargs:
+        """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
 
         Raises:
-            NotFoundError: the exchange is not recorded, or belongs to another project than `project`.
+            InvalidRequestError: the model should reason, and never does.
         """
-        exchange = self.recorder.find([exchange_id]).get(exchange_id)
-        if exchange is None or project not in (None, exchange.project):
-            raise NotFoundError(f"exchange {exchange_id!r} is not recorded on this server")
-        return [*exchange.request_messages, {**exchange.message, "exchange_id": exchange_id}]
+        policy = self._resolver.resolve_ready(model) or await self._resolve(model, rollout_id)
+        return reasoning_settings(policy.renderer, reasons=reasons, param="thinking")
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -171,9 +172,12 @@ class Gateway:
         limit = SizeLimit(policy.max_context, renderer.tokenizer, 1 if check_length else COUNTED_CONTEXTS)
         await self._workers.run(size, check_size, messages, tools, limit)
         model = f"{policy.project}/{policy.name}"
-        settings = request.chat_template_kwargs
-        hashes = await self._workers.run(size, conversation_hashes, model, tools, settings, messages)
-        earlier = self.conversations.find(messages, hashes, rollout_id)
+
+        def hash_with(tools: list[Tool] | None) -> list[bytes]:
+            return conversation_hashes(model, tools, request.chat_template_kwargs, messages)
+
+        hashes = await self._workers.run(size, hash_with, tools)
+        earlier = self.conversations.find(messages, hashes, rollout_id, hash_with)
         for message in messages:
             message.pop("exchange_id", None)
         prompt = await self._workers.run(size, _build_prompt, renderer, messages, tools, earlier)
@@ -190,7 +194,9 @@ class Gateway:
             branch_reason=prompt.branch_reason,
             max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
-            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine) if check_length else None,
+            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine)
+            if check_length
+            else None,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:

@@ -54,6 +54,7 @@ class ModelCard(Wire):
     """Name to send as `model` in a request."""
     object: Literal["model"] = "model"
     created: int = 0
+    """When the model was first registered, in seconds since the epoch."""
     owned_by: str
     """Name of the model's project."""
     base_model: str

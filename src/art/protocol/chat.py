@@ -87,6 +87,8 @@ class OpenAIRequest(BaseModel):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class ChatRequest(OpenAIRequest):
@@ -114,6 +116,8 @@ class ChatRequest(OpenAIRequest):
     function_call: str | dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     web_search_options: dict[str, Any] | None = None
 
     _content_form: ContentForm | None = PrivateAttr(default=None)
@@ -155,6 +159,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "reasoning_effort": (),
     "verbosity": (),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
     "web_search_options": (),
 }
 """Fields that cannot be honoured, with the values that mean "not used"."""
@@ -385,6 +391,6 @@ _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 
 
 def short(value: Any) -> str:
-    """Write a value for an error message, in at most 80 characters. Of a large value only the beginning is looked at."""
+    """Write a value for an error message, in at most 80 characters. Only the beginning of a large value is read."""
     text = repr(value[:81]) if isinstance(value, str) else _REPR.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

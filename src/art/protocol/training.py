@@ -45,6 +45,10 @@ class ModelStatus(Wire):
     """Step (number) of the checkpoint that is served."""
     inference_name: str
     """Value of `model` in chat requests: `project/name`. With `@step` appended it asks one checkpoint."""
+    created_at: float = 0.0
+    """When the model was first registered, in seconds since the epoch."""
+    serves_base: bool = False
+    """Whether chat requests can name the base model to ask it without any training."""
     tokens: TokenCounts | None = None
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from art.config import VllmConfig
 from art.errors import CorruptCheckpointError, NotFoundError
 from art.gateway.record.recorder import Recorder
 from art.protocol.training import ModelStatus, TokenCounts
@@ -104,6 +105,8 @@ class Models:
 
 
 def status_of(model: RegisteredModel) -> ModelStatus:
+    engine = model.settings.engine
     return ModelStatus(
-        project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key
-    )
+        project=model.project, name=model.name, base_model=model.base_model, step=model.step, inference_name=model.key,
+        created_at=model.created_at, serves_base=not (isinstance(engine, VllmConfig) and engine.weights == "merged"),
+    )  # fmt: skip

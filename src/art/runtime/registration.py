@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from art.errors import ConfigError
@@ -59,7 +60,7 @@ class Registration:
             step = known.step if known else await asyncio.to_thread(self._step_on_disk, request)
             model = RegisteredModel(
                 project=request.project, name=request.name, base_model=request.base_model, settings=request.settings,
-                step=step,
+                step=step, created_at=known.created_at if known else time.time(),
             )  # fmt: skip
             if known is not None and host_key(known) != host_key(model):
                 await self._release_processes(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from dataclasses import dataclass
 
 from art.config import ModelSettings
@@ -32,6 +31,9 @@ class RegisteredModel:
     step: int
     """Step of the newest published checkpoint."""
 
+    created_at: float = 0.0
+    """When the model was first registered, in seconds since the epoch."""
+
     @property
     def key(self) -> str:
         return f"{self.project}/{self.name}"
@@ -50,11 +52,11 @@ class Registry:
         await self._database.run(lambda db: db.executescript(_SCHEMA))
 
     async def models(self) -> list[RegisteredModel]:
-        sql = "SELECT project, name, base_model, settings, step FROM models"
+        sql = "SELECT project, name, base_model, settings, step, created_at FROM models"
         rows = await asyncio.to_thread(self._database.read, sql)
         return [
-            RegisteredModel(project, name, base_model, ModelSettings.model_validate_json(settings), step)
-            for project, name, base_model, settings, step in rows
+            RegisteredModel(project, name, base_model, ModelSettings.model_validate_json(settings), step, created_at)
+            for project, name, base_model, settings, step, created_at in rows
         ]
 
     def identity(self, model: RegisteredModel, step: int) -> str | None:
@@ -68,7 +70,14 @@ class Registry:
 
     async def save_model(self, model: RegisteredModel) -> None:
         """Insert a model, or update everything but its step."""
-        row = (model.project, model.name, model.base_model, model.settings.model_dump_json(), model.step, time.time())
+        row = (
+            model.project,
+            model.name,
+            model.base_model,
+            model.settings.model_dump_json(),
+            model.step,
+            model.created_at,
+        )
         await self._database.run(
             lambda db: db.execute(
                 "INSERT INTO models (project, name, base_model, settings, step, created_at) VALUES (?, ?, ?, ?, ?, ?) "

@@ -12,9 +12,10 @@ from dataclasses import replace
 from art.credit.plan import StepPlan, plan_step
 from art.credit.plan_findings import describe_repeated
 from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
-from art.credit.resolve import ResolvedGroup, exchange_ids, resolve
+from art.credit.resolve import ResolvedGroup, exchange_ids, groups_at_fault, resolve
 from art.credit.samples import build_samples
 from art.credit.sft import sft_samples
+from art.errors import TrajectoryError
 from art.gateway.chat import Gateway
 from art.protocol.preflight import PreflightReport, PreflightRequest
 from art.protocol.training import JobStatus, TrainRequest, TrainSFTRequest, WireGroup
@@ -74,8 +75,13 @@ class Submission:
             return known
         warnings = await self._ensure_ready(model, host)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
-        groups = await asyncio.to_thread(self._resolve, model, request.groups)
-        plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
+        try:
+            groups = await asyncio.to_thread(self._resolve, model, request.groups)
+            plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
+        except TrajectoryError as error:
+            at_fault = exchange_ids(groups_at_fault(request.groups, error))
+            await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message)
+            raise
         plan.findings += warnings
         if plan.samples and (teacher := teacher_name(request.config)) is not None:
             await self._ask_teacher(teacher, host, plan)

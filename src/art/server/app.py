@@ -23,10 +23,11 @@ from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.bodies.body import BodyLimits
-from art.server.call import Call, Route
-from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
+from art.server.call import REST, Call, Route
+from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failure
+from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
-from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, training
+from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -36,8 +37,15 @@ if TYPE_CHECKING:
 
 CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
+_NOT_SERVED = {
+    "completions": "bare prompts", "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
+    "moderations": "moderation", "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants",
+    "threads": "threads", "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI",
+}  # fmt: skip
+"""What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
+    *stored_responses.ROUTES,
     *models.ROUTES,
     *rollouts.ROUTES,
     *training.ROUTES,
@@ -76,6 +84,9 @@ class App:
             task.set_name(f"{scope['method']} {scope['path']}")  # reports of waiting tasks show this name
         started_at, status = time.perf_counter(), 0
         route, path = self._find(scope["method"], scope["path"])
+        identity, origins = request_id(scope), self.state.config.cors_origins
+        REQUEST_ID.set(identity)
+        send = with_headers(scope, send, identity, origins)
 
         async def send_noted(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -83,7 +94,10 @@ class App:
             await send(message)
 
         try:
-            await self._answer(route, path, scope, receive, send_noted)
+            if is_preflight(scope, origins):
+                await answer_preflight(scope, send_noted)
+            else:
+                await self._answer(route, path, scope, receive, send_noted)
         except ClientDisconnected:
             pass
         except Exception as error:
@@ -98,8 +112,8 @@ class App:
     async def _answer(
         self, route: Route | None, path: dict[str, str], scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would match another route
-            raise NotFoundError("a path cannot have an encoded slash")
+        if b"%2f" in scope.get("raw_path", b"").lower() and (route is None or not route.has_rest):
+            raise NotFoundError("a path cannot have an encoded slash")  # decoded, it would match another route
         caller = self._identify(scope, route)
         if route is None:
             await self._refuse(scope, send)
@@ -131,7 +145,8 @@ class App:
             NotFoundError: the job belongs to another project than the key's.
         """
         for param, value in path.items():
-            validate_name(value, param=param)
+            if param != REST:
+                validate_name(value, param=param)
         if caller.project is None:
             return
         if (project := path.get("project")) is not None:
@@ -142,6 +157,9 @@ class App:
                 raise NotFoundError(f"there is no job {job_id!r}", param="job_id")
 
     def _find(self, method: str, path: str) -> tuple[Route | None, dict[str, str]]:
+        if method == "HEAD":  # monitors ask so whether a server is well; other routes would work for nothing
+            route, values = self._find("GET", path)
+            return (route, values) if route is not None and route.scope is None else (None, {})
         if (exact := self._exact.get((method, path))) is not None:
             return exact, {}
         for pattern, route in self._patterns:
@@ -152,9 +170,10 @@ class App:
     async def _refuse(self, scope: Scope, send: Send) -> None:
         """Answer 405 if the path has routes for other methods, else 404."""
         method, path = scope["method"], scope["path"]
-        allowed = sorted({route.method for pattern, route in self._patterns if pattern.fullmatch(path)})
+        routes = [route for pattern, route in self._patterns if pattern.fullmatch(path)]
+        allowed = sorted({route.method for route in routes} | {"HEAD" for route in routes if route.scope is None})
         if not allowed:
-            raise NotFoundError(f"there is no route {method} {path}")
+            raise NotFoundError(_not_served(path) or f"there is no route {method} {path}")
         methods = ", ".join(allowed)
         body = orjson.dumps(error_body(NotFoundError(f"{path} takes {methods}, not {method}")))
         await send_bytes(send, METHOD_NOT_ALLOWED, body, headers={"allow": methods})
@@ -174,7 +193,18 @@ async def _run(route: Route, call: Call) -> None:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
+    path = path.replace(f"{{{REST}}}", f"(?P<{REST}>.+)")
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+
+
+def _not_served(path: str) -> str | None:
+    """Why a well-known address of OpenAI's API has no route here; `None` for other addresses."""
+    kind = path.partition("/v1/")[2].partition("/")[0]
+    if kind not in _NOT_SERVED:
+        return None
+    if kind == "completions":
+        return "this server renders messages and takes no bare prompts; use POST /v1/chat/completions"
+    return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

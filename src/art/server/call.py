@@ -31,6 +31,9 @@ INFERENCE_BASES = tuple(
 )
 """Base URLs for sampling from models. The project in the URL decides what a model name without a project means."""
 
+REST = "model_id"
+"""The one parameter of paths that may contain slashes. It comes last in its path."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -130,3 +133,8 @@ class Route:
     """Parameters of the query string, with their types."""
     error_body: ErrorBody | None = None
     """Function that makes the body of an error; `None` for OpenAI's form."""
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the path ends with the parameter that may contain slashes."""
+        return self.path.endswith(f"{{{REST}}}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from art.config import LimitsConfig
 
@@ -72,6 +72,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_reading()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _Unframed  # its task has not begun yet
+            self.cycle.chunked_encoding, self.cycle.keep_alive = False, False
 
     def on_message_complete(self) -> None:
         self._stop_reading()
@@ -114,3 +117,12 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += size
         if self._header_bytes > MAX_HEADER_BYTES:
             raise ValueError(f"the headers are larger than {MAX_HEADER_BYTES} bytes")  # uvicorn answers 400
+
+
+class _Unframed(RequestResponseCycle):
+    """An answer to a client of HTTP/1.0, which cannot read chunks: a stream ends when the connection closes."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import orjson
@@ -45,6 +46,8 @@ METHOD_NOT_ALLOWED = 405
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """OpenAI's `type` of an error by its status. Others are "invalid_request_error" or, from 500 on, "server_error"."""
 
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""Id of the request that is being answered. The log has internal errors under it."""
 ErrorBody = Callable[[errors.ArtError], dict[str, Any]]
 """Function that makes the JSON body of an error."""
 
@@ -55,7 +58,7 @@ def public_error(error: BaseException) -> errors.ArtError:
         return invalid_request(error)
     if isinstance(error, errors.ArtError):
         return error
-    error_id = os.urandom(6).hex()
+    error_id = REQUEST_ID.get() or os.urandom(6).hex()
     logger.error("error %s", error_id, exc_info=error)
     return errors.ArtError(f"internal error {error_id}; the server's log has the details under this id")
 

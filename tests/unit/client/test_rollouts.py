@@ -105,6 +105,50 @@ async def test_a_group_whose_job_came_to_nothing_comes_back(
     assert "too late" not in caplog.text
 
 
+async def test_fresh_groups_come_before_those_whose_job_failed(app: AppBench, model: art.TrainableModel) -> None:
+    rollouts = app.bench.gateway.rollouts
+    await agent(app, "a0", group_id="a", reward=1.0)
+    (group,) = await model.collect_trajectory_groups(1, 1, pbar_desc=None)
+    await rollouts.mark_trained(exchange_ids(group), "job-1")
+    await app.bench.database.run(lambda db: rollouts.unmark_trained(db, "job-1"))
+    await agent(app, "b0", group_id="b", reward=1.0)
+    assert [g.metadata["group_id"] for g in await model.collect_trajectory_groups(1, 1, pbar_desc=None)] == ["b"]
+    assert [g.metadata["group_id"] for g in await model.collect_trajectory_groups(1, 1, pbar_desc=None)] == ["a"]
+
+
+async def test_a_refused_group_is_set_aside_and_the_others_of_its_call_come_again(
+    app: AppBench, model: art.TrainableModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts = app.bench.gateway.rollouts
+    names = ["bad1", "bad2", "bad3", "good"]
+    for name in names:
+        for i in range(2):
+            await agent(app, f"{name}-{i}", group_id=name, reward=float(i))
+    await model.put_rollout("silent", group_id="bad1", outcome="infra_fault", error="crashed")
+    for left in (4, 3, 2):
+        groups = await model.collect_trajectory_groups(left, 2, timeout_s=20, pbar_desc=None)
+        assert [group.metadata["group_id"] for group in groups] == names[-left:]
+        every = [i for group in groups for i in exchange_ids(group)]
+        await rollouts.mark_refused(every, exchange_ids(groups[0]), "groups[0] was sampled greedily")
+    for _ in range(2):  # the second time in another process
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), pytest.raises(ProcessError) as caught:
+            await model.collect_trajectory_groups(2, 2, timeout_s=0, pbar_desc=None)
+        assert "Group 'bad1' is set aside: groups[0] was sampled greedily." in str(caught.value)
+        assert "group bad3 cannot be trained and is set aside: groups[0] was sampled greedily" in caplog.text or _ == 0
+        model._collector = None
+    (good,) = await model.collect_trajectory_groups(1, 2, timeout_s=0, pbar_desc=None)
+    assert good.metadata["group_id"] == "good"
+    await rollouts.mark_trained(exchange_ids(good), "job-9")
+    async with app.http() as http:
+        refused = (await http.get("/api/rollouts/bad2-0")).json()
+    assert (refused["untrainable"], refused["trained_by"]) == ("groups[0] was sampled greedily", None)
+
+
+def exchange_ids(group: art.TrajectoryGroup) -> list[str]:
+    return [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")]
+
+
 async def test_wrong_use(app: AppBench, model: art.TrainableModel) -> None:
     with pytest.raises(ConfigError, match="got 0 and 2"):
         await model.collect_trajectory_groups(0, 2)

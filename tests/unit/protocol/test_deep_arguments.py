@@ -22,7 +22,9 @@ def messages(arguments: str) -> list[dict[str, Any]]:
 def test_deep_arguments_are_refused_by_name(depth: int, brackets: str) -> None:
     opening, closing = brackets[:-1], brackets[-1]
     text = opening * depth + ("0" if closing == "}" else "") + closing * depth
-    with pytest.raises(InvalidRequestError, match=r"tool_calls\.0\.function\.arguments` has more than 64 lists and objects"):
+    with pytest.raises(
+        InvalidRequestError, match=r"tool_calls\.0\.function\.arguments` has more than 64 lists and objects"
+    ):
         normalize_messages(messages(text))
 
 

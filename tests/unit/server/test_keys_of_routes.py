@@ -30,6 +30,8 @@ OF_B = {
     "job_id": "job-of-b",
     "rollout_id": "r1",
     "step": "0",
+    "response_id": "resp_00063f1a2b3c4d5e6f708192a3b4",
+    "model_id": "b/agent",
     "format": "peft",
     "file": "state.json",
 }
@@ -142,7 +144,7 @@ async def test_a_key_of_another_scope(setup: Setup, route: Route) -> None:
 @each_route
 async def test_a_key_of_another_project(setup: Setup, route: Route) -> None:
     _, key = setup.store.create("a's", project="a", scopes=["infer", "train", "admin"])
-    in_url = {"project", "job_id"} & set(re.findall(r"{(\w+)}", route.path))
+    in_url = {"project", "job_id", "response_id"} & set(re.findall(r"{(\w+)}", route.path))
     for body in BODIES[route.request] if route.request else [None]:
         for of in (OF_B, OF_A):
             response = await setup.ask(route, key, of=of, body=body)

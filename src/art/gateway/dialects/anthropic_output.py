@@ -85,10 +85,10 @@ async def to_events(request: MessagesRequest, stream: ChatStream) -> AsyncGenera
 def error_body(error: ArtError) -> dict[str, Any]:
     """Write an error in Anthropic's form, with ART's code and parameter added."""
     kind = next(_ERROR_TYPES[cls] for cls in type(error).__mro__ if cls in _ERROR_TYPES)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": error.message, "code": error.code, "param": error.param},
-    }
+    body: dict[str, Any] = {"type": kind, "message": error.message, "code": error.code, "param": error.param}
+    if error.param == "thread":  # by these details Anthropic's tool runner goes on without a thread
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body}
 
 
 class _BlockWriter:

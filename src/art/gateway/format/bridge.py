@@ -20,6 +20,7 @@ from typing import Literal
 BranchReason = Literal[
     "unknown_history",  # an earlier answer is not recorded on this server
     "edited_history",  # an answer has a known exchange id, but its text was changed
+    "tools_changed",  # the earlier answers are recorded, and were sampled with other tools
     "history_continues_elsewhere",  # the new messages contain an answer that was not recorded
     "reasoning_dropped",  # with the new messages, the template drops the reasoning of earlier turns
     "template_rewrites_history",  # with the new messages, the template renders earlier turns differently

@@ -13,8 +13,9 @@ latest conversations are kept in memory. Older ones, and those before a restart,
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -74,6 +75,18 @@ def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
+HashWith = Callable[[list[Tool] | None], list[bytes]]
+"""Computes the hashes of a request's conversation as if it had these tools."""
+_CALL_ID = re.compile(r"call_([0-9a-f]{26})_\d+")
+
+
+def _named_exchanges(message: Message) -> list[str]:
+    """Ids of exchanges that an assistant message names: its own, and those inside the ids of its tool calls."""
+    calls = [_CALL_ID.fullmatch(call.get("id") or "") for call in message.get("tool_calls", ())]
+    own = message.get("exchange_id")
+    return [*([own] if own else []), *(f"ex_{match[1]}" for match in calls if match is not None)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     packed: bytes
@@ -121,7 +134,7 @@ class Conversations:
             self._forget(old)
 
     def find(
-        self, messages: list[Message], hashes: list[bytes], rollout_id: str | None
+        self, messages: list[Message], hashes: list[bytes], rollout_id: str | None, hash_with: HashWith
     ) -> tuple[Exchange, int] | Branch | None:
         """Return the exchange that a request continues and the number of messages that it covers.
 
@@ -135,10 +148,27 @@ class Conversations:
         exchange_id = messages[last].get("exchange_id")
         if exchange_id is not None and (entry := self._load(exchange_id)) is not None:
             if entry.conversation != conversation:
-                return Branch("edited_history")
+                other_tools = self._had_other_tools(messages, rollout_id, hash_with)
+                return Branch("tools_changed" if other_tools else "edited_history")
             return entry.exchange(), last + 1
         latest = self._latest(conversation, rollout_id)
-        return Branch("unknown_history") if latest is None else (latest, last + 1)
+        if latest is not None:
+            return latest, last + 1
+        other_tools = self._had_other_tools(messages, rollout_id, hash_with)
+        return Branch("tools_changed" if other_tools else "unknown_history")
+
+    def _had_other_tools(self, messages: list[Message], rollout_id: str | None, hash_with: HashWith) -> bool:
+        """Whether a recorded exchange has the beginning of this conversation, and other tools than the request.
+
+        Exchanges are found by the ids in messages and tool calls, or as the newest of the rollout.
+        """
+        ids = [exchange_id for message in reversed(messages) for exchange_id in _named_exchanges(message)]
+        if rollout_id is not None and (newest := self._recorder.newest_of_rollout(rollout_id)) is not None:
+            ids.append(newest)
+        for exchange_id in dict.fromkeys(ids):
+            if (entry := self._load(exchange_id)) is not None:
+                return entry.conversation in hash_with(entry.exchange().tools)
+        return False
 
     def _latest(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         known = self._by_conversation.get(conversation, {})

@@ -23,8 +23,8 @@ import orjson
 from art.errors import NotFoundError
 from art.gateway.format.bridge import BranchReason
 from art.gateway.record import constraints
-from art.gateway.record.rollout_table import SCHEMA as _ROLLOUTS_SCHEMA
-from art.gateway.record.rollout_table import note_exchanges
+from art.gateway.record.deleted_responses import SCHEMA as _DELETED_SCHEMA
+from art.gateway.record.rollout_table import create_table, note_exchanges
 from art.protocol.chat import FinishReason, Message, Tool
 from art.protocol.samples import Constraint
 from art.storage.database import Database
@@ -241,6 +241,13 @@ class Recorder:
             raise NotFoundError(f"no exchange is recorded under rollout {rollout_id!r}", param="rollout_id")
         return self.get(row[0] for row in rows)
 
+    def newest_of_rollout(self, rollout_id: str) -> str | None:
+        """The id of the newest exchange of a rollout."""
+        newest: str | None = self.database.read("SELECT max(id) FROM exchanges WHERE rollout_id = ?", (rollout_id,))[0][
+            0
+        ]
+        return newest
+
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
         """Return the latest exchange that ended the conversation with a hash, preferably one of the rollout."""
         rows = self.database.read(
@@ -263,8 +270,9 @@ class Recorder:
 
 
 def _create_tables(db: sqlite3.Connection) -> None:
-    db.executescript(_SCHEMA + _ROLLOUTS_SCHEMA + constraints.SCHEMA)
+    db.executescript(_SCHEMA + _DELETED_SCHEMA + constraints.SCHEMA)
     constraints.add_column(db)
+    create_table(db)
 
 
 def _insert(db: sqlite3.Connection, rows: list[_Row], counts: list[tuple[str, str, int, int, int]]) -> None:

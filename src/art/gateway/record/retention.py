@@ -51,6 +51,7 @@ async def forget_older(
 
     def delete_exchanges(db: sqlite3.Connection) -> int:
         kept = orjson.dumps(list(needed(db))).decode()
+        db.execute("DELETE FROM deleted_responses WHERE exchange_id < ?", (exchange_id_at(before),))
         return db.execute(_DELETE_EXCHANGES, (exchange_id_at(before), kept, _BATCH)).rowcount
 
     def delete_rollouts(db: sqlite3.Connection) -> int:

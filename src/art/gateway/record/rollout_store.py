@@ -132,12 +132,27 @@ class RolloutStore:
     async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
         """Set `trained_by` of the finished rollouts of these exchanges to a job, unless an earlier job trained them."""
         ids = orjson.dumps(list(exchange_ids)).decode()
-        await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, ids))
+
+        def work(db: sqlite3.Connection) -> None:
+            _set(db, "untrainable", None, f"untrainable IS NOT NULL AND {_TRAINABLE_OF}", ids)
+            _set(db, "trained_by", job_id, _TRAINABLE_OF, ids)
+
+        await self._database.run(work)
+
+    async def mark_refused(self, exchange_ids: Iterable[str], refused: Iterable[str], reason: str) -> None:
+        """Note that a training call was refused: list its rollouts again, those of the `refused` exchanges with why."""
+        every, at_fault = (orjson.dumps(list(ids)).decode() for ids in (exchange_ids, refused))
+
+        def work(db: sqlite3.Connection) -> None:
+            _set(db, "untrainable", reason, _TRAINABLE_OF, at_fault)
+            _set(db, "trained_by", None, _TRAINABLE_OF, every)  # they are untrained already; this renews `change`
+
+        await self._database.run(work)
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
         """Clear `trained_by` of the rollouts of a job that did not train them, so that another job can."""
-        _set_trained_by(db, None, "trained_by = ?", job_id)
+        _set(db, "trained_by", None, "trained_by = ?", job_id)
 
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:
         announced = update.model.partition("/")[0] if update.model is not None else None
@@ -163,11 +178,11 @@ class RolloutStore:
         return [(RolloutRow(*row[:-1]), row[-1]) for row in rows]
 
 
-def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, value: str) -> None:
-    """Set `trained_by` of rows. Each row gets a `change` of its own, since a page may end between any two."""
+def _set(db: sqlite3.Connection, column: str, new: str | None, where: str, value: str) -> None:
+    """Set a column of rows. Each row gets a `change` of its own, since a page may end between any two."""
     keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
-    statement = "UPDATE rollouts SET trained_by = ?, change = ? WHERE project = ? AND id = ?"
-    db.executemany(statement, [(job_id, change, *key) for change, key in enumerate(keys, next_change(db))])
+    statement = f"UPDATE rollouts SET {column} = ?, change = ? WHERE project = ? AND id = ?"
+    db.executemany(statement, [(new, change, *key) for change, key in enumerate(keys, next_change(db))])
 
 
 def _apply(row: RolloutRow, update: RolloutUpdate) -> RolloutRow:

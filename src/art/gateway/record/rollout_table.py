@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SCHEMA = """
+_SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (
     project TEXT NOT NULL, id TEXT NOT NULL, created_at REAL NOT NULL, change INTEGER NOT NULL,
     model TEXT, group_id TEXT, scenario_id TEXT, reward REAL, outcome TEXT, error TEXT,
-    metrics BLOB NOT NULL, metadata BLOB NOT NULL, trained_by TEXT,
+    metrics BLOB NOT NULL, metadata BLOB NOT NULL, trained_by TEXT, untrainable TEXT,
     PRIMARY KEY (project, id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (id);
@@ -36,6 +36,7 @@ class RolloutRow(NamedTuple):
     metrics: bytes = b"{}"
     metadata: bytes = b"{}"
     trained_by: str | None = None
+    untrainable: str | None = None
 
 
 COLUMNS = ", ".join(RolloutRow._fields)
@@ -45,6 +46,13 @@ _NOTE_EXCHANGE = f"""
 INSERT INTO rollouts ({COLUMNS}) VALUES ({_VALUES})
 ON CONFLICT (project, id) DO UPDATE SET model = excluded.model, change = excluded.change WHERE model IS NULL
 """
+
+
+def create_table(db: sqlite3.Connection) -> None:
+    """Create the table, or add the columns that one of an older version lacks."""
+    db.executescript(_SCHEMA)
+    if "untrainable" not in {row[1] for row in db.execute("PRAGMA table_info(rollouts)")}:
+        db.execute("ALTER TABLE rollouts ADD COLUMN untrainable TEXT")
 
 
 def next_change(db: sqlite3.Connection) -> int:

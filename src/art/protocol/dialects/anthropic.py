@@ -11,6 +11,14 @@ from art.protocol.chat import MAX_MODEL_NAME, Objects, parse_body, short
 from art.protocol.training import Wire
 
 
+class Thinking(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(default=None, ge=1)
+    """A target for the model and no limit, as in Anthropic's API. Only `max_tokens` ends an answer."""
+
+
 class CountTokensRequest(BaseModel):
     """Body of `/v1/messages/count_tokens`."""
 
@@ -30,11 +38,14 @@ class CountTokensRequest(BaseModel):
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     """Settings of the model's chat template. Anthropic's API has no such field."""
 
+    thinking: Thinking | None = None
+    """Whether the model reasons, by the setting `enable_thinking` of its chat template where that has it."""
+
     # Accepted at the value that means "not used".
-    thinking: dict[str, Any] | None = None
-    """Accepted only as `{"type": "disabled"}`: the chat template decides how a model reasons."""
     mcp_servers: list[Any] | None = None
     context_management: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
+    """Conversation that the server holds. Clients that ask for one send the whole conversation after the refusal."""
 
     # A label: prompts are always cached.
     cache_control: dict[str, Any] | None = None
@@ -81,9 +92,9 @@ class TokenCount(Wire):
 R = TypeVar("R", bound=CountTokensRequest)
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
     "mcp_servers": ([],),
     "context_management": ({},),
+    "thread": (),
     "container": (),
     "speed": ("standard",),
 }

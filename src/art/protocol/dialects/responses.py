@@ -9,6 +9,7 @@ from pydantic import Field
 from art.errors import InvalidRequestError
 from art.protocol.answers import Answer
 from art.protocol.chat import Objects, OpenAIRequest, check_openai_fields, parse_body, short
+from art.protocol.training import Wire
 
 Item = dict[str, Any]
 """An entry of `input` or `output`: a message, a function call, its output, or reasoning."""
@@ -42,9 +43,6 @@ class ResponsesRequest(OpenAIRequest):
     top_logprobs: int | None = None
     truncation: str | None = None
 
-    prompt_cache_retention: str | None = None
-    """A label without effect on the answer."""
-
 
 class ResponsesAnswer(Answer):
     """Answer of `/v1/responses`, with the fields that every response has. More fields repeat the request."""
@@ -57,6 +55,27 @@ class ResponsesAnswer(Answer):
     usage: dict[str, Any]
     exchange_id: str
     policy_version: int
+
+
+class ResponseDeleted(Wire):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItems(Wire):
+    """A page of the items that a response answered."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(Wire):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {

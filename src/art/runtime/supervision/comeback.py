@@ -37,7 +37,7 @@ class Comeback:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether `failed_starts` starts in a row have failed. Callers then get the error, and do not wait for the next."""
+        """Whether `failed_starts` starts in a row have failed. Callers then get the error at once."""
         return self.num_failed_starts >= self._config.failed_starts
 
     def note_up(self) -> None:

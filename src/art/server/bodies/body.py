@@ -35,6 +35,8 @@ _FREE_BYTES = 2**20
 _GZIP_STEP = 2**18
 """Bytes that are decompressed in one go."""
 _GZIP = zlib.MAX_WBITS | 16
+_BOM = b"\xef\xbb\xbf"
+"""The byte order mark that some programs on Windows put before JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ async def read_json(
 
 
 def _decode(body: bytearray, convert: Callable[[Any], T]) -> T:
+    if body.startswith(_BOM):
+        del body[: len(_BOM)]
     try:
         value = loads(body)
     except orjson.JSONDecodeError as error:

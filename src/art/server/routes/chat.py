@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from art.errors import ArtError, NotFoundError
-from art.gateway.dialects import anthropic_input, anthropic_output, responses_input, responses_output
-from art.gateway.dialects.ids import exchange_of_response
+from art.errors import ArtError
+from art.gateway.dialects import anthropic_input, anthropic_output, responses_output
 from art.gateway.stream import ChatStream
 from art.protocol.answers import ChatAnswer
-from art.protocol.chat import ChatRequest, Message, parse_chat_request
+from art.protocol.chat import ChatRequest, parse_chat_request
 from art.protocol.dialects.anthropic import (
     CountTokensRequest,
     MessagesAnswer,
@@ -22,13 +21,13 @@ from art.protocol.dialects.anthropic import (
     TokenCount,
     parse_anthropic_request,
 )
-from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest, parse_responses_request
+from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest
 from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import INFERENCE_BASES, Call, Route
 from art.server.errors import ErrorBody
+from art.server.routes.stored_responses import read_conversation
 
-_ITEM_SIZE = 200
-"""Smallest number of characters that an item of a Responses request is counted as, when its translation is large."""
+R = TypeVar("R", bound=CountTokensRequest)
 
 
 async def chat_completions(call: Call) -> dict[str, Any] | None:
@@ -39,24 +38,32 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 
 async def responses(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as OpenAI's Responses API does."""
-    request = await call.parse(parse_responses_request)
-    previous = _previous(call, request.previous_response_id)
-    size = 0 if isinstance(request.input, str) else len(request.input) * _ITEM_SIZE
-    chat = await call.server.workers.run(size, responses_input.to_chat, request, previous)
+    request, chat = await read_conversation(call)
     translate = partial(responses_output.to_response, request), partial(responses_output.to_events, request)
     return await _sample(call, chat, *translate, _responses_error)
 
 
 async def messages(call: Call) -> dict[str, Any] | None:
     """Sample an answer, as Anthropic's Messages API does."""
-    request, chat = await call.parse(_read_messages)
+    request, chat = await call.parse(partial(_read_messages, MessagesRequest))
     translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
+    chat = await _with_thinking(call, request, chat)
     return await _sample(call, chat, *translate, anthropic_output.error_body)
 
 
-def _read_messages(body: Any) -> tuple[MessagesRequest, ChatRequest]:
-    request = parse_anthropic_request(MessagesRequest, body)
+def _read_messages(kind: type[R], body: Any) -> tuple[R, ChatRequest]:
+    request = parse_anthropic_request(kind, body)
     return request, anthropic_input.to_chat(request)
+
+
+async def _with_thinking(call: Call, request: CountTokensRequest, chat: ChatRequest) -> ChatRequest:
+    """Turn `thinking` into settings of the model's chat template. Settings that the request names itself win."""
+    if request.thinking is not None:
+        settings = await call.runtime.gateway.reasoning_settings(
+            call.own_model(chat.model), call.path.get("rollout_id"), reasons=request.thinking.type != "disabled"
+        )
+        chat.chat_template_kwargs = {**settings, **(chat.chat_template_kwargs or {})} or None
+    return chat
 
 
 async def _sample(
@@ -76,20 +83,6 @@ async def _sample(
     return None
 
 
-def _previous(call: Call, response_id: str | None) -> list[Message]:
-    """The conversation of an earlier response, without its instructions."""
-    if response_id is None:
-        return []
-    try:
-        exchange_id, has_instructions = exchange_of_response(response_id) or ("", False)
-        messages = call.runtime.gateway.recorded_messages(exchange_id, project=call.caller.project)
-    except NotFoundError:
-        raise NotFoundError(
-            f"response {response_id!r} is not recorded on this server", param="previous_response_id"
-        ) from None
-    return messages[1:] if has_instructions else messages
-
-
 def _responses_error(error: ArtError) -> dict[str, Any]:
     """The last event of a stream that fails: OpenAI's fields, and `error`, which makes OpenAI's client raise."""
     fields = {"code": error.code, "message": error.message, "param": error.param}
@@ -98,7 +91,8 @@ def _responses_error(error: ArtError) -> dict[str, Any]:
 
 async def count_tokens(call: Call) -> TokenCount:
     """Count the tokens of a prompt, as Anthropic's Messages API does."""
-    chat = await call.parse(lambda body: anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, body)))
+    request, chat = await call.parse(partial(_read_messages, CountTokensRequest))
+    chat = await _with_thinking(call, request, chat)
     chat.model = call.own_model(chat.model)
     count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
     return TokenCount(input_tokens=count)

@@ -165,6 +165,28 @@ async def test_an_edited_answer_is_a_branch(turns: Bench) -> None:
     assert third.request_messages == [user("hi"), edited, user("more")]
 
 
+async def test_other_tools_are_a_branch_of_their_own(turns: Bench) -> None:
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"key": "a"}}\n</tool_call>'
+    renamed = {"type": "function", "function": {**LOOK_UP["function"], "name": "find"}}
+    turns.answers(call, "x", "y", "z", "v", "w")
+    first = await turns.chat(user("hi"), tools=[LOOK_UP])
+    said = first["choices"][0]["message"]
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "found"}
+    more = turns.exchange(
+        await turns.chat(user("hi"), said, result, tools=[LOOK_UP, renamed])
+    )  # known by the call's id
+    assert (more.parent_id, more.branch_reason) == (None, "tools_changed")
+    edited = turns.exchange(await turns.chat(user("ho"), said, result, tools=[LOOK_UP, renamed]))
+    assert edited.branch_reason == "unknown_history"
+
+    await turns.chat(user("hi"), rollout_id="r1", tools=[LOOK_UP])
+    plain = {"role": "assistant", "content": "z"}
+    in_rollout = await turns.chat(user("hi"), plain, user("more"), rollout_id="r1")  # the newest of its rollout
+    assert turns.exchange(in_rollout).branch_reason == "tools_changed"
+    named = {**said, "exchange_id": first["choices"][0]["exchange_id"]}
+    assert turns.exchange(await turns.chat(user("hi"), named, result)).branch_reason == "tools_changed"
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -147,7 +147,7 @@ async def test_the_cache_of_conversations_is_bounded_and_falls_back_to_the_datab
         conversations.add(one, passed[2])
     assert len(conversations._entries) == 4
     for one, history, passed in zip(made, messages, hashes, strict=True):
-        assert conversations.find(history, passed, None) == (one, 2)
+        assert conversations.find(history, passed, None, lambda tools, passed=passed: passed) == (one, 2)
     assert len(conversations._entries) <= 4
     assert sum(len(known) for known in conversations._by_conversation.values()) == len(conversations._entries)
 

@@ -1,0 +1,28 @@
+"""pydantic-ai: an agent with a tool, with and without a stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common import KEY, MODEL, QUESTION, URL, look_up, main
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{URL}/v1", api_key=KEY))
+
+
+def tools() -> str:
+    return Agent(model, tools=[look_up]).run_sync(QUESTION).output
+
+
+def streamed() -> str:
+    async def run() -> str:
+        async with Agent(model, tools=[look_up]).run_stream(QUESTION) as result:
+            pieces = [piece async for piece in result.stream_text(delta=True)]
+        return "".join(pieces)
+
+    return asyncio.run(run())
+
+
+main(tools=tools, streamed=streamed)
