@@ -38,7 +38,8 @@ from art.gateway.stream import ChatStream, ChoiceWriter, whole_choice
 from art.gateway.structure.grammar import AnswerGrammar
 from art.gateway.structure.structures import Structures
 from art.gateway.workers import Workers
-from art.protocol.chat import ChatRequest, FinishReason, Message, Tool, normalize_messages
+from art.protocol.chat import FinishReason, Message, Tool, normalize_messages
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.samples import Constraint
 from art.storage.layout import validate_name
 

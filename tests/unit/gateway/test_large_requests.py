@@ -14,7 +14,7 @@ from art.errors import ContextLengthError
 from art.gateway.format.bridge import Branch, extend_text
 from art.gateway.format.size import SizeLimit, check_size
 from art.gateway.format.tokenizer import Tokenizer
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from tests.support.gateway import Bench, open_bench, user
 
 CONTEXT = 4096

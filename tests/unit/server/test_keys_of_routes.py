@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from art.config import DistillConfig, TrainConfig
-from art.protocol.chat import ChatRequest
 from art.protocol.checkpoint_calls import ExportRequest, ForkRequest, MetricsRow, PullRequest, PushRequest
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import ResponsesRequest
 from art.protocol.preflight import PreflightRequest
 from art.protocol.rollouts import RolloutUpdate

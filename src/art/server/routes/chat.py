@@ -13,7 +13,6 @@ from art.errors import ArtError
 from art.gateway.dialects import anthropic_input, anthropic_output, responses_output
 from art.gateway.stream import ChatStream
 from art.protocol.answers import ChatAnswer
-from art.protocol.chat import ChatRequest, parse_chat_request
 from art.protocol.dialects.anthropic import (
     CountTokensRequest,
     MessagesAnswer,
@@ -21,6 +20,7 @@ from art.protocol.dialects.anthropic import (
     TokenCount,
     parse_anthropic_request,
 )
+from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.responses import ResponsesAnswer, ResponsesRequest
 from art.server.asgi import cancel_on_disconnect, send_events
 from art.server.call import INFERENCE_BASES, Call, Route

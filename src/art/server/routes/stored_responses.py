@@ -9,7 +9,8 @@ from art.gateway.dialects import responses_input
 from art.gateway.dialects.ids import exchange_of_response
 from art.gateway.dialects.responses_record import to_input_items, to_stored_response
 from art.gateway.record.recorder import Exchange
-from art.protocol.chat import ChatRequest, short
+from art.protocol.chat import short
+from art.protocol.dialects.chat_completions import ChatRequest
 from art.protocol.dialects.responses import (
     ENCRYPTED_REASONING,
     InputItems,
