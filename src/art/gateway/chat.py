@@ -55,6 +55,7 @@ class _Turn:
     branch_reason: BranchReason | None
     max_tokens: int
     seed: int
+    key: str
 
 
 class Gateway:
@@ -71,17 +72,20 @@ class Gateway:
         self._resolver = resolver
         self.conversations = conversations or Conversations(recorder)
 
-    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
+    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
         It has three fields more: `policy_version`, an `exchange_id` in every choice, and `stop_reason` in a choice
         that ended at a stop string. `logprobs` lists every sampled token, including the one that ended the answer.
 
+        Args:
+            key: id of the caller's key. Keys take turns at the engine.
+
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self._prepare(request, rollout_id)
+        turn = await self._prepare(request, rollout_id, key)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
@@ -89,19 +93,19 @@ class Gateway:
             "usage": _usage(turn, completions),
         }
 
-    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
+    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
         The chunk with a `finish_reason` comes after the exchange is committed. Closing the generator of chunks cancels
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self._prepare(request, rollout_id)
+        turn = await self._prepare(request, rollout_id, key)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
     async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
         """Count the prompt tokens of a request, even of one that is longer than the model's context."""
-        return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
+        return len((await self._prepare(request, rollout_id, "", check_length=False)).prompt_token_ids)
 
     def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
         """Return the conversation that ended with an exchange. Its last message has the `exchange_id`.
@@ -142,7 +146,9 @@ class Gateway:
         finally:
             await _cancel(tasks)
 
-    async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
+    async def _prepare(
+        self, request: ChatRequest, rollout_id: str | None, key: str, *, check_length: bool = True
+    ) -> _Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         messages = normalize_messages(request.messages)
@@ -180,6 +186,7 @@ class Gateway:
             branch_reason=None if branch is None else branch.reason,
             max_tokens=_max_tokens(request, len(prompt), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
+            key=key,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -214,6 +221,7 @@ class Gateway:
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             num_top_logprobs=request.top_logprobs or 0,
+            sender=(policy.project, turn.key),
         )
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
         chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
