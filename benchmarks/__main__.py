@@ -29,7 +29,7 @@ from benchmarks.report import Result, environment, environment_markdown, markdow
 from benchmarks.worker import end_with_parent
 
 DEFAULT = ("gateway_overhead", "generate", "train_step", "grpo_step", "logprobs", "growth")
-ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load")
+ONLY_NAMED = ("learning", "mcp_rl", "kill_storm", "remote_storm", "serve_load", "fairness")
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -76,7 +76,9 @@ async def test_what_was_handed_out_does_not_come_again(
     # Another process sees the rest again, but nothing that was trained.
     model._collector = None
     await app.bench.gateway.rollouts.mark_trained(
-        [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")], "job-1"
+        [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")],
+        "job-1",
+        "games",
     )
     again = await model.collect_trajectory_groups(2, 1, timeout_s=0, pbar_desc=None)
     assert [group.metadata["group_id"] for group in again] == ["c", "a"]
@@ -95,7 +97,7 @@ async def test_a_group_whose_job_came_to_nothing_comes_back(
         assert [t.reward for t in group] == [0.0, 1.0]
         assert len(group.exceptions) == 1
         ids = [item.exchange_id for t in group for item in t.messages_and_choices if hasattr(item, "exchange_id")]
-        await rollouts.mark_trained(ids, f"job-{i}")
+        await rollouts.mark_trained(ids, f"job-{i}", "games")
         with pytest.raises(ProcessError):  # while it is trained it does not come
             await model.collect_trajectory_groups(1, 3, timeout_s=0, pbar_desc=None)
         await app.bench.database.run(lambda db, i=i: rollouts.unmark_trained(db, f"job-{i}"))

@@ -27,7 +27,7 @@ from art.storage.layout import validate_name
 _COUNTS = """(SELECT json_array(count(*), min(policy_version), max(policy_version)) FROM exchanges
     WHERE exchanges.rollout_id = rollouts.id AND exchanges.project = rollouts.project)"""
 _SELECT = f"SELECT {COLUMNS}, {_COUNTS} FROM rollouts"
-_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND (project, id) IN
+_TRAINABLE_OF = """trained_by IS NULL AND outcome IS NOT NULL AND project = ? AND (project, id) IN
     (SELECT project, rollout_id FROM exchanges WHERE rollout_id IS NOT NULL AND id IN (SELECT value FROM json_each(?)))
 """
 _FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "metrics", "metadata")
@@ -129,10 +129,11 @@ class RolloutStore:
             next_since=rows[-1][0].change if rows else query.since,
         )
 
-    async def mark_trained(self, exchange_ids: Iterable[str], job_id: str) -> None:
-        """Note that a job trains the finished rollouts of these exchanges. Rollouts of an earlier job stay with it."""
+    async def mark_trained(self, exchange_ids: Iterable[str], job_id: str, project: str) -> None:
+        """Note that a job trains the finished rollouts of these exchanges, as far as they belong to the project.
+        Rollouts of an earlier job stay with it."""
         ids = orjson.dumps(list(exchange_ids)).decode()
-        await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, ids))
+        await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, project, ids))
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
@@ -163,9 +164,9 @@ class RolloutStore:
         return [(RolloutRow(*row[:-1]), row[-1]) for row in rows]
 
 
-def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, value: str) -> None:
+def _set_trained_by(db: sqlite3.Connection, job_id: str | None, where: str, *values: str) -> None:
     """Set `trained_by` of rows. Each row gets a `change` of its own, since a page may end between any two."""
-    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", (value,)).fetchall()
+    keys = db.execute(f"SELECT project, id FROM rollouts WHERE {where} ORDER BY change", values).fetchall()
     statement = "UPDATE rollouts SET trained_by = ?, change = ? WHERE project = ? AND id = ?"
     db.executemany(statement, [(job_id, change, *key) for change, key in enumerate(keys, next_change(db))])
 
