@@ -19,7 +19,6 @@ import multiprocessing.synchronize
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -186,8 +186,8 @@ def _checked_exchanges(
         elif (exchange := exchanges.get(exchange_id)) is None:
             raise TrajectoryMismatchError(
                 f"{where}.messages_and_choices[{i}]: exchange {exchange_id!r} of project {project} is not recorded on "
-                "this server. Train a trajectory on the server that sampled it, in the project that sampled it, and before "
-                "its record is deleted (`ServerConfig.record_retention_s`)"
+                "this server. Train a trajectory on the server and in the project that sampled it, and before its "
+                "record is deleted (`ServerConfig.record_retention_s`)"
             )
         else:
             _check_unchanged(exchange, choice["message"], messages, f"{where}.messages_and_choices[{i}]")

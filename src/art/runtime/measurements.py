@@ -39,7 +39,6 @@ async def _measure_engine(host: BaseModelHost) -> list[Measurement]:
             stats = await host.engine.stats()
     except (TimeoutError, ArtError):
         return []
-    stats["waiting"] += host.engine.seats.num_waiting
     names = _GAUGES | _COUNTERS
     return [Measurement(names[key], value, {"engine": host.name}) for key, value in stats.items() if key in names]
 

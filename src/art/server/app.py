@@ -13,6 +13,7 @@ import json
 import re
 import time
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -20,11 +21,16 @@ from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, NotFoundError
+from art.protocol.answers import Health, ModelList
+from art.protocol.jobs import JobList
+from art.protocol.preflight import PreflightReport
+from art.protocol.training import JobStatus, ModelStatus
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.call import Call, Route
 from art.server.errors import METHOD_NOT_ALLOWED, error_body, failure
 from art.server.openapi import build_openapi
+from art.server.paths import HiddenPaths
 from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
@@ -45,21 +51,32 @@ ROUTES: list[Route] = [
     *operations.ROUTES,
 ]
 
+_NAME_FILES = {Health, JobList, JobStatus, ModelList, ModelStatus, PreflightReport}
+"""Answers that can say where files lie on the machine. Only keys with scope `admin` see that. Events of jobs and
+errors are treated where they are sent."""
+
 
 class App:
     """The ASGI application of a running `runtime`, which the caller starts and closes."""
 
     def __init__(
-        self, runtime: Runtime, *, api_key: str, config: ServerConfig | None = None, keys: KeyStore | None = None
+        self,
+        runtime: Runtime,
+        *,
+        api_key: str,
+        config: ServerConfig | None = None,
+        keys: KeyStore | None = None,
+        data_dir: Path | None = None,
     ) -> None:
         """
         Args:
             api_key: the key that may do everything.
             keys: further keys.
+            data_dir: the folder of the runtime's files. Answers to keys without scope `admin` do not show where it is.
         """
         self._runtime = runtime
         self._keyring = Keyring(api_key, keys)
-        self.state = ServerState(config or ServerConfig(), _openapi_document)
+        self.state = ServerState(config or ServerConfig(), _openapi_document, HiddenPaths(data_dir))
         self._exact = {(route.method, route.path): route for route in ROUTES if "{" not in route.path}
         self._patterns = [(_pattern(route.path), route) for route in ROUTES]
 
@@ -72,7 +89,7 @@ class App:
             return
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"{scope['method']} {scope['path']}")  # reports of waiting tasks show this name
-        started_at, status = time.perf_counter(), 0
+        started_at, status, caller = time.perf_counter(), 0, ANONYMOUS
         route, path = self._find(scope["method"], scope["path"])
 
         async def send_noted(message: MutableMapping[str, Any]) -> None:
@@ -81,34 +98,32 @@ class App:
             await send(message)
 
         try:
-            await self._answer(route, path, scope, receive, send_noted)
+            if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would match another route
+                raise NotFoundError("a path cannot have an encoded slash")
+            caller = self._identify(scope, route)
+            if route is None:
+                await self._refuse(scope, send_noted)
+                return
+            await self._answer(route, Call(self._runtime, scope, receive, send_noted, self.state, path, caller))
         except ClientDisconnected:
             pass
         except Exception as error:
             if status:  # too late for another answer: close the connection
                 raise
-            error_status, body, headers = failure(error, None if route is None else route.error_body)
+            shown = error if caller.may("admin") else self.state.paths.hide_in(error)
+            error_status, body, headers = failure(shown, None if route is None else route.error_body)
             await send_bytes(send_noted, error_status, body, headers=headers)
         finally:
             name = "(none)" if route is None else route.path
             self.state.metrics.observe(scope["method"], name, status or CLIENT_LEFT, time.perf_counter() - started_at)
 
-    async def _answer(
-        self, route: Route | None, path: dict[str, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if b"%2f" in scope.get("raw_path", b"").lower():  # decoded, it would match another route
-            raise NotFoundError("a path cannot have an encoded slash")
-        caller = self._identify(scope, route)
-        if route is None:
-            await self._refuse(scope, send)
-            return
-        call = Call(self._runtime, scope, receive, send, self.state, path, caller)
+    async def _answer(self, route: Route, call: Call) -> None:
         if route.scope is None:  # health checks are not limited
             await _run(route, call)
             return
-        caller.check_scope(route.scope)
-        with self.state.limiter.admit(caller, samples=route.samples):
-            await self._check_path(path, caller)
+        call.caller.check_scope(route.scope)
+        with self.state.limiter.admit(call.caller, samples=route.samples):
+            await self._check_path(call.path, call.caller)
             await _run(route, call)
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
@@ -167,7 +182,7 @@ async def _run(route: Route, call: Call) -> None:
     result = await route.handler(call)
     if result is not None:
         body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
-        await send_bytes(call.send, route.status, body)
+        await send_bytes(call.send, route.status, call.without_paths(body) if route.response in _NAME_FILES else body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from art.config import ServerConfig
 from art.protocol.answers import Measurement
 from art.server.limits import Limiter
+from art.server.paths import HiddenPaths
 from art.server.prometheus import Metrics
 
 READY_EVERY_S = 1.0
@@ -17,12 +18,14 @@ READY_EVERY_S = 1.0
 class ServerState:
     """State that all requests share."""
 
-    def __init__(self, config: ServerConfig, openapi: Callable[[], bytes]) -> None:
+    def __init__(self, config: ServerConfig, openapi: Callable[[], bytes], paths: HiddenPaths) -> None:
         """
         Args:
             openapi: makes the OpenAPI document. It is called only when somebody asks, because that takes a moment.
+            paths: removes folders of the machine from what keys without scope `admin` see.
         """
         self.config = config
+        self.paths = paths
         self.openapi = openapi
         self.limiter = Limiter(config.limits)
         self.metrics = Metrics()

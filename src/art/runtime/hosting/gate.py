@@ -92,6 +92,11 @@ class GatedEngine(ProcessEngine):
         finally:
             self.in_use[request.adapter] -= 1
 
+    async def stats(self) -> dict[str, float]:
+        """The engine's numbers. Requests that wait for a seat are among the waiting ones."""
+        stats = await super().stats()
+        return {**stats, "waiting": stats["waiting"] + self.seats.num_waiting}
+
     async def score(self, token_ids: list[int], adapter: str | None) -> list[float]:
         await self.closed.until_ended(self._timeout_s)
         with self._inside.held():

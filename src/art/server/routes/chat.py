@@ -62,7 +62,8 @@ async def _sample(
     async with cancel_on_disconnect(call.receive):
         if not chat.stream:
             return to_answer(await gateway.complete(chat, rollout_id=rollout_id, key=key))
-        await send_events(call.send, to_events(await gateway.stream(chat, rollout_id=rollout_id, key=key)), named_error)
+        stream = await gateway.stream(chat, rollout_id=rollout_id, key=key)
+        await send_events(call.send, to_events(stream), named_error, call.visible)
     return None
 
 
