@@ -2,7 +2,7 @@
 
 A real server with the embedded engine and the tiny model. A chat of 4 tokens is asked for again and again by the key of
 one project, first alone, then while the key of another project has hundreds of requests under way: short answers, long
-answers, long prompts, or a burst of thousands at once. With `--of PROJECT` both keys belong to one project.
+answers, long prompts, or a burst of thousands at once. With `--one-project` both keys belong to one project.
 
     python -m benchmarks fairness --json fairness.json
     python -m benchmarks fairness --flood 200 --chats 20
@@ -56,7 +56,7 @@ def floods(at_once: int) -> list[Flood]:
     return [
         Flood(f"{at_once} at once, answers of 16 tokens", at_once, 16),
         Flood(f"{at_once} at once, answers of 256 tokens", at_once, 256),
-        Flood(f"{at_once} at once, prompts of 1,500 words", at_once, 16, prompt_words=1500),
+        Flood(f"{at_once} at once, prompts of 300 words", at_once, 16, prompt_words=300),
         Flood(f"{5 * at_once} sent in one moment, answers of 16 tokens", 5 * at_once, 16, is_burst=True),
     ]
 
