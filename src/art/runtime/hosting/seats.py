@@ -111,8 +111,8 @@ class Seats:
         self._num_free += 1
         project.num_seats -= 1
         line.num_seats -= 1
-        while self.num_waiting and (found := self._next()) is not None:
-            project, line = found
+        while self.num_waiting and (place := self._next()) is not None:
+            project, line = place
             self._count_waiting(project, line, -1)
             self._sit(project, line)
             line.turns.popleft().set_result(None)
