@@ -64,6 +64,8 @@ def main(argv: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as pool:
             results[name] = pool.submit(modules[name].run, args).result()
+        if not results[name].rows:
+            parser.error(f"{name} measured nothing: no workload, model or load fits what you named")
         section = markdown(name, results[name])
         print(section, flush=True)
         if args.json:  # before the plot: figures that took long are not lost with it

@@ -89,7 +89,7 @@ def _jobs(database: sqlite3.Connection, record: list[dict[str, Any]], counts: di
     (step,) = next(iter(database.execute("SELECT step FROM models")))
     counts["jobs that succeeded"], counts["jobs that failed"] = states["succeeded"], states["failed"]
     if sorted(succeeded.elements()) != list(range(1, step + 1)):
-        yield f"the model stands at step {step}, and steps that succeeded are {sorted(succeeded.elements())}"
+        yield f"the model is at step {step}, and steps that succeeded are {sorted(succeeded.elements())}"
     yield from (f"step {line['step']} has no job" for line in record if line.get("step", step) not in succeeded)
     unfinished = states["queued"] + states["running"]
     if unfinished:

@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from art.config import LoraConfig, TrainerConfig, TrainSFTConfig
+from art.protocol.calls import TrainSft
 from art.protocol.samples import TrainingSample
 from art.trainer.machine.distributed import Team
 from art.trainer.trainer import Trainer
@@ -50,13 +51,14 @@ def main() -> None:
 
     trainer.init_checkpoint(options.checkpoints / "0000", LoraConfig())
     for step in range(1, options.steps + 1):
-        result = trainer.train_sft(
-            samples,
-            TrainSFTConfig(learning_rate=1e-3, batch_size=8),
+        call = TrainSft(
+            samples=samples,
+            config=TrainSFTConfig(learning_rate=1e-3, batch_size=8),
             from_checkpoint=options.checkpoints / f"{step - 1:04d}",
             to_checkpoint=options.checkpoints / f"{step:04d}",
             job_id=f"step-{step}",  # an existing step with the same id is not trained again
         )
+        result = trainer.train(call)
         if team.rank == 0:
             print(f"step {result.step}: loss {result.metrics['loss/train']:.4f}")
 

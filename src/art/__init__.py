@@ -1,7 +1,7 @@
 """ART: on-the-job reinforcement learning for LLM agents.
 
-Importing this loads neither torch, transformers, fastapi nor openai. What not every program needs is imported at its
-first use.
+Importing this package loads neither torch, transformers, fastapi nor openai. Parts that not every program needs are
+imported when they are first used.
 """
 
 import importlib

@@ -41,7 +41,7 @@ class TrainResult:
     """What a training step made: a checkpoint, which is served now, and numbers about the step."""
 
     step: int
-    """Step of the checkpoint."""
+    """Step (number) of the checkpoint."""
     trained: bool = True
     """False if there was nothing to learn from. Then `step` and `checkpoint_path` are unchanged, and the first of
     `findings` says why."""
@@ -62,24 +62,24 @@ class Registration:
 
 
 class BackendModel(NamedModel, Protocol):
-    """What a backend needs to know about a model."""
+    """Interface of a model, with the attributes that a backend reads."""
 
     @property
     def trainable(self) -> bool: ...
 
     def default_optimizer(self) -> OptimizerConfig | None:
-        """The optimiser of steps whose settings do not name one."""
+        """Return the optimiser settings for training steps that set none; `None` for ART's default."""
         ...
 
 
 class TrainableBackendModel(BackendModel, Protocol):
-    """What a backend needs to know about a model that it trains."""
+    """Interface of a model that a backend can train."""
 
     @property
     def base_model(self) -> str: ...
 
     def model_settings(self) -> ModelSettings:
-        """The settings to register the model with."""
+        """Return the settings of adapter, engine, trainer and rendering to register the model with."""
         ...
 
 
@@ -151,7 +151,11 @@ class Backend:
         self._closers[id(owner)] = close
 
     async def register(self, model: BackendModel) -> Registration | None:
-        """Make the server serve and train `model`; `None` for a model that is not trainable."""
+        """Register `model` with the server, which then serves it and accepts its training steps.
+
+        Returns:
+            Where to reach the model; `None` for a model that is not trainable, which is not registered.
+        """
         if not model.trainable:
             return None
         trainable = cast(TrainableBackendModel, model)
@@ -274,14 +278,14 @@ class Backend:
         )
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> Trajectory:
-        """The conversations that were recorded under a rollout's own base URL, the longest first."""
+        """Return a rollout of another program as a trajectory, made from the requests under the rollout's base URL."""
         from art.client.collector import load_trajectory
 
         client = await self._connection()
         return load_trajectory(await client.get_rollout(rollout_id, project=project))
 
     async def put_rollout(self, rollout_id: str, update: RolloutUpdate) -> RolloutStatus:
-        """Set group, reward or end of a rollout; see `RolloutUpdate`."""
+        """Set the group, reward or outcome of a rollout that another program runs; see `RolloutUpdate`."""
         client = await self._connection()
         return await client.put_rollout(rollout_id, update)
 
@@ -292,12 +296,12 @@ class Backend:
         return RolloutCollector(self._connection, model.project, model.name)
 
     async def get_step(self, model: NamedModel) -> int:
-        """The newest published step of `model`."""
+        """Return the step of the checkpoint of `model` that the server serves now."""
         client = await self._connection()
         return (await client.model_status(model.project, model.name)).step
 
     async def token_counts(self, model: NamedModel) -> TokenCounts | None:
-        """Tokens that `model` has used so far; `None` if no server is connected or it does not answer."""
+        """Return how many tokens `model` has read and sampled; `None` if no server is connected or answers."""
         if self._client is None:
             return None
         try:
@@ -307,7 +311,7 @@ class Backend:
             return None
 
     async def log_metrics(self, model: NamedModel, step: int, row: dict[str, float]) -> None:
-        """Tell the server the metrics of a step, by which it knows the best checkpoint.
+        """Send the metrics of a step to the server, which chooses the best checkpoint by them.
 
         Does nothing while no server is connected. A failure is logged and not raised, because the caller has a log of
         its own.

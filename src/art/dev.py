@@ -1,4 +1,4 @@
-"""The dictionaries of older code, under the name that it uses: `art.dev.InternalModelConfig` and others."""
+"""The module from which older code imports dictionaries of settings: `art.dev.InternalModelConfig` and others."""
 
 from art.compat.settings import EngineArgs, InitArgs, InternalModelConfig, PeftArgs, TrainerArgs
 from art.compat.settings import TrainOptions as TrainConfig

@@ -1,4 +1,4 @@
-"""The engine contract: tokens in, tokens out.
+"""The contract of an engine, which samples completions from a language model: tokens in, tokens out.
 
 An engine knows nothing about messages, templates or tools. It holds one base model and any number of adapters, and
 samples from the policy that a request names. A *full checkpoint*, in which all weights were trained, is loaded, named
@@ -26,7 +26,7 @@ Sender: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One completion to sample.
+    """A request to an engine: sample one completion of a prompt.
 
     Example: continue a prompt of 5 tokens by at most 16 tokens, and end at token 2:
         GenerateRequest(request_id="r1", adapter="games/agent@3", prompt_token_ids=[1, 8, 9, 4, 7], max_tokens=16,
@@ -41,7 +41,7 @@ class GenerateRequest:
     stop_token_ids: tuple[int, ...]
     """Each of these tokens ends the completion and is part of the result."""
     seed: int
-    """Unsigned 64-bit number."""
+    """Seed of the random numbers that draw the tokens, an unsigned 64-bit number."""
     temperature: float = 1.0
     """0 means greedy sampling, with log-probs of the unscaled distribution."""
     top_p: float = 1.0
@@ -53,7 +53,7 @@ class GenerateRequest:
     """Grammar that the whole completion matches, as Lark text of llguidance. Only `stop_token_ids` end a completion, and
     only where the grammar is complete."""
     num_top_logprobs: int = 0
-    """Number of alternatives to report for each token."""
+    """Number of most likely tokens to report, with their log-probs, for each sampled token."""
     first_index: int = 0
     """Number of completion tokens that were already drawn and are now the end of `prompt_token_ids`."""
     sender: Sender = ("", "")
@@ -62,7 +62,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChunk:
-    """Tokens sampled since the last chunk. The last chunk of a completion has a `finish_reason`."""
+    """A part of a completion: the tokens sampled since the previous chunk. The last one has a `finish_reason`."""
 
     token_ids: list[int]  # [N]
     logprobs: list[float]  # [N]
@@ -77,11 +77,11 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine serves, and which promises it keeps."""
+    """Description of an engine: the model that it serves, its limits, and the promises that it keeps."""
 
     vocab_size: int
     max_context: int
-    """Prompt plus completion, in tokens."""
+    """Largest number of tokens of a prompt and its completion together."""
     dtype: str
     device: str
     draws_by_index: bool = True
@@ -97,26 +97,29 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterInfo:
-    """What the engine loaded. `num_layers` counts modules with weights; for a full checkpoint, tensors."""
+    """Description of an adapter or full checkpoint that an engine has loaded.
+
+    `num_layers` counts the layers with LoRA weights; for a full checkpoint, its tensors.
+    """
 
     name: str
     num_layers: int
     rank: int
-    """0 for a full checkpoint."""
+    """Rank of the LoRA matrices; 0 for a full checkpoint."""
     norm: float
-    """Frobenius norm of the change of the base weights: of all B @ A products times their scale, or of the differences
-    in the engine's dtype. 0 for a fresh adapter."""
+    """Frobenius norm of the change of the base weights, 0 for a fresh adapter. An adapter changes a layer by
+    `scale * B @ A`, a full checkpoint by the difference of the weights in the engine's dtype."""
 
 
 class Engine(Protocol):
-    """The methods that the gateway and the publisher need. Every method may raise `ProcessError`."""
+    """Protocol of an engine, which samples from a base model and its adapters. Any method may raise `ProcessError`."""
 
     async def info(self) -> EngineInfo: ...
 
     def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[TokenChunk]:
-        """Yield the chunks of one completion: as tokens come with `stream`, else a single chunk at the end.
+        """Yield one completion in chunks: while tokens are sampled if `stream` is set, else one chunk at the end.
 
-        Closing the iterator early cancels the request and frees its slot.
+        Closing the iterator early cancels the request.
 
         Raises:
             NotFoundError: the adapter is not loaded.
@@ -125,7 +128,7 @@ class Engine(Protocol):
         """
 
     async def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Load PEFT LoRA files, or a full checkpoint, under `name` while requests run.
+        """Load the PEFT LoRA files or the full checkpoint in folder `path`, so that requests can name it `name`.
 
         Raises:
             AdapterError: the files are unreadable, have unknown keys or wrong shapes, or match no layer; or this
@@ -139,7 +142,7 @@ class Engine(Protocol):
         """Return the `len(token_ids) - 1` log-probs of `token_ids[1:]` given their prefixes, at temperature 1."""
 
     async def stats(self) -> dict[str, float]:
-        """Counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, `cached_tokens`, ..."""
+        """Return counters and gauges: `running`, `waiting`, `generated_tokens`, `prefill_tokens`, ..."""
 
 
 class SleepingEngine(Engine, Protocol):

@@ -11,7 +11,7 @@ _BY_CODE: dict[str, type[ArtError]] = {}
 
 
 class ArtError(Exception):
-    """Root of ART's errors."""
+    """Base class of every error that ART raises on purpose."""
 
     code = "internal_error"
     transient = False
@@ -35,7 +35,7 @@ class ConfigError(ArtError, code="invalid_config"):
 
 
 class RequestError(ArtError, code="invalid_request"):
-    """The caller must change the call."""
+    """A request or call was refused; the subclass says why."""
 
 
 class AuthenticationError(RequestError, code="invalid_api_key"):
@@ -47,7 +47,7 @@ class PermissionDeniedError(RequestError, code="permission_denied"):
 
 
 class InvalidRequestError(RequestError, code="invalid_request_error"):
-    """A parameter is malformed or out of range."""
+    """A parameter of a request or call is malformed or out of range."""
 
 
 class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
@@ -55,25 +55,25 @@ class ContextLengthError(InvalidRequestError, code="context_length_exceeded"):
 
 
 class NotFoundError(RequestError, code="not_found"):
-    """There is no such model, step, job, rollout or exchange."""
+    """There is no such model, step, job, rollout or exchange (recorded answer)."""
 
 
 class ConflictError(RequestError, code="conflict"):
-    """The call contradicts what is already recorded."""
+    """The request contradicts what the server has stored, for example by changing a finished rollout."""
 
 
 class RequestTimeoutError(RequestError, code="request_timeout"):
-    """The body of a request came too slowly."""
+    """The client sent the body of its request too slowly."""
 
     transient = True
 
 
 class PayloadTooLargeError(RequestError, code="payload_too_large"):
-    """The body of a request is above the limit."""
+    """The body of a request has more bytes than the server accepts."""
 
 
 class OverloadedError(RequestError, code="overloaded"):
-    """The queue is full. Try again after `retry_after_s`."""
+    """A queue is full, or a limit on requests is reached. Try again after `retry_after_s` seconds."""
 
     transient = True
     retry_after_s = 7.0
@@ -81,15 +81,15 @@ class OverloadedError(RequestError, code="overloaded"):
 
 
 class TrajectoryError(ArtError, code="invalid_trajectory"):
-    """Trajectories cannot be trained as they are."""
+    """Training cannot use the trajectories as they are, for example because a reward is not a number."""
 
 
 class TrajectoryMismatchError(TrajectoryError, code="trajectory_mismatch"):
-    """A text was changed after sampling, or its exchange is unknown."""
+    """The text of an answer was changed after it was sampled, or the server has no record of the answer."""
 
 
 class NothingTrainableError(TrajectoryError, code="nothing_trainable"):
-    """No token of the submitted groups can be learnt from."""
+    """The submitted trajectories have no token to learn from, for example because all rewards are equal."""
 
 
 class TrainingError(ArtError, code="training_failed"):
@@ -97,47 +97,47 @@ class TrainingError(ArtError, code="training_failed"):
 
 
 class JobCancelledError(ArtError, code="job_cancelled"):
-    """Somebody cancelled the job."""
+    """Somebody cancelled the training or checkpoint job before it ended."""
 
 
 class PublishError(ArtError, code="publish_failed"):
-    """A checkpoint could not become the served policy."""
+    """A new checkpoint could not be loaded into the engine. The server goes on with the older one."""
 
 
 class AdapterError(PublishError, code="invalid_adapter"):
-    """The file of an adapter is damaged, or the adapter matches no layer."""
+    """The file of a LoRA adapter is damaged, or the adapter matches no layer of the base model."""
 
 
 class HandshakeError(PublishError, code="handshake_failed"):
-    """The engine does not reproduce the log-probs of the trainer's probe."""
+    """The engine loaded a checkpoint, but its weights or its log-probs of a test text differ from the trainer's."""
 
 
 class JudgeError(ArtError, code="judge_failed"):
-    """A judge gave no usable scores. The group then has no reward, and never 0."""
+    """A language model that judges rollouts gave no usable scores. The group gets no reward, not even 0."""
 
 
 class JudgeAnswerError(JudgeError, code="judge_answer_unusable"):
-    """A judge answered, but without usable scores."""
+    """A language model that judges rollouts answered, but the answer has no usable scores."""
 
 
 class BudgetError(ArtError, code="budget_exhausted"):
-    """The costs have reached the limit of their budget."""
+    """The costs that were booked have reached the limit of the budget."""
 
 
 class FaultRateError(ArtError, code="too_many_faults"):
-    """Too many of the recent rollouts failed."""
+    """More of the recent rollouts failed than the `FaultWatch` of the run allows."""
 
 
 class GenerationError(ArtError, code="generation_failed"):
-    """A language model wrote no usable scenarios."""
+    """A language model that was asked to write scenarios (task inputs) wrote none that can be used."""
 
 
 class RolloutError(ArtError, code="rollout_failed"):
-    """A rollout failed outside the policy: it says so itself, or it took too long."""
+    """A rollout failed, and not through the policy: its outcome is `infra_fault`, or its reward is no finite number."""
 
 
 class ToolServerError(ArtError, code="tool_server_failed"):
-    """An MCP server has ended or is late. The rollout fails, and its reward is never 0."""
+    """An MCP server or environment failed or is late. The rollout fails and gets no reward, not even 0."""
 
     transient = True
 
@@ -161,5 +161,5 @@ class ProcessError(ArtError, code="process_unavailable"):
 
 
 def error_from_code(code: str, message: str, *, param: str | None = None) -> ArtError:
-    """Make the error that a wire code names; an unknown code gives a plain `ArtError` with the same message."""
+    """Make the error whose `code` a server sent; an unknown code gives a plain `ArtError` with the same message."""
     return _BY_CODE.get(code, ArtError)(message, param=param)

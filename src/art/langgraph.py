@@ -1,4 +1,4 @@
-"""`art.integrations.langgraph` under a shorter name."""
+"""Shorter name of `art.integrations.langgraph`, which uses LangGraph agents as rollouts."""
 
 from art.integrations.langgraph import init_chat_model, wrap_rollout
 

@@ -35,7 +35,7 @@ def is_choice(item: object) -> TypeIs[Choice]:
 
 
 def load_choice(data: Mapping[str, Any]) -> Choice:
-    """Load a `Choice` from a dump, with its extra fields.
+    """Make a `Choice` from the dictionary that its `model_dump` wrote, with extra fields.
 
     It is as lenient as the OpenAI client: an unknown finish reason or tool call stays as it is.
     """
@@ -91,7 +91,7 @@ def dump_items(items: list[Any]) -> list[Any]:
 
 
 def to_message(item: Any) -> dict[str, Any]:
-    """Convert an item to a message that can be sent to a model.
+    """Convert a message or a `Choice` to a message that can be sent to a model.
 
     A choice gives its assistant message. Its reasoning, refusal and calls are kept, because the model must see its
     earlier turns as they are trained. Missing content becomes "".

@@ -1,4 +1,4 @@
-"""Refuses `ServerlessBackend` of older code, and says what to use today."""
+"""Raises an error for `ServerlessBackend`, which older code imports from here, that says what to use today."""
 
 from art.compat.refused import refuse
 

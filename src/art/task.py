@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 
 LEARNING_RATE = 1e-5
-"""The learning rate of a LoRA on a pretrained model."""
+"""Default learning rate of a LoRA adapter on a pretrained model."""
 TINY_LEARNING_RATE = 3e-3
-"""The learning rate of a LoRA on a tiny model."""
+"""Default learning rate of a LoRA adapter on a tiny model, such as `art tiny-model` makes."""
 TINY_MODEL_FILE = "tiny_model.json"
 """File that marks the folder of a tiny model."""
 
@@ -76,7 +76,7 @@ Cut = Literal["cut_short", "context_full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A conversation that shows a model the format of a task. It ends with an assistant message."""
+    """A conversation for the warm start of a tiny model, in a task's format. It ends with an assistant message."""
 
     messages: Messages
     tools: Tools | None = None
@@ -84,7 +84,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskDefaults:
-    """The default settings for training a task. A task of your own can keep them all."""
+    """Default settings for training on a task, and for its tiny model. A task of your own can keep them all."""
 
     learning_rate: float | None = None
     """`None` means 3e-3 for a tiny model and 1e-5 for a pretrained one. At 5e-3, tiny models forget longer formats such
@@ -123,18 +123,19 @@ class TaskDefaults:
 
 
 class Task(ABC):
-    """What a policy learns to do. One instance runs many rollouts at once, so it has no state of a single rollout."""
+    """Base class of tasks: what a policy learns to do. One instance runs many rollouts at once, so it holds no state of
+    a single one."""
 
     name: ClassVar[str]
     """Name in commands, and of the default project: letters, digits, `.`, `_` and `-`."""
     description: ClassVar[str]
     """What the policy learns to do, in a few words."""
     headline_metric: ClassVar[str] = "reward"
-    """The trajectory metric that tells people how good a policy is, 0 or 1 if possible; or `reward`."""
+    """The trajectory metric that tells people how good a policy is, if possible 0 or 1 per rollout; or `reward`."""
     defaults: ClassVar[TaskDefaults] = TaskDefaults()
     needs_reading: ClassVar[bool] = True
-    """Whether the best answer depends on what the policy is shown. If not, a tiny model whose answers do not depend on
-    it causes no warning."""
+    """Whether the best answer depends on what the policy is shown. If so, a warm start warns of a tiny model whose
+    answers do not depend on it."""
 
     @abstractmethod
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
@@ -245,7 +246,7 @@ def list_tasks() -> list[str]:
 
 
 def get_task(name: str) -> Task:
-    """Return the task with a name, or the `Task` or subclass at `module:attribute` or `path/to/file.py:attribute`.
+    """Return a task by its registered name, or from `module:attribute` or `path/to/file.py:attribute`.
 
     Raises:
         ConfigError: there is no such task, or it cannot be used.
@@ -288,7 +289,7 @@ def _instance(path: str, task: type[Task]) -> Task:
 
 
 def draw_scenarios(task: Task, split: Split, *, seed: int, count: int) -> list[Scenario]:
-    """Call `task.scenarios(...)` and check the result.
+    """Draw scenarios of a task by `task.scenarios(...)`, and check what it returns.
 
     Raises:
         ConfigError: the result is not a list of scenarios, has too few for training, or none for a held-out split.
@@ -317,7 +318,7 @@ def _play(task: Task, rng: random.Random, count: int, mean_skill: float) -> list
 
 
 def draw_conversations(task: Task, *, seed: int, count: int, skill: float | None = None) -> list[Conversation]:
-    """Call `task.warm_start_conversations(...)` and check the result.
+    """Draw scripted play of a task by `task.warm_start_conversations(...)`, and check what it returns.
 
     Args:
         skill: mean skill of the play, from 0 to 1; `None` takes the task's own.
@@ -366,11 +367,11 @@ async def sample_answer(
 async def take_turn(
     model: Model[Any, Any], trajectory: Trajectory, *, step: int | None = None, **request: Any
 ) -> list[Any] | Cut:
-    """Call `sample_answer` with the trajectory's tools, and count the answer in `num_turns`.
+    """Ask the policy for one answer, with the trajectory's tools, append it, and count it in the metric `num_turns`.
 
     Returns:
-        The answer's tool calls, or the reason why the rollout ended inside this turn. If the first prompt is too long
-        for the context, the error is raised, since the policy is not to blame.
+        The answer's tool calls, or the reason why the rollout ended in this turn: `cut_short` (the answer was too long)
+        or `context_full`. If already the first prompt is too long for the context, the error is raised.
     """
     num_turns = trajectory.metrics.get("num_turns", 0)
     try:

@@ -1,4 +1,4 @@
-"""Trajectories and groups, under the module name of older code."""
+"""The module from which older code imports trajectories and groups; today they are in `art.trajectory`."""
 
 from art.messages import get_messages
 from art.trajectory import History, MetadataValue, PydanticException, Trajectory, TrajectoryGroup

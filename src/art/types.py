@@ -1,4 +1,4 @@
-"""Types of messages, settings and results, under the module name of older code."""
+"""The module from which older code imports types of messages, settings and results."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Names that older articles use, for the same server, tasks and judge.
+"""A client for programs from older articles. It works with the servers, tasks and judges of the package `art`.
 
     from openpipe_art import ArtClient, ruler_score_group
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start `work` from anywhere: in a thread if an event loop runs here (a notebook), else run it to its end."""
+    """Start a coroutine: in a thread if an event loop runs here (a notebook), else run it to its end."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -26,5 +26,5 @@ def start_blocking(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` from anywhere, wait for its end and return its result."""
+    """Run a coroutine, with or without a running event loop, wait for its end and return its result."""
     return start_blocking(work).result()

@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = ("openpipe", "agent")
 """Project and name of the model to register if none is given."""
 MAX_RUNS = 10_000
-"""Rollouts of `run_agent` that are remembered, because `train` uses rewards that are set on them."""
+"""Number of rollouts of `run_agent` that are remembered, because `train` uses rewards that are set on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Rewards of a model on held-out scenarios of a task."""
+    """The result of `evaluate`: rewards of a model on held-out scenarios of a task."""
 
     task: str
     mean_reward: float
@@ -57,7 +57,7 @@ class _Run:
 
 
 class AsyncArtClient:
-    """Runs and trains one model on a server."""
+    """A client that runs and trains one model on an `art-server`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class AsyncArtClient:
         on_step: Callable[[StepReport], None] | None = None,
         judge: str | art.Model[Any, Any] | Judge | RewardFunction | None = None,
     ) -> list[StepReport]:
-        """Make `iterations` training steps; the weights of each step are served when the next begins.
+        """Train the model for `iterations` steps. The weights of each step are served when the next begins.
 
         If rewards were set on results of `run_agent` since the last call, the first step trains on those rollouts. All
         other steps make rollouts of their own.

@@ -20,7 +20,7 @@ _pending: set[Future[list[Trajectory]]] = set()
 
 
 class Scored(Sequence[Trajectory]):
-    """Trajectories with their scores. While the judge still works, `await` gives the list, and any other use waits."""
+    """Trajectories that a judge scores in a thread. `await` gives them as a list; any other use waits for scores."""
 
     def __init__(self, future: Future[list[Trajectory]]) -> None:
         self._future = future
@@ -50,7 +50,7 @@ class Scored(Sequence[Trajectory]):
 async def aruler_score_group(
     trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **settings: Any
 ) -> list[Trajectory]:
-    """Set the judge's scores as rewards, and return the trajectories in their order.
+    """Have a judge model compare trajectories, set its scores as their rewards, and return them in the same order.
 
     Args:
         trajectories: rollouts of one scenario.
@@ -69,7 +69,10 @@ async def aruler_score_group(
 
 
 def ruler_score_group(trajectories: Iterable[Trajectory], model: str | Model[Any, Any], **settings: Any) -> Scored:
-    """`aruler_score_group` for code without an event loop; inside one the result may be awaited."""
+    """Have a judge model set the rewards of trajectories; arguments and errors are those of `aruler_score_group`.
+
+    This is for code without `await`. In a notebook it returns at once, and the result may be awaited.
+    """
     future = start_blocking(aruler_score_group(trajectories, model, **settings))
     if future.done():
         future.result()
@@ -80,7 +83,7 @@ def ruler_score_group(trajectories: Iterable[Trajectory], model: str | Model[Any
 
 
 def wait_for_scores() -> None:
-    """Wait until no judgement runs any more."""
+    """Wait for all judgements that `ruler_score_group` has started."""
     wait(list(_pending))
 
 

@@ -22,6 +22,7 @@ from art.config import EngineConfig, LoraConfig, TrainConfig, TrainerConfig
 from art.engine import AdapterInfo
 from art.engines.torch.embedded import TorchEngine
 from art.errors import HandshakeError
+from art.protocol.calls import Train
 from art.protocol.samples import TrainingSample
 from art.runtime.publish.publish import publish
 from art.storage import checkpoints
@@ -97,13 +98,14 @@ class Runs:
         if step == 0:
             self._trainer.init_checkpoint(path, LoraConfig(rank=4, seed=model))
             return path
-        self._trainer.train(
+        call = Train(
             samples=samples(1000 * model + step, self._vocab_size),
             config=TrainConfig(learning_rate=1e-6, mismatch=None),
             from_checkpoint=self.checkpoint(model, step - 1),
             to_checkpoint=path,
             job_id=f"job-{model}-{step:04d}",
         )
+        self._trainer.train(call)
         return path
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from art.protocol.calls import Call
 
 
-@dataclass(frozen=True)
 class Raw(Call[Any]):
     """Any method with any parameters."""
 
@@ -24,4 +22,4 @@ Raw.method = property(lambda self: self.name)  # type: ignore[assignment]
 
 
 def raw(method: str, **params: Any) -> Raw:
-    return Raw(method, params)
+    return Raw(name=method, body=params)

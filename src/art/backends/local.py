@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 PINGS_PER_TIMEOUT = 4
-"""Requests in a row without an answer after which a server counts as silent. A single one may be the fault of this
+"""Number of health requests in a row without an answer after which a server is killed. One may be the fault of this
 process: code that blocks its event loop hides answers."""
 LOG_CHECK_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -96,7 +96,7 @@ class LocalBackend(Backend):
 
     @property
     def log_path(self) -> Path:
-        """Log file of the server."""
+        """Path of the server's log file."""
         return DataDir(self.path).logs / "server.log"
 
     @property

@@ -16,7 +16,7 @@ from art.trajectory import History, Trajectory
 
 
 class AskedModel(Protocol):
-    """A model that a request is sent to."""
+    """Interface of a model that a request can be sent to."""
 
     @property
     def inference_base_url(self) -> str | None: ...
@@ -32,7 +32,7 @@ class AskedModel(Protocol):
 
 
 class CapturedModel(AskedModel, Protocol):
-    """What a capture needs of a model."""
+    """Interface of a model from which `art.capture` can make a trajectory."""
 
     def get_inference_name(self, step: int | None = None) -> str: ...
 
@@ -53,7 +53,7 @@ class Endpoint:
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """The conversations inside a capture."""
+    """Result of `art.capture`: a trajectory of the requests that were sent to a model inside its block."""
 
     model: Any = None
     """Model whose answers are captured; by default the first model that is asked."""
@@ -70,7 +70,9 @@ class Captured:
 
     @property
     def base_url(self) -> str:
-        """Base URL at which requests of any client, in any dialect, are captured. The key is `model.inference_api_key`.
+        """Base URL at which requests of any client are captured, in OpenAI's or Anthropic's format.
+
+        Its API key is `model.inference_api_key`.
 
         Raises:
             ConfigError: the capture has no trainable model; other endpoints keep no record.
@@ -98,7 +100,7 @@ class Captured:
         return self.trajectory
 
     def why_empty(self) -> str | None:
-        """The reason why nothing was captured and what to do about it; `None` if something was captured."""
+        """Return why nothing was captured and what to do about it; `None` if something was captured."""
         if self.trajectory.messages_and_choices:
             return None
         if self._missed:

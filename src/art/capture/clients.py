@@ -31,7 +31,7 @@ def remember(model: CapturedModel) -> None:
 
 
 def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
-    """Make the event hooks of an HTTP client for `model`."""
+    """Make the event hooks of an asynchronous HTTP client that let a capture see its requests to `model`."""
 
     async def on_request(request: httpx2.Request) -> None:
         redirect(model, request)
@@ -43,7 +43,7 @@ def async_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
 
 
 def sync_hooks(model: CapturedModel) -> dict[str, list[Callable[..., Any]]]:
-    """Make the event hooks of an HTTP client that blocks."""
+    """Make the event hooks of a blocking HTTP client that let a capture see its requests to `model`."""
     return _hooks(partial(redirect, model), partial(copy_answer, model))
 
 
@@ -53,9 +53,9 @@ def _hooks(on_request: Callable[..., Any], on_response: Callable[..., Any]) -> d
 
 
 def see(client: Any, request: Any) -> AskedModel | None:
-    """The model that another library's client asks inside a capture. The request is redirected to be recorded.
+    """Find the model that another library's client asks inside a capture, and redirect the request to be recorded.
 
-    `None` if there is nothing to do: there is no capture, the request asks no model, or it is captured otherwise.
+    Returns `None` without a capture, for a request that asks no model, and for one that is captured otherwise.
     """
     captured = current.get()
     if captured is None or any(hook in _own_hooks for hook in client.event_hooks["request"]):
@@ -100,7 +100,7 @@ def _is_named(model: Any, asked: str) -> bool:
 
 
 def redirect(model: AskedModel, request: Any) -> None:
-    """Send a request to the capture's rollout, if the model's server records rollouts."""
+    """Send a request to the capture's base URL instead, where the server of a trainable model records it."""
     captured = current.get()
     if captured is None or not model.trainable:
         return
@@ -111,7 +111,7 @@ def redirect(model: AskedModel, request: Any) -> None:
 
 
 def copy_answer(model: AskedModel, response: Any) -> None:
-    """Copy an answer on its way to the client, if it belongs to a capture that keeps the record itself."""
+    """Copy an answer into the open capture on its way to the client, for a model whose server keeps no record."""
     captured = current.get()
     if captured is None:
         return

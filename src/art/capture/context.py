@@ -55,7 +55,7 @@ async def capture(model: CapturedModel | None = None) -> AsyncIterator[Captured]
 
 
 def current_capture() -> Captured | None:
-    """The capture that surrounds the caller."""
+    """Return the capture that surrounds the caller; `None` if there is none."""
     return current.get()
 
 
@@ -64,7 +64,7 @@ def auto_trajectory(*, required: Literal[True]) -> Trajectory: ...
 @overload
 def auto_trajectory(*, required: bool = False) -> Trajectory | None: ...
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """The trajectory of the surrounding capture, for example to set its reward; `None` without a capture.
+    """Return the trajectory of the surrounding capture, for example to set its reward; `None` without a capture.
 
     Raises:
         RuntimeError: no capture surrounds the caller, and one is `required`.
@@ -95,7 +95,7 @@ def yield_trajectory(trajectory: Trajectory) -> None:
 
 
 async def capture_yielded_trajectory(awaitable: Awaitable[Any]) -> Trajectory:
-    """Run a rollout that returns something else, and return the trajectory that it yielded.
+    """Run a rollout that returns something else, and return the trajectory that it yielded with `yield_trajectory`.
 
     Raises:
         RuntimeError: the rollout yielded no trajectory.

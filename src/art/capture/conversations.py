@@ -14,7 +14,7 @@ _NOT_SENT_BACK = ("reasoning", "reasoning_content", "refusal", "annotations", "n
 
 
 def add_exchange(histories: list[History], exchange: Exchange) -> None:
-    """Append an exchange to the longest conversation that it continues, or begin one.
+    """Append a request and its answers to the longest conversation that they continue, or begin one.
 
     Further choices of the same request, and branches, become conversations of their own. They repeat earlier answers as
     plain messages, so that no answer counts twice.

@@ -29,7 +29,10 @@ _is_seen: ContextVar[bool] = ContextVar("art_capture_is_seen", default=False)
 
 @contextmanager
 def watch_clients() -> Iterator[None]:
-    """See the requests of all clients until the last such block in this process ends."""
+    """Context manager: while it is open, every request of an httpx or httpx2 client in this process is seen.
+
+    A request inside a capture is then captured. Blocks may overlap: the libraries are restored when the last one ends.
+    """
     global _num_open
     with _lock:
         _num_open += 1

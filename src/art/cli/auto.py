@@ -1,8 +1,9 @@
 """`art auto "what the agent should do" --model M`: train an agent from one sentence.
 
-write inputs and a system prompt --> train with RULER --> judge held-out inputs, before beside after --> report
+write inputs and a system prompt --> train with RULER --> judge held-out inputs before and after --> report
 
-All of it is kept in readable files in the folder of `--out`: task.toml, scenarios.jsonl, run.toml. Edit them and run
+RULER is a language model that compares the answers to one input. All of it is kept in readable files in the folder of
+`--out`: task.toml, scenarios.jsonl, run.toml. Edit them and run
 `art auto FOLDER`: the files are used as they are, and training goes on where it stopped.
 """
 

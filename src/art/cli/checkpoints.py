@@ -29,7 +29,7 @@ FORMATS = get_args(ExportFormat)
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model as PROJECT/NAME."""
+    """The name of a model on a server, which the command line gives as PROJECT/NAME."""
 
     project: str
     name: str

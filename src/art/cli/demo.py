@@ -37,7 +37,7 @@ EVALUATION_SEED = 20_000
 
 @dataclass(slots=True, kw_only=True)
 class Stopwatch:
-    """Wall time since the start, and its parts for rollouts, training and publishing, in seconds.
+    """Wall time of a demo since its start, and its parts for rollouts, training and loading checkpoints, in seconds.
 
     Evaluation counts as rollouts, and the warm start as training. The rest goes to starting processes, submitting,
     logging and drawing.

@@ -117,7 +117,7 @@ async def _examine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut:
-    """A few groups, and how many rollouts and seconds they took."""
+    """Groups of rollouts made as a trial, with the number of rollouts and the seconds that they took."""
 
     groups: list[TrajectoryGroup]
     num_rollouts: int
@@ -128,7 +128,7 @@ class RolledOut:
 async def roll_out(
     model: TrainableModel, task: Task, *, num_scenarios: int, num_rollouts: int | None, seed: int
 ) -> RolledOut:
-    """Roll out a few groups as a training step would."""
+    """Make a few groups of rollouts of a task, as a training step would."""
     scenarios = draw_scenarios(task, "train", seed=seed, count=num_scenarios)
     size = num_rollouts or task.defaults.rollouts_per_group
     started = time.perf_counter()
@@ -141,7 +141,7 @@ async def roll_out(
 
 
 def check_rollouts(rolled: RolledOut) -> CheckResult:
-    """Check that rollouts end with a trajectory."""
+    """Check that rollouts end with a trajectory, and do not raise."""
     num_failed = rolled.num_rollouts - sum(map(len, rolled.groups))
     finding = f"{num_failed} of {rolled.num_rollouts} failed, in {rolled.seconds:.1f} s"
     if num_failed == 0:
@@ -196,7 +196,7 @@ def forecast(task: Task, rolled: RolledOut, step: CheckResult, *, num_steps: int
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 5400 gives "1.5 h"."""
+    """Format seconds for people: 5400 gives "1.5 h"."""
     for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -206,7 +206,7 @@ def duration(seconds: float) -> str:
 async def examine_task(
     console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
-    """Check rollouts, their rewards and a trial step on them, and forecast a training."""
+    """Check a task: a few rollouts, their rewards and a trial step on them. Forecast a training from these."""
     with console.status(f"Rollouts of {task.name} ..."):
         rolled = await roll_out(model, task, num_scenarios=args.scenarios, num_rollouts=args.rollouts, seed=args.seed)
     checks = [check_rollouts(rolled), check_spread(rolled.groups)]

@@ -81,7 +81,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def labels_of(name: str | None, group: TrajectoryGroup) -> list[float] | None:
-    """The labels of a group; `None` if a trajectory has none or if all are equal."""
+    """True scores of a group's trajectories, to measure a judge with; `None` if one has none or all are equal.
+
+    Args:
+        name: metric or metadata that holds the label; `None` takes the reward that the rollout set.
+    """
     labels = [_label(trajectory, name) for trajectory in group]
     known = [float(label) for label in labels if isinstance(label, (int, float)) and math.isfinite(label)]
     return known if len(known) == len(group) and len(set(known)) > 1 else None

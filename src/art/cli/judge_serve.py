@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def scripted_models(args: argparse.Namespace) -> Callable[[dict[str, Any]], Reply]:
-    """A function that answers requests: the judge those with evidence, the generator all others.
+    """Make a function that answers chat requests: as a judge if they show rollouts to score, else as a generator.
 
     Raises:
         ConfigError: an option is out of range, or names something that does not exist.

@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 class StderrHandler(logging.Handler):
-    """Writes to the current `sys.stderr`, which a progress bar replaces to keep messages above itself."""
+    """A log handler for the current `sys.stderr`, which a progress bar replaces to keep messages above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
@@ -65,7 +65,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser with the options of the command that `arguments` name; only that one's module is imported."""
+    """Make the parser of `art`. It has options only for the command that `arguments` name, and imports only that."""
     parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
     parser.add_argument("--version", action="version", version=f"art {art.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

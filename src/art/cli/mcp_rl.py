@@ -1,9 +1,9 @@
 """`art mcp-rl SERVER --model M`: train an agent for the tools of an MCP server, without labels and without data.
 
-discover the tools --> write scenarios --> train with RULER --> judge held-out ones, before beside after --> report
+discover the tools --> write scenarios --> train with RULER --> judge held-out ones before and after --> report
 
-Everything is kept in the folder of `--out`. The same command continues where the last one stopped: from the newest
-checkpoint, with the scenarios that scenarios.json then has.
+RULER is a language model that compares the rollouts of one scenario. Everything is kept in the folder of `--out`. The
+same command continues from the newest checkpoint, with the scenarios that scenarios.json then has.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_headers(options: Sequence[str]) -> dict[str, str]:
-    """Headers by name, with variables of the environment filled in.
+    """Read options of the form "NAME: VALUE" as headers by name, with $VARIABLES of the environment filled in.
 
     Raises:
         ConfigError: an option has no colon, or names a variable that is not set.
@@ -79,7 +79,7 @@ def read_headers(options: Sequence[str]) -> dict[str, str]:
 
 
 def read_env(options: Sequence[str]) -> dict[str, str]:
-    """Environment variables by name. One without a value has the value that it has here.
+    """Read options of the form NAME=VALUE as environment variables. NAME alone takes its value from this process.
 
     Raises:
         ConfigError: a variable without a value is not set here.
@@ -102,7 +102,7 @@ def _filled(text: str) -> str:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The command as it was typed, for the report, with keys left out."""
+    """The command as it was typed, for the report, without the values of headers and variables, which may be keys."""
     separators = {"--header": ":", "--server-env": "="}
     shown = ["art"]
     for word in argv:

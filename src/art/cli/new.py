@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_agent(folder: Path, *, kind: str) -> str:
-    """Write the files, and return the name of the task's class.
+    """Write a new agent's task, tests and README into `folder`, and return the name of the task's class.
 
     Args:
         kind: how the agent acts: by `text` or by `tool` calls.

@@ -1,4 +1,4 @@
-"""`art-server`: runs the ART server."""
+"""`art-server`: the command that runs a server, which serves models with an OpenAI-compatible API and trains them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MIN_KEY_LENGTH = 16
 MAX_OPEN_FILES = 65_536
 LISTEN_BACKLOG = 4096
 COLLECT_AFTER = 20_000
-"""New objects after which the garbage collector looks for cycles. Python's 700 makes a start a fifth longer."""
+"""New objects after which the garbage collector looks for cycles. Python's default, 700 in 3.11, delays the start."""
 GRACEFUL_SHUTDOWN_S = 4
-"""Time for running requests when the server is asked to stop. Its children get `EXIT_TIMEOUT_S` after that."""
+"""Seconds for running requests to end when the server is asked to stop. Engines and trainers are ended after that."""
 SHUTDOWN_DEADLINE_S = 9.0
-"""Time from a signal to the end of the process, even if the server hangs."""
+"""Seconds from a signal to the end of the process, even if the server hangs."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -34,7 +34,7 @@ from art.storage.logs import log_since, log_size
 REPORT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 2.0
 UNREACHABLE_S = 5.0
-"""Time to reach a server elsewhere."""
+"""Seconds to reach a server on another machine."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def describe_server(url: str) -> str:
-    """What a server reports about itself. It shows its processes only to keys for all projects."""
+    """Ask the server at `url` for its processes, models and unfinished jobs, and return them as text.
+
+    It shows its processes only to keys for all projects.
+    """
     key = os.environ.get("ART_API_KEY") or find_local_key(url)
     async with ArtClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
         health, models = await client.health(), await client.list_models()
@@ -96,7 +99,7 @@ def _describe_job(job: JobStatus) -> str:
 
 
 def describe_costs(data_dir: DataDir) -> list[str]:
-    """Costs so far of each model in a data directory that has any."""
+    """Describe the costs so far of each model in a data directory; models without costs are left out."""
     costs = []
     for path in sorted(data_dir.root.glob("*/models/*/costs.jsonl")):
         if lines := Ledger(path=path).lines():
@@ -105,7 +108,7 @@ def describe_costs(data_dir: DataDir) -> list[str]:
 
 
 def ask_for_report(data_dir: DataDir) -> str:
-    """Ask the server that uses `data_dir` for its report.
+    """Ask the server that uses `data_dir`, by a signal, for a report on its processes and jobs.
 
     Raises:
         NotFoundError: no server uses it.

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from art.cli.terminal.screen import Screen, progress_bar
-from art.runtime.children.child import import_transformers
 from art.storage.local_key import state_folder
 from art.task import Task, draw_conversations, get_task
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> Path:
-    """Folder of the tiny model of a task and seed. It depends on the task's play and settings too."""
+    """The folder for the tiny model of a task and seed. Another warm start (play or settings) has another folder."""
     play = draw_conversations(task, seed=seed, count=20)
     digest = hashlib.blake2b(repr((task.defaults, head_dim, play)).encode(), digest_size=4).hexdigest()
     return data_dir / "tiny-models" / f"{task.name}-seed{seed}-{digest}"
@@ -56,7 +55,7 @@ def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> P
 def build_with_progress(
     console: Console, path: Path, *, task: Task, seed: int, head_dim: int = 16, **options: Any
 ) -> tuple[Path, float]:
-    """Build a tiny model with a progress bar.
+    """Make a tiny model for a task, and show a progress bar of its warm start (supervised training on scripted play).
 
     Args:
         options: more arguments of `build_tiny_model`.
@@ -73,6 +72,8 @@ def build_with_progress(
         console.print(f"making a tiny model in {path}: a warm start of about a minute", highlight=False, soft_wrap=True)
     with _noted(path.resolve()) as note, progress_bar(console, "loss") as progress:
         bar = progress.add_task("warm start", total=None, loss="")
+
+        from art.runtime.children.child import import_transformers
 
         import_transformers()
         from art.testing.tiny.build import build_tiny_model
@@ -104,7 +105,7 @@ def _noted(path: Path) -> Iterator[Callable[[str], None]]:
 
 
 def warm_starts() -> list[str]:
-    """The warm starts that this user's commands run now, each with its folder and progress."""
+    """The warm starts of tiny models that this user's commands run now, each with its folder and progress."""
     lines = []
     for file in sorted(state_folder().glob("warm-start-*.txt")):
         with contextlib.suppress(OSError):  # the file has gone, or the process that wrote it was killed

@@ -50,14 +50,14 @@ _MAKE_ROLLOUTS: _Advice = (
 
 
 def check_groups(groups: Any) -> list[TrajectoryGroup]:
-    """Return the groups to train on as a list; a `TrajectoryError` says how to make groups of anything else."""
+    """Return the groups to train on as a list. For anything else a `TrajectoryError` says how to make groups of it."""
     if isinstance(groups, TrajectoryGroup):
         raise TrajectoryError("`trajectory_groups` is one TrajectoryGroup; put it into a list: `[group]`")
     return _check("trajectory_groups", groups, (TrajectoryGroup,), "TrajectoryGroup", _MAKE_GROUPS)
 
 
 def check_trajectories(trajectories: Any) -> list[Trajectory]:
-    """Return the trajectories to fine-tune on as a list; a `TrajectoryError` says how to get them of anything else."""
+    """Return the trajectories to fine-tune on as a list. For anything else a `TrajectoryError` says what to do."""
     if isinstance(trajectories, TrajectoryGroup):
         return list(trajectories)
     if isinstance(trajectories, Trajectory):
@@ -109,10 +109,10 @@ def check_group_result(result: Any) -> TrajectoryGroup | None:
 
 
 def check_kept(name: str, kept: Any) -> list[TrajectoryGroup]:
-    """Return as a list the groups to keep, of which the callback `name` returned one, several or `None`.
+    """Make a list of the groups that the callback `name` returned: one group, a list of groups, or `None` for none.
 
     Raises:
-        TrajectoryError: it returned something else.
+        TrajectoryError: the callback returned something else.
     """
     groups = [] if kept is None else kept if isinstance(kept, list) else [kept]
     for group in groups:

@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class NamedModel(Protocol):
-    """Anything with the name and project of a model."""
+    """Interface of any object that has the name and project of a model."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +47,7 @@ Steps = list[int]
 
 
 class Checkpoints:
-    """Checkpoints of the models on a server. Each call that changes something is a job and is safe to repeat."""
+    """Lists, copies, exports and deletes the checkpoints of models on a server. Every call is safe to repeat."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[ArtClient]], note_step: Callable[[NamedModel, int], int]
@@ -55,7 +55,7 @@ class Checkpoints:
         """
         Args:
             connect: gives the client of the server.
-            note_step: told when a call here moved a model to another step; returns that step.
+            note_step: called when a model moved to another step; returns that step.
         """
         self._connect = connect
         self._note_step = note_step
@@ -110,10 +110,10 @@ class Checkpoints:
         not_after_step: int | None = None,
         show: bool = False,
     ) -> int:
-        """Start `model` from a checkpoint of another model, under the same step; before or after its registration.
+        """Copy a checkpoint of another model to `model`, whose training then starts there, with the same step number.
 
-        Both must have the same base model and LoRA settings. A model that was forked from the same source before stays
-        where it is, so that a script can be run again.
+        `model` need not be registered. Both must have the same base model and LoRA settings. A model that was
+        forked from the same source before stays where it is, so that a script can be run again.
 
         Args:
             from_model: the other model, or its name.
@@ -218,7 +218,7 @@ class Checkpoints:
 
 
 class CheckpointMethod(Generic[P, R]):
-    """Gives a backend a method of its `checkpoints` under another name, such as `backend.list_checkpoints`."""
+    """Descriptor that makes a method of `backend.checkpoints` a method of the backend, e.g. `list_checkpoints`."""
 
     def __init__(self, method: Callable[Concatenate[Checkpoints, P], R]) -> None:
         self.method = method

@@ -1,4 +1,4 @@
-"""One typed method per endpoint.
+"""`ArtClient`: one typed method per endpoint of an ART server.
 
 A server may be restarted at any time. A job is submitted under an id that the server runs at most once, so a repeated
 call continues the same job.
@@ -28,7 +28,7 @@ class ArtClient(JobClient):
     """A client of one server. Use it from any event loop, and close it in each."""
 
     async def health(self) -> dict[str, Any]:
-        """What the server says about itself. It has more than `status` for a key that may read all projects."""
+        """Return the answer of `GET /health`: `status`, and for a key that may read all projects also details."""
         content = await self.request("GET", "/health")
         try:
             answer = loads(content)
@@ -79,7 +79,7 @@ class ArtClient(JobClient):
         return await self.typed(DeleteCheckpointsResponse, "POST", path, body=request)
 
     async def get_rollout(self, rollout_id: str, *, project: str | None = None) -> RolloutRecord:
-        """A rollout and its recorded conversations; `project` is needed if several projects use the same id."""
+        """Return a rollout and its recorded conversations; `project` is needed if several projects use the same id."""
         params = None if project is None else {"project": project}
         return await self.typed(RolloutRecord, "GET", _rollout_path(rollout_id), params=params)
 

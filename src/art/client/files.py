@@ -17,7 +17,7 @@ from art.errors import ArtError, ConfigError, CorruptCheckpointError
 from art.protocol.checkpoint_calls import FileInfo, FileList
 
 MAX_CORRUPT = 2
-"""Times that a file may arrive with another hash than listed."""
+"""Number of times that a file may arrive with the wrong SHA-256 hash before the download fails."""
 PARTIAL_CONTENT = 206
 
 

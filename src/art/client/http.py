@@ -111,7 +111,9 @@ class HttpClient:
         read_timeout_s: float = READ_TIMEOUT_S,
         what: str | None = None,
     ) -> bytes:
-        """Send a request and return the body of a successful answer. Lost calls are repeated; all are safe to repeat.
+        """Send a request and return the body of a successful answer.
+
+        A request without an answer is sent again, because every endpoint is safe to call twice.
 
         Args:
             what: name of what is waited for, for messages when it takes long.
@@ -172,10 +174,10 @@ class HttpClient:
             raise LostAnswerError(f"{type(lost).__name__}: {lost}") from lost
 
     async def before_retry(self, error: Exception, attempt: int, lost_s: float, what: str) -> None:
-        """Wait before the next try.
+        """Wait before a request that got no answer is sent again.
 
         Raises:
-            ProcessError: the calls have been lost for too long.
+            ProcessError: the server has not answered for too long (`lost_s` seconds).
         """
         limit_s = self._unreachable_deadline_s
         if not self._was_reached:

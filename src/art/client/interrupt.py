@@ -19,7 +19,7 @@ _steps: dict[str, int | None] = {}
 
 
 def note_step(model: str, step: int | None) -> None:
-    """Remember the step of `model`, to print it after Ctrl-C."""
+    """Remember the step that `model` is at, to print it after Ctrl-C."""
     if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
         sys.excepthook = _hook
     _steps[model] = step
@@ -37,7 +37,7 @@ def forget_steps(models: Iterable[str]) -> None:
 
 
 def stopped() -> str:
-    """The line to print: "stopped at step 3", or "stopped at step 3 of shop/a, at step 5 of shop/b"."""
+    """Return the line for Ctrl-C: "stopped at step 3", or "stopped at step 3 of shop/a, at step 5 of shop/b"."""
     known = {model: step for model, step in _steps.items() if step is not None}
     places = [f"at step {step}" if len(known) == 1 else f"at step {step} of {model}" for model, step in known.items()]
     return " ".join(["stopped", ", ".join(places)]).rstrip()

@@ -27,7 +27,7 @@ POLL_S = 20.0
 SILENCE_S = 40.0
 """Silence after which a stream of events counts as broken. The server sends a sign of life four times as often."""
 MAX_SILENT_STREAMS = 2
-"""Streams in a row without any event. After them the job's state is asked for: a proxy may hold events back."""
+"""After this many streams in a row without an event, ask for the job's state instead: a proxy may hold events back."""
 _NAMES = {"train": "training", "train_sft": "supervised fine-tuning"}
 """Names of jobs in messages, where they are not those of their kind."""
 
@@ -100,7 +100,7 @@ class JobClient(HttpClient):
                 raise ProcessError(f"gave up on {view.what}: job {job_id} is still {status.state}")
 
     async def job_status(self, job_id: str, *, wait_s: float = 0.0) -> JobStatus:
-        """The state of a job. With `wait_s`, waits until it changes, but not longer than that many seconds."""
+        """Return the state of a job. With `wait_s`, wait until the job has ended, but at most that many seconds."""
         params, timeout_s = {"wait_s": f"{wait_s:g}"}, wait_s + READ_TIMEOUT_S
         return await self.typed(JobStatus, "GET", _job_path(job_id), params=params, read_timeout_s=timeout_s)
 
@@ -140,7 +140,7 @@ class JobClient(HttpClient):
 
 
 class JobView:
-    """Shows a job that is waited for, in words and as a progress bar."""
+    """Shows the user a job for which a call waits, in words and as a progress bar."""
 
     def __init__(self, what: str, *, show: bool = False) -> None:
         self.what = what
@@ -156,7 +156,7 @@ class JobView:
             self._bar.close()
 
     def describe(self) -> str:
-        """The job in words, e.g. "training of p/m (queued at place 2)"."""
+        """Describe the job in words, e.g. "training of p/m (queued at place 2)"."""
         return f"{self.what} ({self._detail})" if self._detail else self.what
 
     def update(self, now: JobEvent | JobStatus) -> None:
@@ -180,7 +180,7 @@ class JobView:
 
 
 def model_path(project: str, name: str, rest: str = "") -> str:
-    """The path of a model's endpoint."""
+    """Return the URL path of an endpoint of a model."""
     path = f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
     return f"{path}/{rest}" if rest else path
 

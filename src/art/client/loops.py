@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Resources by running event loop and key. A copy of the holder has no resources."""
+    """Holds resources, such as HTTP clients, by running event loop and key. A copy begins without resources."""
 
     def __init__(self, close: Callable[[T], Awaitable[None]]) -> None:
         self._close = close
@@ -25,7 +25,7 @@ class PerLoop(Generic[T]):
         )
 
     def get(self, make: Callable[[], T], key: Hashable = None) -> T:
-        """The resource of the running loop for `key`, made at first use.
+        """Return the resource of the running event loop for `key`; `make` makes it at first use.
 
         Raises:
             RuntimeError: no event loop is running.
@@ -40,7 +40,7 @@ class PerLoop(Generic[T]):
         return held[key][0]
 
     async def close(self) -> None:
-        """Close the resources of the running loop."""
+        """Close the resources of the running event loop."""
         for _, keeper in self._held.pop(asyncio.get_running_loop(), {}).values():
             await keeper.aclose()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Endpoint(NamedTuple):
-    """Where a model is asked, and which model it is. Copies of a model may differ in any of these."""
+    """Address, API key, project and name of a model. Copies of a model may differ in any of these."""
 
     base_url: str
     api_key: str
@@ -25,7 +25,7 @@ class Endpoint(NamedTuple):
 
 
 class ModelClients:
-    """Clients by endpoint, each made at first use. A copy of the holder has no clients."""
+    """Holds a model's OpenAI clients by endpoint, each made at first use. A copy begins without clients."""
 
     def __init__(self) -> None:
         self._by_loop: PerLoop[AsyncOpenAI] = PerLoop(lambda client: client.close())
@@ -33,7 +33,7 @@ class ModelClients:
         self._lock = threading.Lock()
 
     def get(self, endpoint: Endpoint, make_hooks: Callable[[], EventHooks]) -> AsyncOpenAI:
-        """The client of the running event loop.
+        """Return the asynchronous client of the running event loop for an endpoint.
 
         Raises:
             RuntimeError: no event loop is running.
@@ -43,7 +43,7 @@ class ModelClients:
         )
 
     def get_blocking(self, endpoint: Endpoint, make_hooks: Callable[[], EventHooks]) -> OpenAI:
-        """The client for code that blocks, shared by all threads."""
+        """Return the client of an endpoint for code that blocks. All threads share it."""
         with self._lock:
             if endpoint not in self._blocking:
                 client = make_blocking_openai_client(endpoint.base_url, endpoint.api_key, make_hooks())

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 TIMEOUT_S = 1200.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_RETRIES = 30
-"""With the client's own back-off, which doubles from 0.5 s to 8 s, these last about three and a half minutes."""
+"""Retries of a request. With the back-off of OpenAI's client, from 0.5 s to 8 s, they last about 3.5 minutes."""
 MAX_CONNECTIONS = 10_000
 
 
 def load_openai() -> None:
-    """Import what the first request needs. It takes half a second, which would delay the first rollouts."""
+    """Import what the first request needs, which takes half a second, so that it does not delay the first rollouts."""
     for name in ("openai.resources.chat.completions", "aiohttp"):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Where the models of a backend are, and which findings about their steps were logged."""
+"""Remembers the step of each model of a backend, and which findings about its steps were logged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from art.client.interrupt import forget_steps, note_step
 logger = logging.getLogger(__name__)
 
 REMIND_AFTER_STEPS = 20
-"""A finding that comes up again is logged again only after this many steps."""
+"""A finding (a remark on a step) that comes up again is logged again only after this many steps."""
 
 
 class ModelSteps:
-    """The step of each `project/name` when one backend last registered, trained or changed it."""
+    """Remembers at which step one backend last saw each model (`project/name`) that it registered or trained."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int | None] = {}
@@ -24,21 +24,21 @@ class ModelSteps:
         """Step at which a finding was last logged, by model and meaning of the finding."""
 
     def expect(self, model: str) -> None:
-        """Name `model` when Ctrl-C ends the program, even before its step is known."""
+        """Name `model` in the line that is printed after Ctrl-C, even before its step is known."""
         note_step(model, self._steps.setdefault(model, None))
 
     def note(self, model: str, step: int) -> int:
-        """Remember that `model` is at `step`, which is returned."""
+        """Remember that `model` is at `step`. Returns `step`."""
         self._steps[model] = step
         note_step(model, step)
         return step
 
     def forget(self) -> None:
-        """Name the models no longer when Ctrl-C ends the program."""
+        """Leave the models out of the line that is printed after Ctrl-C."""
         forget_steps(self._steps)
 
     def note_training(self, model: str, step: int, *, trained: bool) -> list[str]:
-        """Remember where a training left `model`. A finding says if it did not start where this backend left it."""
+        """Remember the step after a training. Returns a finding if it began where this backend did not leave it."""
         known, before = self._steps.get(model), step - trained
         self.note(model, step)
         if known is None or before <= known:

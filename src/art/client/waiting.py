@@ -17,9 +17,9 @@ LONGEST_SILENCE_S = 600.0
 
 @contextlib.contextmanager
 def announce_wait(what: str | Callable[[], str], *, every_s: float = SILENCE_S) -> Iterator[None]:
-    """Log what is waited for when the body has taken `every_s` seconds, and again at doubling intervals.
+    """Context manager: log `what` the body waits for after `every_s` seconds, and again at doubling intervals.
 
-    It is a warning, because programs that have not set up logging show nothing less.
+    The log level is warning, because programs that have not set up logging show nothing below it.
     """
     loop = asyncio.get_running_loop()
     start = time.monotonic()

@@ -1,6 +1,6 @@
 """Code for programs written for ART 0.3 to 0.5. docs/older_code.md lists what it serves.
 
-settings            the dictionaries of `art.dev`, and older words of `train`
+settings            the dictionaries of `art.dev`, and older names of settings of `train`
 internal_config     `_internal_config`, translated to today's settings
 model_fields        fields of `Model` that no longer exist
 gather              options of the gather functions that have no effect

@@ -1,4 +1,4 @@
-"""`backend._experimental_...` of older code, over `backend.checkpoints`."""
+"""The functions `backend._experimental_...` of older code, which call today's functions for checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def experimental_fork_checkpoint(
     verbose: bool = False,
     prefix: str | None = None,
 ) -> None:
-    """Call `fork`, or `pull` if a bucket is given."""
+    """Begin `model` with a checkpoint of another model, by `checkpoints.fork`, or by `pull` if a bucket is given."""
     if from_s3_bucket is None:
         await checkpoints.fork(
             model, from_model, from_project=from_project, not_after_step=not_after_step, show=verbose
@@ -44,7 +44,11 @@ async def experimental_push_to_s3(
     verbose: bool = False,
     delete: bool = False,
 ) -> None:
-    """Push the newest checkpoint."""
+    """Push the model's newest checkpoint to an S3 bucket.
+
+    Raises:
+        ConfigError: `delete` is set, or no bucket is given, neither here nor as BACKUP_BUCKET.
+    """
     await checkpoints.push(model, _target(s3_bucket, prefix, delete), show=verbose)
 
 
@@ -61,10 +65,11 @@ async def experimental_pull_from_s3(
     exclude: list[str] | None = None,
     latest_only: bool = False,
 ) -> None:
-    """Pull one checkpoint: the given step, or the newest.
+    """Pull one checkpoint of the model from an S3 bucket: the given step, or the newest.
 
     Raises:
-        ConfigError: `delete` is set, or `exclude` names anything but logs and trajectories, which are never pulled.
+        ConfigError: `delete` is set, no bucket is given, or `exclude` names anything but logs and trajectories, which
+            are never pulled.
     """
     source = _target(s3_bucket, prefix, delete)
     if not latest_only and only_step is None and step is None:

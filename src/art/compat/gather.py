@@ -1,4 +1,4 @@
-"""Options of older code that gathers rollouts."""
+"""Options of the gather functions that only older code passes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, TypedDict
 
 
 class OlderOptions(TypedDict, total=False):
-    """Keyword arguments that gather functions still accept."""
+    """Keyword arguments of older code that the gather functions accept and ignore."""
 
     pbar_total_completion_tokens: bool
     """Has no effect; the progress bar shows `completion_tokens` where it is known."""
 
 
 def check_older_options(options: Mapping[str, Any]) -> None:
-    """Warn about an older option that has no effect.
+    """Warn about options of the gather functions that only older code passes, and that have no effect.
 
     Raises:
         TypeError: the option never existed.

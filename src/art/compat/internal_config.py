@@ -86,7 +86,7 @@ _Names = dict[tuple[str, str], str]
 
 
 def settings_from_internal_config(config: Mapping[str, Any] | None) -> ModelSettings:
-    """Translate an `InternalModelConfig`.
+    """Translate `_internal_config`, the dictionary of settings in older code, to today's `ModelSettings`.
 
     Raises:
         ConfigError: it asks for something that cannot be honoured; the message names it.
@@ -174,7 +174,7 @@ def _in_users_words(text: str, names: _Names) -> str:
 
 
 def in_older_names(error: ArtError, config: Mapping[str, Any] | None) -> ArtError:
-    """Put the user's names into an error: `init_args.max_seq_length` in place of `engine.max_context`."""
+    """Put the names of older code into an error: `init_args.max_seq_length` in place of `engine.max_context`."""
     values = _flatten(config)
     honoured = {name: target for name, target in _HONOURED.items() if name in values}
     names = {(part, setting): name for name, (parts, setting, _) in honoured.items() for part in parts}
@@ -184,7 +184,7 @@ def in_older_names(error: ArtError, config: Mapping[str, Any] | None) -> ArtErro
 
 
 def optimizer_from_internal_config(config: Mapping[str, Any] | None) -> OptimizerConfig | None:
-    """The optimiser that `trainer_args` asks for; `None` if they have no setting of it.
+    """Translate `trainer_args` of older code to settings of the optimiser; `None` if they have none of it.
 
     Raises:
         ConfigError: a value is out of range.

@@ -29,7 +29,7 @@ _SUMMED = ("time/step_", "data/step_", "throughput/step_")
 
 
 class MetricsBuilder:
-    """Takes metrics and costs for the next row of a model's history."""
+    """Collects metrics and costs for the next row of a model's history (`history.jsonl`), as older code does."""
 
     _extractors: ClassVar[dict[str, CostExtractor]] = {}
     _prices: ClassVar[dict[str, TokenPrice]] = {}
@@ -119,7 +119,7 @@ class MetricsBuilder:
     # -- other metrics --
 
     def add_metric(self, key: str, value: float) -> None:
-        """Set a number of the next row. `time/step_...`, `data/step_...` and `throughput/step_...` are added up."""
+        """Set a metric of the next row. Costs, `time/step_...`, `data/step_...`, `throughput/step_...` are summed."""
         section, _, name = key.partition("/")
         if not section or not name or "cum" in key.split("/"):
             raise ConfigError(f"a metric is called 'section/name', without 'cum', which ART adds; got {key!r}")
@@ -147,7 +147,7 @@ class MetricsBuilder:
 
     @contextlib.contextmanager
     def measure(self, key: str) -> Iterator[None]:
-        """Add the seconds spent inside to the metric `key`."""
+        """Context manager: pass the seconds spent inside to `add_metric` as the metric `key`."""
         start = time.monotonic()
         try:
             yield
@@ -163,16 +163,16 @@ class MetricsBuilder:
     # -- which builder is asked --
 
     def for_cost_context(self, cost_context: str) -> MetricsBuilder:
-        """A builder with the same buffers and another first part of the names of costs."""
+        """Return a builder for the same model that books costs under another context, e.g. `eval`."""
         return MetricsBuilder(cost_context, self._ledger, self._pending)
 
     def activate(self) -> Token[MetricsBuilder | None]:
-        """Make `track_api_cost` book here until `token.var.reset(token)`."""
+        """Make functions with the decorator `track_api_cost` book their costs here until `token.var.reset(token)`."""
         return _active.set(self)
 
     @contextlib.contextmanager
     def activate_context(self) -> Iterator[MetricsBuilder]:
-        """Make `track_api_cost` book here inside the block."""
+        """Context manager: inside it, functions with the decorator `track_api_cost` book their costs here."""
         token = self.activate()
         try:
             yield self
@@ -181,7 +181,7 @@ class MetricsBuilder:
 
     @staticmethod
     def get_active() -> MetricsBuilder:
-        """The builder that `track_api_cost` books with.
+        """The active builder, with which functions with the decorator `track_api_cost` book their costs.
 
         Raises:
             LookupError: no builder is active.

@@ -15,7 +15,7 @@ _REFUSED = {
 
 
 def drop_older_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without older ones that are empty.
+    """Return a model's fields without those of older code that no longer exist, which may only be empty.
 
     Raises:
         ConfigError: an older field has a value, which would have no effect.

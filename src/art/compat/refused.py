@@ -42,11 +42,11 @@ REFUSED: dict[str, dict[str, str]] = {
         "log_constant_metrics_wandb": "use `await model.log(metrics=..., step=...)`; there is no W&B sink",
     },
 }  # fmt: skip
-"""Advice by module and name."""
+"""What to use today, by module and older name."""
 
 
 def refuse(module: str, name: str) -> NoReturn:
-    """Refuse a name of a module.
+    """Raise the error for a name that a module does not have.
 
     Raises:
         ImportError: it is an older name; the message says what to use today.
@@ -58,5 +58,5 @@ def refuse(module: str, name: str) -> NoReturn:
 
 
 def refusals(module: str) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a module."""
+    """Make the `__getattr__` of a module, whose errors say what to use in place of older names."""
     return lambda name: refuse(module, name)

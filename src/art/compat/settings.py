@@ -54,7 +54,7 @@ class PeftArgs(TypedDict, total=False):
 
 
 class TrainerArgs(TypedDict, total=False):
-    """Settings of the optimiser for every training step, unless `art.TrainConfig(optimizer=...)` gives them."""
+    """Settings of the optimiser in older code, for every step that has no `art.TrainConfig(optimizer=...)`."""
 
     max_grad_norm: float
     weight_decay: float
@@ -64,7 +64,7 @@ class TrainerArgs(TypedDict, total=False):
 
 
 class TrainOptions(TypedDict, total=False):
-    """Options of `train` in older code; `art.dev.TrainConfig` is this class."""
+    """Options of `backend.train` in older code, which imports this class as `art.dev.TrainConfig`."""
 
     epsilon: float
     epsilon_high: float
@@ -77,12 +77,12 @@ class TrainOptions(TypedDict, total=False):
 
 
 class TrainSFTOptions(TypedDict, total=False):
-    """Options of `model.train_sft(_config=...)`. There are none; `art.dev.TrainSFTConfig` is this class."""
+    """Options of `model.train_sft(_config=...)` in older code, as `art.dev.TrainSFTConfig`. There are none today."""
 
 
 class InternalModelConfig(TypedDict, total=False):
     settings: ModelSettings
-    """Today's settings; no other key may be set beside them."""
+    """Today's settings of a model; no other key may be set beside them."""
     init_args: InitArgs
     engine_args: EngineArgs
     peft_args: PeftArgs
@@ -105,7 +105,7 @@ _HONOURED = (
     "allow_training_without_logprobs",
 )
 HINTS = {"logprob_calculation_chunk_size", "plot_tensors", "precalculate_logprobs", "verbose"}
-"""Words about memory or output only. They have no effect here, and a warning says so once."""
+"""Settings of `train` in older code about memory or output only. They have no effect, and a warning says so once."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "adam_params": (None,),
     "advantage_balance": (0,),
@@ -123,12 +123,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "save_checkpoint": (True,),
     "scale_learning_rate_by_reward_std_dev": (False,),
 }
-"""Words with the values that ask for what is done anyway."""
+"""Settings of `train` in older code, with values that ask for what is done anyway."""
 _warned: set[str] = set()
 
 
 def with_nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with those of `_config`, the dictionary in which older code gives some of them."""
+    """Join settings of `train` with those in `_config`, the dictionary in which older code gives some of them."""
     flat = dict(settings)
     nested = dict(flat.pop("_config", None) or {})
     if twice := sorted(flat.keys() & nested.keys()):
@@ -137,7 +137,7 @@ def with_nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
-    """The settings of a training step from a config and single settings, in today's words and in older ones.
+    """Make the settings of a training step from a config and single settings, by today's names or older ones.
 
     Raises:
         ConfigError: a setting is given twice, unknown, out of range or cannot be honoured.

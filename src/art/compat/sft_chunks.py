@@ -28,7 +28,7 @@ CHUNK_SIZE = 10
 
 @dataclass(frozen=True, slots=True)
 class SFTChunk:
-    """The arguments of one call of `train_sft`."""
+    """Trajectories and settings for one call of `train_sft`, with their place in the data."""
 
     trajectories: list[Trajectory]
     config: TrainSFTConfig
@@ -71,7 +71,9 @@ def create_sft_dataset_iterator(
     initial_step: int = 0,
     show_progress: bool = True,
 ) -> Iterator[SFTChunk]:
-    """Yield chunks of `chunk_size` batches. Each epoch has another order, and no chunk spans two epochs.
+    """Yield chunks of `chunk_size` batches, each for one call of `model.train_sft`.
+
+    Each epoch has another order, and no chunk spans two epochs.
 
     Args:
         initial_step: Batch to begin with; from there on the chunks are those of an uninterrupted run.
@@ -155,7 +157,7 @@ async def train_sft_from_file(
     verbose: bool = False,
     shuffle_buffer_size: int = 10_000,
 ) -> None:
-    """Train a registered model on a file of JSON lines, see `iterate_file`. Every ten batches make a checkpoint.
+    """Fine-tune a registered model on a file of conversations (see `iterate_file`). Ten batches make a checkpoint.
 
     Args:
         initial_step: Batch to begin with.
@@ -180,5 +182,5 @@ def get_file_row_count(file_path: str | Path) -> int:
 
 
 def resolve_sft_batch_size(batch_size: int | Literal["auto"]) -> int:
-    """The number of trajectories per update; "auto" is 2."""
+    """The number of trajectories per optimiser update; "auto" is 2."""
     return AUTO_BATCH_SIZE if batch_size == "auto" else batch_size

@@ -2,7 +2,7 @@
 
 An unknown name is an error, and so is a setting that a backend cannot honour.
 Sources of the defaults: "LoRA without regret" (rank, all linear layers, learning rate about 10 times that of full
-fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `losses/dppo.py`).
+fine-tuning), Dr.GRPO (no division by the standard deviation), prime-rl's DPPO mask (see `art.trainer.losses.dppo`).
 """
 
 from art.config.base import Config, Device, Dtype, LearningRate, Quantization

@@ -1,4 +1,4 @@
-"""Losses and algorithms by name, and the settings of a training step given one by one."""
+"""Makes the settings of a training step from a config, single settings, and the name of a loss or algorithm."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from art.errors import ConfigError
 LossName = Literal[
     "dppo", "ppo", "cispo", "reinforce", "sft", "dpo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "maxrl"
 ]
-"""Values of `loss_fn`: a loss, or an algorithm with its baseline, scale and normalisation."""
+"""Values of `loss_fn`: a loss, or an algorithm, which is a loss with its baseline, scale and normalisation."""
 
 OnNothing = Literal["skip", "raise"]
-"""What `train` does when no group can be learnt from."""
+"""What `train` does when no group can be learnt from: return a result with `trained=False`, or raise an error."""
 
 _LOSSES = (DppoConfig(), PpoConfig(), CispoConfig(), ReinforceConfig(), SftConfig(), DpoConfig())
 _ALGORITHMS: dict[str, Callable[..., TrainConfig]] = {
@@ -75,10 +75,10 @@ C = TypeVar("C", TrainConfig, TrainSFTConfig)
 
 
 def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
-    """`config` as settings of this kind; a dictionary is validated, `None` gives the defaults.
+    """Return `config` as an object of the class `kind`. A dictionary is validated, and `None` gives the defaults.
 
     Raises:
-        ConfigError: it is of another kind, or holds a wrong value.
+        ConfigError: `config` is of another class, or holds a wrong value.
     """
     if isinstance(config, kind):
         return config
@@ -89,7 +89,7 @@ def check_config(config: C | Mapping[str, Any] | None, kind: type[C]) -> C:
 
 
 def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> TrainSFTConfig:
-    """The settings of supervised fine-tuning, given as a whole, one by one, or both where they do not overlap.
+    """Make the settings of supervised fine-tuning from a config, single settings, or both if they do not overlap.
 
     Raises:
         ConfigError: a setting is given twice, unknown or out of range.
@@ -101,7 +101,7 @@ def sft_config(config: TrainSFTConfig | None, settings: Mapping[str, Any]) -> Tr
 
 
 def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> TrainConfig:
-    """The settings of a training step, given as a whole, one by one, or both where they do not overlap.
+    """Make the settings of a training step from a config, single settings, or both if they do not overlap.
 
     Raises:
         ConfigError: a setting is given twice, unknown or out of range.
@@ -122,7 +122,7 @@ def train_config(config: TrainConfig | None, settings: Mapping[str, Any]) -> Tra
 
 
 def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that are `None`, which means the default; `mismatch=None` switches the gate off.
+    """Return settings without those that are `None`, which means the default. `mismatch=None` stays: it means no gate.
 
     Raises:
         ConfigError: `loss` is a name.
@@ -137,10 +137,10 @@ def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
 def merge_settings(
     config: TrainConfig | TrainSFTConfig | None, values: Mapping[str, Any], words: Collection[str] = ()
 ) -> tuple[dict[str, Any], tuple[LossConfig, ...]]:
-    """Join the fields set in `config` with `values`.
+    """Join the fields that are set in `config` with the single settings `values`.
 
     `words` are settings by which the user chose or tuned the loss. They may replace the default objective of a config
-    to which `TrainConfig(beta=...)` added terms. Those terms are returned too, to be added to the new loss.
+    to which `TrainConfig(beta=...)` added terms. These terms are returned too, for the caller to add to the new loss.
 
     Raises:
         ConfigError: a setting is given twice.
@@ -158,7 +158,7 @@ def merge_settings(
 
 
 def algorithm(name: str, values: Mapping[str, Any]) -> TrainConfig:
-    """The preset of a loss or algorithm, with `values` over its own.
+    """Make the settings of a training step for a named loss or algorithm, with `values` in place of its own.
 
     Raises:
         ConfigError: there is no such name.
@@ -170,21 +170,21 @@ def algorithm(name: str, values: Mapping[str, Any]) -> TrainConfig:
 
 
 def tune_loss(config: TrainConfig, options: Mapping[str, Any], term: LossConfig | None = None) -> TrainConfig:
-    """Set options of the loss. `term` replaces the only term of `config` first."""
+    """Return `config` with `options` set on its only loss term, which `term` replaces first if it is given."""
     term = config.terms[0] if term is None else term
     settings = term.model_dump(exclude_unset=True) | dict(options)
     return TrainConfig.model_validate(dict(config) | {"loss": type(term).model_validate(settings)})
 
 
 def add_terms(config: TrainConfig, terms: Iterable[LossConfig]) -> TrainConfig:
-    """Add terms to the loss."""
+    """Return `config` with further terms in its loss."""
     terms = tuple(terms)
     return TrainConfig.model_validate(dict(config) | {"loss": (*config.terms, *terms)}) if terms else config
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn errors about settings into a `ConfigError` in plain words."""
+    """Context manager: turn errors about training settings into a `ConfigError` in plain words."""
     try:
         yield
     except ValidationError as error:

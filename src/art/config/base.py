@@ -36,7 +36,7 @@ class _PlainErrors(ModelMetaclass):
 
 
 class Config(BaseModel, metaclass=_PlainErrors):
-    """Base of all settings: frozen, and strict about names and about text or truth values in place of numbers.
+    """Base class of all settings. An object cannot be changed, and text or a truth value is not taken for a number.
 
     Raises:
         ConfigError: a setting is unknown or has an invalid value.
@@ -85,7 +85,7 @@ def _words_of(annotation: Any) -> set[Any]:
 
 
 def describe_invalid(error: ValidationError, names: Mapping[str, str] | None = None) -> str:
-    """Pydantic's errors in plain words: the setting, what it must be, and what was given.
+    """Put pydantic's errors into plain words: the setting, what it must be, and what was given.
 
     Args:
         names: the user's name of a setting, where it differs from its own name.

@@ -1,4 +1,4 @@
-"""Settings of engines."""
+"""Settings of engines, the processes that sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
 class EngineSettings(Config):
-    """Settings that every kind of engine has."""
+    """Settings that every kind of engine has. An engine is the process that samples from a model."""
 
     device: Device = "auto"
     """Device to sample on; `auto` takes CUDA, then MPS, then the CPU."""
@@ -26,7 +26,7 @@ class EngineSettings(Config):
     up, is for other keys, so that none waits until a long answer of another ends. The KV cache has this number of slots
     in use at once; each loaded full checkpoint has a KV cache of its own."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests of one project that may wait for their turn; further ones are refused with 429."""
+    """Requests of one project that may wait for their turn; further ones are refused with the HTTP status 429."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads; `None` gives engine and trainer disjoint halves of the cores."""
 
@@ -83,10 +83,10 @@ class VllmConfig(EngineSettings):
     read from VLLM_API_KEY, and they must see checkpoints under the same path. Set `max_running` to what one of them
     computes at once (its `--max-num-seqs`): further requests wait for their turn."""
     max_loras: int = Field(default=4, ge=1)
-    """Adapters in one batch, one for each step of a model that is asked; requests for further ones wait."""
+    """Adapters in one batch. Each checkpoint that is sampled from is one; requests for further ones wait."""
     weights: Literal["lora", "merged"] = "lora"
-    """How a step is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights in place of
-    the present ones, between requests. Full fine-tuning needs `merged`; the server then holds one step of one model."""
+    """How a checkpoint is loaded into vLLM. `lora`: as an adapter, while requests run. `merged`: as whole weights that
+    replace the present ones, between requests. Full fine-tuning needs `merged`; vLLM then holds one checkpoint."""
     sleep: Literal["auto", "always", "never"] = "auto"
     """Whether the engine frees its memory while the trainer works; requests wait then. `auto`: if both share a GPU.
     `always` needs a shared device; if that is the CPU, vLLM only pauses and frees nothing."""

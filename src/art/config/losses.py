@@ -1,4 +1,4 @@
-"""Settings of losses, and of the gate against samples from another policy."""
+"""Settings of losses, and of the gate that masks samples from another policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class LossTerm(Config):
 
 
 class DppoConfig(LossTerm):
-    """Importance-weighted policy gradient with the binary total-variation mask; the default."""
+    """The default loss, DPPO: a policy gradient with importance weights that drops tokens whose probability has moved
+    too far (arXiv 2602.04879)."""
 
     type: Literal["dppo"] = "dppo"
     """Name of the loss."""
@@ -56,7 +57,7 @@ class GspoConfig(LossTerm):
 
 
 class CispoConfig(LossTerm):
-    """Clipped importance weights, gradient through the log-prob (MiniMax-M1)."""
+    """CISPO: a policy gradient whose importance weights are clipped constants, so every token trains (MiniMax-M1)."""
 
     type: Literal["cispo"] = "cispo"
     """Name of the loss."""
@@ -131,7 +132,10 @@ LossConfig = Annotated[Objective | SftConfig | DistillConfig | KlConfig, Field(d
 
 
 class MismatchConfig(Config):
-    """The gate against samples from another policy. For each token r = policy / sampler at the step's start."""
+    """The gate, which masks samples that another policy seems to have sampled.
+
+    Per token, r is the probability under the policy at the step's start over that under the sampler.
+    """
 
     low: float = Field(default=0.99, gt=0, le=1)
     """A sample is masked if the geometric mean of its r is below this."""
@@ -151,7 +155,7 @@ class MismatchConfig(Config):
     alarm: float = Field(default=0.05, ge=0, le=1)
     """Share of masked samples above which a warning is logged."""
     abort: float = Field(default=0.5, ge=0, le=1)
-    """Share of masked samples above which the step fails and nothing is published."""
+    """Share of masked samples above which the step fails and trains nothing."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

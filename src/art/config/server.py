@@ -28,7 +28,7 @@ def _get(settings: Any, name: str) -> Any:
 
 
 class ModelSettings(Config):
-    """How a trainable model is trained and served. Sent at registration and kept by the server."""
+    """How a trainable model is trained and served. They are sent when it is registered, and the server keeps them."""
 
     lora: LoraConfig | None = LoraConfig()
     """Settings of the adapter. `None` is full fine-tuning: all weights of the decoder layers and the final norm are
@@ -94,7 +94,7 @@ class ModelSettings(Config):
 
 
 class MemoryConfig(Config):
-    """Restart a process that holds too much memory, at a moment when that costs nothing.
+    """When to restart an engine or trainer process that holds too much memory.
 
     A trainer restarts between two steps and an engine while it has no requests. An engine that always has some restarts
     in the middle of them, and they continue at their next token.
@@ -111,13 +111,10 @@ class MemoryConfig(Config):
 
 
 class RestartConfig(Config):
-    """How often a process that dies is started again, and how often a call that died with it is repeated.
-
-    A call is repeated in one place only, so no setting multiplies another.
-    """
+    """How often a process that dies is started again, and how often a call that died with it is repeated."""
 
     call_attempts: int = Field(default=4, ge=1)
-    """Attempts of one request, publish or training step. Each further attempt follows the death of its process."""
+    """Attempts of one request, training step or load of a checkpoint. Another follows only if the process died."""
     failed_starts: int = Field(default=3, ge=1)
     """Starts of an engine, a trainer or `art-server` in a row that may fail. Then all callers get the error."""
     crashes: int = Field(default=20, ge=2)
@@ -197,8 +194,8 @@ class ServerConfig(Config):
     memory: MemoryConfig = MemoryConfig()
     """When a process that holds too much memory is restarted."""
     record_retention_s: float | None = Field(default=30 * 24 * 3600.0, gt=0)
-    """Age in seconds after which recorded exchanges and rollouts are deleted, unless a younger exchange continues them.
-    Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
+    """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
+    one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
     llama_cpp: str | None = None
     """Folder of llama.cpp, whose converters make GGUF files; `None` takes the variable ART_LLAMA_CPP, or else the
     converters on the PATH."""
@@ -208,7 +205,8 @@ class ServerConfig(Config):
     """Whether to check versions, devices, disk space and chat format before a model's first step, and refuse training
     that is sure to fail. `art doctor` checks more."""
     handshake_tolerance: float | None = None
-    """Largest difference of log-probs in the handshake, in nats; `None` is 1e-3 in float32, 0.15 in bfloat16."""
+    """Largest difference of a token's log-prob, in nats, between trainer and engine when a checkpoint is loaded. `None`
+    is 1e-3 in float32 and 0.15 in bfloat16, and a narrower bound on the root mean square."""
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

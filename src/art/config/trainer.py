@@ -10,7 +10,7 @@ from art.config.base import Config, Device, Dtype, Quantization, check_indices
 
 
 class LoraConfig(Config):
-    """The adapter that is trained: two small matrices A and B for each adapted layer."""
+    """The LoRA adapter that is trained: two small matrices A and B for each adapted layer."""
 
     rank: int = Field(default=16, ge=1, le=512)
     """Rank of the adapter, the inner dimension of B @ A. "LoRA without regret" finds low ranks enough for RL."""
@@ -23,7 +23,7 @@ class LoraConfig(Config):
 
 
 class TrainerConfig(Config):
-    """Where and how the trainer computes."""
+    """Settings of the trainer, the processes that compute gradients: devices, number types, memory and speed."""
 
     device: Device = "auto"
     """Device to train on; `auto` takes CUDA, then MPS, then the CPU."""
@@ -33,8 +33,8 @@ class TrainerConfig(Config):
     """Type of the base weights, and of the rounded copy that full fine-tuning computes with. `auto` is float32 on CPU,
     bfloat16 on CUDA and the checkpoint's type on MPS. Adapters, trained weights and logits are always float32."""
     max_tokens: int = Field(default=16_384, ge=64)
-    """Tokens of the prefix tree in one forward and backward pass; larger trees are split. On CPU at most 4,096 are
-    used, and the trainer's log says so."""
+    """Most tokens in one forward and backward pass; a prefix that samples share counts once. A larger batch is split.
+    On CPU at most 4,096 are used, and the trainer's log says so."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of storing them: slower, with less memory."""
     compile_layers: bool = False

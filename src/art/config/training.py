@@ -1,4 +1,4 @@
-"""Settings of one training step."""
+"""Settings of one training step, by reinforcement learning or by supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from art.config.losses import (
 
 
 class OptimizerConfig(Config):
-    """Settings of AdamW."""
+    """Settings of the optimiser, AdamW."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the running means of the gradient and of its square."""
@@ -53,7 +53,7 @@ class OverlongConfig(Config):
 class LengthPenaltyConfig(Config):
     """Penalty for long rollouts: mean(R) * (sum of weight * count / largest count of the group), taken off each reward.
 
-    R are the rewards of the group, so a group that earns nothing is not punished.
+    R are the rewards of the group. If their mean is 0 or below there is no penalty.
     """
 
     sampled_tokens: float = Field(default=0.0, ge=0)
@@ -67,7 +67,7 @@ class LengthPenaltyConfig(Config):
 def kl_penalties(
     *, beta: float = 0.0, kl_penalty_coef: float = 0.0, kl_penalty_reference_step: int | None = None
 ) -> list[KlConfig]:
-    """The KL terms for words of older code: `beta` is a KL in the loss, `kl_penalty_coef` one in the reward.
+    """Make the KL terms that older settings ask for: `beta` a KL in the loss, `kl_penalty_coef` one in the reward.
 
     Raises:
         ValueError: a coefficient is below 0, or a step is given that no coefficient uses.
@@ -83,7 +83,7 @@ def kl_penalties(
 
 
 class TrainConfig(Config):
-    """One reinforcement-learning step. `beta` and `kl_penalty_coef` of older code add a `KlConfig` to `loss`."""
+    """Settings of one reinforcement-learning step. Older `beta` and `kl_penalty_coef` add a `KlConfig` to `loss`."""
 
     learning_rate: LearningRate = 1e-5
     """Learning rate of the adapter; full fine-tuning needs about a tenth of it ("LoRA without regret")."""
@@ -104,8 +104,8 @@ class TrainConfig(Config):
     length_penalty: LengthPenaltyConfig | None = None
     """Penalty for long rollouts; `None` for none."""
     normalize: Literal["token", "rollout", "group", "constant"] = "token"
-    """What counts equally in the loss: every token, every rollout with its branches, or every group. `constant` divides
-    sums over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
+    """What counts equally in the loss: every token, every rollout as a whole, or every group. `constant` divides sums
+    over tokens by `constant_tokens` per rollout, so that length has no influence (Dr.GRPO)."""
     constant_tokens: int | None = Field(default=None, ge=1)
     """Divisor per rollout with normalize="constant", e.g. the largest completion length in tokens."""
     num_minibatches: int = Field(default=1, ge=1)
@@ -118,12 +118,12 @@ class TrainConfig(Config):
 
     @property
     def terms(self) -> tuple[LossConfig, ...]:
-        """`loss` as a tuple."""
+        """The terms of `loss`, as a tuple even if there is one."""
         return self.loss if isinstance(self.loss, tuple) else (self.loss,)
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Whether any term reads rewards; distillation alone does not."""
+        """Whether any term of the loss reads rewards; distillation alone does not."""
         return any(isinstance(term, (Objective, SftConfig)) for term in self.terms)
 
     @model_validator(mode="before")
@@ -202,38 +202,38 @@ class TrainConfig(Config):
 
     @classmethod
     def grpo(cls, **settings: Any) -> Self:
-        """DeepSeekMath (arXiv 2402.03300): rewards over the group's deviation, PPO clipping, a mean per rollout."""
+        """GRPO (arXiv 2402.03300): advantages over the group's standard deviation, PPO's clip, a mean per rollout."""
         return cls(**{"loss": PpoConfig(clip_high=0.2), "scale_rewards": "group", "normalize": "rollout"} | settings)
 
     @classmethod
     def dr_grpo(cls, *, constant_tokens: int, **settings: Any) -> Self:
-        """ "Understanding R1-Zero-like training" (arXiv 2503.20783): no scaling, no mean over length."""
+        """Dr.GRPO (arXiv 2503.20783): GRPO without division by the deviation of rewards or the length of rollouts."""
         defaults = {"loss": PpoConfig(clip_high=0.2), "normalize": "constant", "constant_tokens": constant_tokens}
         return cls(**defaults | settings)
 
     @classmethod
     def dapo(cls, *, overlong: OverlongConfig | None = None, **settings: Any) -> Self:
-        """DAPO (arXiv 2503.14476): a wider upper clip, a mean over all tokens, soft punishment of overlong answers."""
+        """DAPO (arXiv 2503.14476): GRPO with a wider upper clip and a mean over all tokens; `overlong` is optional."""
         return cls(**{"loss": PpoConfig(), "scale_rewards": "group", "overlong": overlong} | settings)
 
     @classmethod
     def gspo(cls, **settings: Any) -> Self:
-        """Group sequence policy optimization (arXiv 2507.18071): GRPO with one ratio, and one clip, per sample."""
+        """GSPO (arXiv 2507.18071): GRPO with one importance ratio, and so one clip, per sample instead of per token."""
         return cls(**{"loss": GspoConfig(), "scale_rewards": "group", "normalize": "rollout"} | settings)
 
     @classmethod
     def rloo(cls, **settings: Any) -> Self:
-        """ "Back to basics" (arXiv 2402.14740): REINFORCE against the mean reward of the group's other rollouts."""
+        """RLOO (arXiv 2402.14740): REINFORCE whose baseline is the mean reward of the group's other rollouts."""
         return cls(**{"loss": ReinforceConfig(), "baseline": "leave_one_out"} | settings)
 
     @classmethod
     def maxrl(cls, **settings: Any) -> Self:
-        """Maximum likelihood RL (arXiv 2602.02710): for rewards of 0 and 1, where a rare 1 counts more."""
+        """MaxRL, maximum-likelihood RL (arXiv 2602.02710): for rewards of 0 and 1; a rare 1 counts more."""
         return cls(**{"loss": ReinforceConfig(), "scale_rewards": "mean"} | settings)
 
 
 class TrainSFTConfig(Config):
-    """Supervised fine-tuning on the assistant messages of trajectories."""
+    """Settings of supervised fine-tuning on the assistant messages of trajectories."""
 
     learning_rate: LearningRate | list[LearningRate] = 5e-5
     """Learning rate, or a list with one rate per batch."""

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """The sum of some bookings."""
+    """The sum of one or more bookings, which are the entries of a `Ledger`."""
 
     usd: float = 0.0
     """Cost of the bookings whose price is known."""
@@ -19,7 +19,7 @@ class Amount:
     """Number of bookings whose price is not known."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Part of `prompt_tokens` that was computed earlier."""
+    """Part of `prompt_tokens` that came from a prefix cache."""
     completion_tokens: int = 0
     seconds: float = 0.0
     """Device time."""
@@ -33,7 +33,7 @@ class Amount:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Amount:
-        """Read a line of JSON. Unknown keys are ignored."""
+        """Make an amount from what `to_row` returned. Unknown keys are ignored."""
         return cls(**{field.name: row[field.name] for field in fields(cls) if field.name in row})
 
     def tokens(self) -> dict[str, int]:

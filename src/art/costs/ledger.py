@@ -33,9 +33,9 @@ from art.storage.jsonl import append_lines, read_rows_from
 logger = logging.getLogger(__name__)
 
 SHARED = frozenset({"gpu", "generator"})
-"""Sources that get no split: a rented machine, and scenarios that are written once."""
+"""First parts of sources that belong to neither `train` nor `eval`: rented machines, and writing scenarios."""
 CONTEXTS = frozenset({"train", "eval"})
-"""First parts of sources that name their split themselves. They keep it in every row."""
+"""First parts of sources that already say what they belong to. They get no other first part."""
 _SOURCE = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _RESERVED = frozenset({"cum", "all"})
 
@@ -83,7 +83,7 @@ class Ledger:
         completion_tokens: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        """Add one booking.
+        """Add one booking: money, tokens or device time that `source` used.
 
         Args:
             source: a path such as `judge/ruler`. Metrics have a sum for each of its parts.
@@ -141,7 +141,7 @@ class Ledger:
             self._write({"source": "policy", **amount.to_row(), "counters": list(counters)})
 
     def close(self, split: str, step: int) -> dict[str, float]:
-        """Assign the bookings since the last row to a split and a step.
+        """End a row of the history: assign the bookings since the last row to a split and a step.
 
         Returns:
             Metrics of a row of the history: `costs/train/judge/ruler`, the sums `costs/train` and `costs/all`, the
@@ -163,7 +163,7 @@ class Ledger:
         return math.fsum(amount.usd for amount in self.totals().values())
 
     def totals(self) -> dict[str, Amount]:
-        """All amounts by source. Sources of bookings that no row has yet lack their split."""
+        """All amounts by source. Sources booked since the last `close` do not have their split as first part yet."""
         with self._lock:
             self._read()
             totals = self._closed.copy()
@@ -172,7 +172,8 @@ class Ledger:
             return dict(sorted(totals.items()))
 
     def check(self) -> None:
-        """
+        """Stop here if the budget is spent.
+
         Raises:
             BudgetError: the budget is spent. The message says on what.
         """
@@ -186,7 +187,7 @@ class Ledger:
         )
 
     def lines(self) -> list[str]:
-        """Lines for people: one per source, then the sum."""
+        """Describe the costs for people: one line per source, then the sum."""
         totals = self.totals()
         if not totals:
             return []
@@ -195,7 +196,7 @@ class Ledger:
         return [*sources, f"{'in all':<28} {self.spent_usd:>10.4f}{limit} USD"]
 
     def summary(self) -> dict[str, Any]:
-        """The sums as JSON data."""
+        """Return the budget, the money spent and the amounts by source, as JSON data."""
         return {
             "spent_usd": self.spent_usd,
             "budget_usd": self.max_usd,
@@ -230,7 +231,7 @@ class Ledger:
 
 
 def context_of(split: str) -> str:
-    """The first part of a split's sources: `eval` for `val` and `test`, else the split itself."""
+    """Return the first part of the sources booked for a split: `eval` for `val` and `test`, else the split itself."""
     return {"val": "eval", "test": "eval"}.get(split, split)
 
 

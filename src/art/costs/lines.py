@@ -11,7 +11,7 @@ from art.costs.amount import Amount
 
 
 def name_row(step: Mapping[str, Amount], total: Mapping[str, Amount]) -> dict[str, float]:
-    """Costs of a step, and of everything so far, as metrics.
+    """Name the costs of a step, and of everything so far, as metrics.
 
     Example: 0.1 USD of `train/judge/ruler` and 0.2 of `gpu/trainer` give `costs/train/judge/ruler`,
     `costs/train/judge` and `costs/train` of 0.1, `costs/gpu/trainer` and `costs/gpu` of 0.2, and `costs/all` of 0.3.
@@ -34,7 +34,7 @@ def _named(amounts: Mapping[str, Amount], costs: str, tokens: str, seconds: str)
 
 
 def describe_source(name: str, amount: Amount) -> str:
-    """One source as a line of text, e.g. `judge/ruler        0.0020 USD  900 prompt, 80 completion tokens`."""
+    """Write one source as a line of text, e.g. `judge/ruler        0.0020 USD  900 prompt, 80 completion tokens`."""
     money = f"{amount.usd:>10.4f} USD" if amount.priced or amount.unpriced else f"{'no price':>14}"
     used = ", ".join(f"{count:,} {kind}" for kind, count in amount.tokens().items())
     parts = [f"{used} tokens"] if used else []

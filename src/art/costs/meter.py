@@ -13,11 +13,14 @@ CostCalculator = Callable[[int, int, str], Mapping[str, float]]
 
 
 class PolicyMeter:
-    """Runs from the moment that a model is registered, since the processes that load it already occupy the devices."""
+    """Measures device time between two bookings, and books it with the policy's tokens.
+
+    It is started when the model is registered, since the processes that load the model already occupy the devices.
+    """
 
     def __init__(self) -> None:
         self.calculator: CostCalculator | None = None
-        """Replaces `prices.policy`."""
+        """Computes the costs of the policy's tokens in place of `prices.policy`, if it is set."""
         self._since: float | None = None
         """Time of the last lap, by `time.monotonic`."""
 
@@ -30,7 +33,7 @@ class PolicyMeter:
         self._since = self._since or since
 
     def lap(self) -> float:
-        """Seconds since the last lap, or since the start."""
+        """End a lap: return the seconds since the last lap, or since the start."""
         now = time.monotonic()
         passed_s, self._since = now - (self._since or now), now
         return passed_s
@@ -45,13 +48,13 @@ class PolicyMeter:
         trainer_s: float,
         split: str,
     ) -> None:
-        """Book tokens and device time.
+        """Book the policy's tokens and the device time of the last lap.
 
         Args:
             counters: prompt, cached and completion tokens since the server started; `None` if they are not known.
-            passed_s: the last lap.
+            passed_s: length of the last lap.
             trainer_s: part of the lap in which the trainer worked. The rest went to rollouts, rewards and waiting.
-            split: split of the sampled rollouts.
+            split: split of the sampled rollouts, `train`, `val` or `test`.
         """
 
         def price(prompt: int, cached: int, completion: int) -> float | None:
@@ -71,7 +74,7 @@ class PolicyMeter:
 
 
 def close_row(ledger: Ledger, reported: Mapping[str, float], split: str, step: int) -> dict[str, float]:
-    """Book the costs that trajectories report, in USD by source, then close the row; see `Ledger.close`."""
+    """Book the costs that trajectories report, in USD by source, then end a row of the history; see `Ledger.close`."""
     prefix = f"{context_of(split)}/"  # older code puts the split into the name
     ledger.book_reported({source.removeprefix(prefix): usd for source, usd in reported.items()})
     return ledger.close(split, step)

@@ -12,15 +12,18 @@ class _Price(BaseModel):
 
 
 class TokenPrice(_Price):
-    """USD per million tokens."""
+    """Prices of tokens in USD per million."""
 
     prompt: float = Field(ge=0)
     completion: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
-    """Price of prompt tokens that were computed earlier; by default that of all prompt tokens."""
+    """Price of prompt tokens that were computed earlier; by default the same as `prompt`."""
 
     def usd(self, *, prompt_tokens: int, cached_tokens: int = 0, completion_tokens: int) -> float:
-        """Example: 2 million prompt tokens, half of them cached, at 4 and cached at 1 USD cost 5 USD."""
+        """Return the price of some tokens in USD.
+
+        Example: 2 million prompt tokens, half of them cached, at 4 and cached at 1 USD cost 5 USD.
+        """
         cached = self.prompt if self.cached is None else self.cached
         fresh_tokens = prompt_tokens - cached_tokens
         return (fresh_tokens * self.prompt + cached_tokens * cached + completion_tokens * self.completion) / 1e6

@@ -8,13 +8,15 @@
 
 The baseline is the mean of the group, or the mean of its other members (leave one out, "Back to basics", arXiv
 2402.14740).
-The scale is 1 by default (Dr.GRPO, arXiv 2503.20783: a standard deviation would make nearly even groups as loud as
-decided ones); the standard deviation of the group (DeepSeekMath, arXiv 2402.03300) or of all rewards of the step
-("Tricks or traps?", arXiv 2508.08221); or the group's mean, which for rewards of 0 and 1 follows the gradient of the
-log of the success rate (maximum likelihood, arXiv 2602.02710). Turn and token rewards are centred on the mean over all
-turns or tokens of the group, as in process supervision (DeepSeekMath, section 4.1.3).
+The scale is 1 by default (Dr.GRPO, arXiv 2503.20783: divided by its standard deviation, a group with nearly equal
+rewards would weigh as much as one with clear differences); the standard deviation of the group (DeepSeekMath, arXiv
+2402.03300) or of all rewards of the step ("Tricks or traps?", arXiv 2508.08221); or the group's mean, which for rewards
+of 0 and 1 follows the gradient of the log of the success rate (maximum likelihood, arXiv 2602.02710). Turn and token
+rewards are centred on the mean over all turns or tokens of the group, as in process supervision (DeepSeekMath, section
+4.1.3).
 
-A group has no spread if all its rewards of each kind are equal: nothing shows which rollout was better.
+A group has no spread if all its rewards of each kind are equal, within `spread_tolerance`: nothing shows which rollout
+was better.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class RolloutRewards:
     """The rewards of one rollout, and the counts that may shape them."""
 
     name: str
-    """The rollout's name in errors."""
+    """Name of the rollout in error messages."""
     reward: float
     turn_rewards: Sequence[float] = ()
     """One per choice; empty for none."""
@@ -65,7 +67,7 @@ class RolloutAdvantages:
     tokens: Sequence[Sequence[float]] = ()  # [C][tokens of the choice] added to that token
 
     def of_choice(self, choice: int | None) -> list[float]:
-        """One advantage per token of a choice, or a single one for all of them.
+        """Return one advantage per token of a choice, or a single one for all of them.
 
         Args:
             choice: index of the choice that turn and token rewards refer to; `None` for an answer without such rewards.
@@ -85,7 +87,7 @@ class GroupAdvantages:
 
     rollouts: list[RolloutAdvantages]
     has_spread: bool
-    """False if the group carries no signal."""
+    """Whether rewards differ within the group. Without that there is nothing to learn from it."""
 
 
 def compute_advantages(groups: Sequence[Sequence[RolloutRewards]], config: TrainConfig) -> list[GroupAdvantages]:

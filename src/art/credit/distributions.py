@@ -22,7 +22,7 @@ def describe_step(
     step: int,
     num_pairs: int,
 ) -> dict[str, float]:
-    """Metrics of the submitted trajectories, and of the samples and preference pairs that are trained at `step`."""
+    """Describe the submitted trajectories, and the samples and preference pairs trained at `step`, as metrics."""
     metrics: dict[str, float] = {"data/step_num_trajectories": len(trajectories)}
     if samples:
         metrics["offpolicy/max_staleness"] = step - min(sample.policy_version for sample in samples)

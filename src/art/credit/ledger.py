@@ -2,7 +2,8 @@
 
     sampled = trained + context + dropped(by reason)
 
-Context are tokens that another model sampled: the policy saw them and does not learn them.
+Context tokens were sampled by another model: the policy saw them and does not learn them. The ledger is a dict of
+metrics, `ledger/...`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from art.errors import TrainingError
 def open_ledger(
     trajectories: Sequence[ResolvedTrajectory], samples: Sequence[PlannedSample], dropped: Counter[str]
 ) -> dict[str, float]:
-    """The ledger of a planned step. `dropped` counts tokens by reason."""
+    """Make the ledger of a planned step, as metrics. `dropped` counts tokens by reason."""
     trained = sum(answer.num_tokens for sample in samples for answer in sample.answers)
     own = sum(trajectory.sampled_tokens for trajectory in trajectories)
     context = sum(trajectory.context_tokens for trajectory in trajectories)
@@ -34,7 +35,7 @@ def open_ledger(
 
 
 def close_unused_ledger(ledger: dict[str, float], reason: str) -> dict[str, float]:
-    """The ledger of a step of which the trainer refused every planned token."""
+    """Return the ledger of a step whose planned tokens the trainer all refused: they are dropped, by `reason`."""
     dropped = f"ledger/dropped_tokens/{reason}"
     refused = ledger["ledger/trained_tokens"] + ledger.get(dropped, 0.0)
     return ledger | {"ledger/trained_tokens": 0.0, dropped: refused}

@@ -23,19 +23,19 @@ from art.errors import NothingTrainableError
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """What a step trains, and the account of what it does not."""
+    """The samples of one training step, its metrics, and the account of the sampled tokens that it leaves out."""
 
     samples: list[PlannedSample] = field(default_factory=list)
     """Empty if there is nothing to learn; then the first of `findings` says why."""
     ledger: dict[str, float] = field(default_factory=dict)
-    """See `ledger.py`; empty for supervised fine-tuning."""
+    """Number of sampled tokens that are trained, context or dropped (`ledger.py`); empty for supervised fine-tuning."""
     metrics: dict[str, float] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     """What a person should know, in plain words, e.g. which groups were left out."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    """(chosen, rejected) rollout ids, for the loss dpo."""
+    """Preference pairs of rollout ids, (chosen, rejected), for the loss `dpo`."""
     exchange_ids: list[str] = field(default_factory=list)
-    """The exchanges of all trained rollouts, each once."""
+    """Ids of the exchanges (recorded requests and answers) of all trained rollouts, each once."""
 
 
 def plan_step(groups: list[ResolvedGroup], config: TrainConfig, *, step: int) -> StepPlan:

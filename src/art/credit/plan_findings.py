@@ -40,7 +40,7 @@ class LeftOut:
 def describe_left_out(
     left_out: LeftOut, trajectories: Sequence[ResolvedTrajectory], *, only_distilled: bool
 ) -> list[str]:
-    """Make one finding for each reason, with the names of the groups or trajectories."""
+    """Make one finding for each reason for which groups or trajectories teach nothing, with their names."""
     consequence = "only distillation learns from it" if only_distilled else "nothing to learn"
     silent = [trajectory.label for trajectory in trajectories if trajectory.sampled_tokens == 0]
     reasons = (
@@ -84,7 +84,7 @@ def describe_nothing(left_out: LeftOut, trajectories: Sequence[ResolvedTrajector
 
 
 def describe_untracked(trajectories: Sequence[ResolvedTrajectory]) -> str | None:
-    """Explain what is wrong with trajectories that hold answers, none of which this model is known to have sampled."""
+    """Explain why nothing can be trained if trajectories hold answers, but this model has sampled none; else `None`."""
     counts = {
         "choices without an exchange id": sum(trajectory.untracked_choices for trajectory in trajectories),
         "messages of the assistant that are no choices": sum(trajectory.copied_answers for trajectory in trajectories),

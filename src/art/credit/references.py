@@ -15,7 +15,7 @@ from art.storage.layout import ModelPaths
 
 
 def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, Path]:
-    """Paths of the checkpoints that the loss names, by step.
+    """Find the checkpoints that the loss compares with. Returns their paths by step.
 
     Raises:
         ConfigError: a checkpoint does not exist.
@@ -35,12 +35,12 @@ def reference_checkpoints(config: TrainConfig, paths: ModelPaths) -> dict[int, P
 
 
 def teacher_name(config: TrainConfig) -> str | None:
-    """The teacher of the loss distill, or `None` if there is no such term."""
+    """Return the model name of the teacher that the loss `distill` learns from; `None` without that loss."""
     return next((term.teacher for term in config.terms if isinstance(term, DistillConfig)), None)
 
 
 async def ask_teacher(teacher: PolicyRef, own: Engine, samples: list[TrainingSample]) -> list[list[float]]:
-    """Ask the teacher for the log-prob of every token of each sample.
+    """Ask the teacher for the log-prob of every token of each sample. Each list is [T], with 0 for the first token.
 
     Args:
         own: the engine that sampled the samples.

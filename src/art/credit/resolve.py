@@ -18,7 +18,7 @@ from art.protocol.training import WireGroup, WireHistory, WireTrajectory
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Sampled tokens on a path."""
+    """The sampled tokens of one exchange (recorded request and answer) on a token path."""
 
     exchange: Exchange
     choice: int | None
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(slots=True)
 class TokenPath:
-    """The exchanges of one history that extend one another, token by token."""
+    """Exchanges of a trajectory that extend one another: each prompt begins with all tokens of the exchange before."""
 
     token_ids: list[int]
     answers: list[Answer]  # in order
@@ -48,7 +48,7 @@ class TokenPath:
 
 @dataclass(slots=True, kw_only=True)
 class ResolvedTrajectory:
-    """One rollout as exact tokens."""
+    """One rollout as exact tokens, with its rewards."""
 
     label: str
     """Its place in the request, e.g. `groups[2].trajectories[5]`; errors name it."""
@@ -63,7 +63,7 @@ class ResolvedTrajectory:
     context_tokens: int = 0
     """Number of tokens that another model sampled."""
     policy_fault: bool = False
-    """Whether the rollout says that the policy spoilt it."""
+    """Whether the trajectory says that the policy spoilt it, e.g. by an invalid action."""
     untracked_choices: int = 0
     """Number of choices without a recorded exchange. They come from elsewhere and cannot be trained."""
     copied_answers: int = 0
@@ -77,7 +77,7 @@ class ResolvedTrajectory:
         return (answer for path in self.paths for answer in path.answers)
 
     def rewards(self) -> RolloutRewards:
-        """Everything that the rollout's advantages depend on."""
+        """Collect everything that the rollout's advantages depend on."""
         return RolloutRewards(
             name=self.label,
             reward=self.reward,
@@ -119,7 +119,8 @@ def resolve(
         exchanges: recorded exchanges by id. Those of other projects are taken for unknown, so that no error shows them.
 
     Raises:
-        TrajectoryMismatchError: an exchange id is unknown, or a text differs from what was sampled or sent.
+        TrajectoryMismatchError: an exchange id is unknown, a text differs from what was sampled or sent, or an answer
+            was sampled at temperature 0 or with `top_p` below 1.
         TrajectoryError: turn or token rewards do not fit the choices.
     """
     exchanges = {id: exchange for id, exchange in exchanges.items() if exchange.project == project}

@@ -28,7 +28,7 @@ class PlannedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
-    """One token path of a rollout, as the answers on it.
+    """One token path of a rollout, stored as the recorded answers (exchanges) on it.
 
     Example: a conversation of two turns, in which the second request extends the tokens of the first exchange
         answers    ex_1 (2 tokens), ex_2 (2 tokens)
@@ -41,10 +41,11 @@ class PlannedSample:
     answers: list[PlannedAnswer]
     """The answers in the order of the tokens; at least one."""
     weight: float
+    """Factor of every token's loss."""
     share: float | None
-    """See `TrainingSample`, for `weight` too."""
+    """What the sample adds to the divisor of the summed loss. `None` adds `weight` per token, which gives a mean."""
     policy_version: int
-    """Oldest weights that sampled one of the answers."""
+    """Step of the oldest weights that sampled one of the answers."""
     teacher_logprobs: list[float] | None = None  # [T] for distillation
 
 

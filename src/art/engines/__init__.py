@@ -1,1 +1,1 @@
-"""Implementations of `art.engine.Engine`."""
+"""The engines that sample completions: the embedded one in torch, and one on vLLM servers."""

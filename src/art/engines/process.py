@@ -1,4 +1,4 @@
-"""The server's side of an engine that runs in its own process: an `Engine` over a connection. Never loads torch.
+"""A proxy for an engine that runs in its own process. It sends calls over a connection and never loads torch.
 
 The process may die at any moment. Its supervisor brings it back with the same adapters, and sampling goes on after the
 last token that arrived. Where random numbers depend on `(seed, index)` only (`EngineInfo.draws_by_index`), the
@@ -21,13 +21,16 @@ from art.protocol.rpc import Connect, note_death, retry_on_process_death
 
 
 class ProcessEngine:
-    """Implements `art.engine.SleepingEngine`. Only engines that can sleep may be asked to."""
+    """A proxy for an engine in another process: sends each call there, and repeats it if the process dies meanwhile.
+
+    Call `sleep` and `wake` only if that engine is a `SleepingEngine`.
+    """
 
     def __init__(self, connect: Connect, attempts: int) -> None:
         """
         Args:
             connect: returns the live connection to a started engine that holds all loaded adapters.
-            attempts: of each call, when the process dies while it serves the call.
+            attempts: how often each call is tried, if the process dies while it serves the call.
         """
         self._connect = connect
         self._attempts = attempts
@@ -53,7 +56,10 @@ class ProcessEngine:
         return await self._call(calls.LoadAdapter(name=name, path=path))
 
     async def prepare_weights(self, name: str, path: Path) -> None:
-        """Do the part of `load_adapter` that can run beside requests, for an engine that loads only without any."""
+        """Do the part of `load_adapter` that is possible while requests run.
+
+        It is for an engine whose `load_adapter` waits until no request runs.
+        """
         await self._call(calls.PrepareWeights(name=name, path=path))
 
     async def unload_adapter(self, name: str) -> None:

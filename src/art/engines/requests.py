@@ -9,7 +9,7 @@ from art.errors import ContextLengthError, InvalidRequestError
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
-    """Check a request to generate.
+    """Check that the engine described by `info` can serve a request to generate.
 
     Raises:
         InvalidRequestError: a parameter is out of range.
@@ -40,7 +40,7 @@ def _check_tokens(token_ids: list[int], param: str, info: EngineInfo) -> None:
 
 
 def check_score(token_ids: list[int], info: EngineInfo) -> None:
-    """Check a request to score a token path.
+    """Check that the engine described by `info` can compute the log-probs of the sequence `token_ids`.
 
     Raises:
         InvalidRequestError: there are fewer than 2 tokens, or a token is outside the vocabulary.

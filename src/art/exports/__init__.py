@@ -1,1 +1,1 @@
-"""Checkpoints for other programs and places. Each is made beside its place and renamed, so it is whole or absent."""
+"""Exports of checkpoints for other programs and places. A folder gets its name when it is complete, never before."""

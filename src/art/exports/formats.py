@@ -32,7 +32,7 @@ LLAMA_CPP = "ART_LLAMA_CPP"
 def export(
     checkpoint: Path, base_model: str, form: str, target: Path, llama_cpp: str | None, on_bytes: OnBytes
 ) -> None:
-    """Make the folder `target` from a checkpoint, with a manifest.
+    """Export a checkpoint in the format `form` as the folder `target`, with a manifest.
 
     Args:
         base_model: folder or hub id of the model that the checkpoint was trained from.
@@ -67,7 +67,7 @@ def export(
 
 
 def merge_adapter(adapter: Path, base_model: str, target: Path, on_bytes: OnBytes) -> None:
-    """Make the folder `target` from a base model and its LoRA adapter, with the adapter's tokenizer if it has one.
+    """Merge a base model with its LoRA adapter as the folder `target`. The adapter's tokenizer is used if it has one.
 
     Raises:
         ConfigError: the base model is missing, or the adapter does not fit it.
@@ -129,6 +129,6 @@ def _convert(converter: Path, arguments: Sequence[str]) -> None:
 
 
 def describe(folder: Path) -> dict[str, object]:
-    """Describe an export for the status of its job."""
+    """Return the file names of an export and their size in all, for the status of its job."""
     files = checkpoints.list_files(folder)
     return {"files": sorted(files), "size_bytes": sum(entry.size for entry in files.values())}

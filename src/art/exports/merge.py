@@ -50,7 +50,7 @@ class _Adapter:
 
 
 def merge(checkpoint: Path, base: Path, target: Path, on_bytes: OnBytes) -> None:
-    """Write the model of `checkpoint` into the folder `target`.
+    """Write the whole model of `checkpoint`, an adapter merged with its base, into the folder `target`.
 
     Args:
         base: folder of the adapter's base model. A full checkpoint does not need it.

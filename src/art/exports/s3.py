@@ -20,10 +20,11 @@ _HASH = "sha256"
 
 
 class S3Store:
-    """The part of a bucket below a prefix."""
+    """Sends checkpoints and exports to an S3 bucket, below a prefix, and fetches checkpoints from there."""
 
     def __init__(self, target: S3Target) -> None:
-        """
+        """Make the client for the bucket and prefix of `target`.
+
         Raises:
             ConfigError: boto3 is not installed, or finds no keys.
         """

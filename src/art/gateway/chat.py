@@ -6,7 +6,8 @@
             --engine--> completion tokens (one sequence per choice)
             --parse--> message      --recorder--> exchange      --> answer
 
-The answer is sent only after its exchange is committed. When a client hangs up, the engine's work is cancelled.
+The answer is sent only after its exchange (request and answer) is committed to the record. When a client hangs up, the
+engine's work is cancelled.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from art.storage.layout import validate_name
 
 _SEEDS = 1 << 64
 Put = Callable[[dict[str, Any]], None]
-"""Takes the entries of `choices` in the chunks of a stream."""
+"""Function that takes the entries of `choices` in the chunks of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class _Turn:
 
 
 class Gateway:
-    """Chat completions for every registered model."""
+    """Answers chat requests to every registered model, and records each answer with its exact tokens."""
 
     def __init__(self, resolver: ModelResolver, recorder: Recorder, conversations: Conversations | None = None) -> None:
         self.recorder = recorder
@@ -75,8 +76,9 @@ class Gateway:
     async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
-        It has three fields more: `policy_version`, an `exchange_id` in every choice, and `stop_reason` in a choice
-        that ended at a stop string. `logprobs` lists every sampled token, including the one that ended the answer.
+        It has three fields more: `policy_version`, an `exchange_id` in every choice, which is the id of its record, and
+        `stop_reason` in a choice that ended at a stop string. `logprobs` lists every sampled token, including the one
+        that ended the answer.
 
         Args:
             key: id of the caller's key. Keys take turns at the engine.
@@ -96,7 +98,7 @@ class Gateway:
     async def stream(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
-        The chunk with a `finish_reason` comes after the exchange is committed. Closing the generator of chunks cancels
+        The chunk with a `finish_reason` comes after the answer is recorded. Closing the generator of chunks cancels
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
@@ -108,7 +110,7 @@ class Gateway:
         return len((await self._prepare(request, rollout_id, "", check_length=False)).prompt_token_ids)
 
     def recorded_messages(self, exchange_id: str, *, project: str | None) -> list[Message]:
-        """Return the conversation that ended with an exchange. Its last message has the `exchange_id`.
+        """Return the messages of a recorded request and its answer. The last message has the `exchange_id`.
 
         Raises:
             NotFoundError: the exchange is not recorded, or belongs to another project than `project`.

@@ -32,7 +32,7 @@ class Completion:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: TokenChunk) -> None:
-        """Add tokens. Nothing may be added once `finish_reason` is set."""
+        """Add the tokens of a chunk. Nothing may be added once `finish_reason` is set."""
         ids = chunk.token_ids
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_token_ids else ids
         kept = len(ids)
@@ -61,7 +61,7 @@ class Completion:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the completion, if one did."""
+        """The stop string that ended the completion; `None` if none did."""
         return None if self._scanner is None else self._scanner.matched
 
     def take(self) -> list[Delta]:

@@ -14,7 +14,7 @@ from art.gateway.format.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef:
-    """Everything needed to sample from one step of one model."""
+    """Everything that is needed to sample from one step (checkpoint) of one model."""
 
     project: str
     name: str
@@ -43,7 +43,7 @@ class ModelResolver(Protocol):
         ...
 
     async def resolve(self, model: str) -> PolicyRef:
-        """Return the policy once it can be sampled from: wait for a publish to end or an adapter to load.
+        """Return the policy once it can be sampled from: wait for a checkpoint or an adapter to be loaded.
 
         Raises:
             NotFoundError: there is no such model or step.

@@ -12,7 +12,7 @@ from art.gateway.parsing.parse import Delta, call_to_dict
 
 @dataclass(frozen=True, slots=True)
 class ChatStream:
-    """A streamed answer."""
+    """A streamed answer to a chat request."""
 
     num_prompt_tokens: int
     chunks: AsyncGenerator[dict[str, Any], None]
@@ -20,7 +20,7 @@ class ChatStream:
 
 
 def whole_choice(completion: Completion) -> dict[str, Any]:
-    """An entry of `choices` in a `chat.completion` object."""
+    """Make the entry of `choices` in a `chat.completion` object for a completion that has ended."""
     return _entry(completion, {"message": completion.message}, completion.reports, is_last=True)
 
 

@@ -1,4 +1,4 @@
-"""Batches of finished groups, while later groups still run."""
+"""Yields batches of finished groups while later groups still run."""
 
 from __future__ import annotations
 

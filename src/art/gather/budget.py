@@ -11,13 +11,13 @@ from art.trajectory import Trajectory, TrajectoryGroup
 
 @dataclass
 class CountBudget:
-    """Allows `max_exceptions` failures; one more raises its error. Its methods are those of `FaultWatch`."""
+    """Counts the failed rollouts of one gather. The first failure above `max_exceptions` raises its error."""
 
     progress: Progress
     max_exceptions: float = 0
     """A number of failures, or below 1 a share of `num_rollouts`."""
     num_rollouts: int | None = None
-    """Rollouts that a share refers to; by default the total of the bar of `progress`."""
+    """Number of rollouts that a share refers to; by default the total of the progress bar."""
     num_failed: int = 0
     last_error: Exception | None = None
 
@@ -36,7 +36,7 @@ class CountBudget:
         self.failed(error)
 
     def group_lost(self, group: TrajectoryGroup, error: Exception) -> None:
-        """Count one failure if the error is known not to be a bug, such as a judge out of order; else raise it."""
+        """Count a group that could not be scored as one failure. Raise any error that is not transient or a judge's."""
         if not isinstance(error, JudgeError) and not (isinstance(error, ArtError) and error.transient):
             raise error
         self.failed(error)
@@ -48,7 +48,7 @@ class CountBudget:
         return self.num_failed > limit
 
     def add(self, part: CountBudget) -> None:
-        """Add the failures of a part that has ended.
+        """Add the failures that `part`, the budget of one finished group, has counted.
 
         Raises:
             Exception: the last failure of `part`, if together they are too many.

@@ -1,4 +1,4 @@
-"""`GatherContext`: what a gather is told about its rollouts."""
+"""`GatherContext`: counts and shows how the rollouts of one gather end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class GatherContext(Progress):
-    """Progress and failures of one gather. Never share one between two gathers."""
+    """Progress and failures of one gather (a run of many rollouts). Never share one between two gathers."""
 
     def __init__(
         self,
@@ -66,10 +66,11 @@ class GatherContext(Progress):
         self.show(int(self.increment_pbar))
 
     def rollout_failed(self, error: Exception) -> None:
-        """Count a failure.
+        """Count a failed rollout.
 
         Raises:
-            Exception: `error` itself, if it is one more than `max_exceptions` allows, or one of `FATAL`.
+            Exception: `error` itself, if it is one more than `max_exceptions` allows, or if it is one of `FATAL`,
+                the errors that end every gather.
             FaultRateError: it is one more than `faults` allows.
         """
         self.metric_sums["exceptions"] += 1
@@ -80,7 +81,7 @@ class GatherContext(Progress):
         logger.warning("a rollout failed; its group goes on without it: %s: %s", type(error).__name__, error)
 
     def group_failed(self, group: TrajectoryGroup, error: Exception) -> None:
-        """Count a group for which `after_each` failed.
+        """Count a group whose `after_each` callback raised `error`. The group is dropped.
 
         Raises:
             Exception: `error` itself, if it must not be tolerated.
@@ -93,11 +94,13 @@ class GatherContext(Progress):
         logger.warning("dropped a group, because scoring it failed: %s: %s", type(error).__name__, error)
 
     def without_unscored(self, group: TrajectoryGroup) -> list[TrajectoryGroup]:
-        """The group without rollouts whose reward is not a finite number; these become `exceptions`.
+        """Move rollouts whose reward is not a finite number to the `exceptions` of their group.
+
+        The list that is returned has the group, and is empty if no rollout is left.
 
         Raises:
-            RolloutError: such a failure, if it is one more than `max_exceptions` allows.
-            FaultRateError: it is one more than `faults` allows.
+            RolloutError: there are more failures than `max_exceptions` allows.
+            FaultRateError: there are more than `faults` allows.
         """
         unscored = [trajectory for trajectory in group if finite_number(trajectory.reward) is None]
         if not unscored:
@@ -113,14 +116,14 @@ class GatherContext(Progress):
 
 
 def get_gather_context() -> GatherContext:
-    """The context of the surrounding gather, or else a new context that tolerates no failure."""
+    """Return the context of the surrounding gather, or else a new context that tolerates no failure."""
     current = rollout_observer.get()
     return current if isinstance(current, GatherContext) else GatherContext()
 
 
 @contextlib.contextmanager
 def set_gather_context(context: GatherContext) -> Iterator[None]:
-    """Report rollouts that are started inside the block to `context`."""
+    """Context manager: report the rollouts that are started inside it to `context`."""
     token = rollout_observer.set(context)
     try:
         yield

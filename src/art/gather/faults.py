@@ -1,4 +1,4 @@
-"""How rollouts end, counted; and how many may fail before a run ends.
+"""Counts how rollouts end, and ends a run in which too many of them fail.
 
     outcome          what happened                                          reward
     ok               the rollout returned a trajectory                      its own
@@ -82,7 +82,7 @@ class FaultWatch:
         self._fault(error)
 
     def lost(self, error: BaseException) -> None:
-        """Turn a rollout that was counted as a success into a failure: nothing could score it.
+        """Count a rollout as failed that `count` took for a success, because nothing could score it.
 
         Raises:
             FaultRateError: too many of the recent rollouts failed.
@@ -93,7 +93,7 @@ class FaultWatch:
         self._fault(error)
 
     def group_lost(self, group: TrajectoryGroup, error: BaseException) -> None:
-        """Turn all rollouts of a group into failures: nothing could score it."""
+        """Count all rollouts of a group as failed, because nothing could score the group."""
         for _ in group:
             self.lost(error)
 
@@ -121,7 +121,7 @@ class FaultWatch:
             ) from (error if isinstance(error, BaseException) else None)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults if any."""
+        """Return metrics of the rollouts since the last call: rate of faults, number by kind, rate of policy faults."""
         ended, kinds = self._ended, self._kinds
         self._ended, self._kinds = Counter(), Counter()
         if not ended["all"]:

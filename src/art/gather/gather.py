@@ -48,7 +48,7 @@ async def wrap_group_awaitable(awaitable: Awaitable[T]) -> T | None:
     """Await a group, or anything that iterates over trajectories, and report it to the surrounding gather.
 
     Returns:
-        The result, or `None` for a failure that the context tolerates.
+        The result, or `None` for a failure that the gather tolerates.
     """
     if isinstance(awaitable, PendingGroup):
         return cast("T", await awaitable)  # reports each of its rollouts itself
@@ -111,7 +111,7 @@ def num_rollouts_of(group: Any) -> int:
 async def finish_group(
     group: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
 ) -> list[TrajectoryGroup]:
-    """Await one group and apply `after_each`. Returns the groups to keep: none, the group, or several."""
+    """Await one group and pass it to the callback `after_each`. Returns the groups to keep: none, one or several."""
     finished = check_group_result(group if isinstance(group, TrajectoryGroup) else await wrap_group_awaitable(group))
     if finished is None or len(finished) == 0:
         logger.warning("dropped a group: none of its rollouts returned a trajectory")

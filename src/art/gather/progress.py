@@ -26,7 +26,7 @@ class Progress:
         return int(self.metric_sums["exceptions"])
 
     def add_trajectory(self, trajectory: Trajectory) -> None:
-        """Add reward and metrics; values that are not finite numbers are left out."""
+        """Add a rollout's reward and metrics to the sums; values that are not finite numbers are left out."""
         for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
             if (number := finite_number(value)) is not None:
                 self.metric_sums[name] += number  # type: ignore[assignment]

@@ -99,8 +99,8 @@ def init_chat_model(
     samples. An answer without that call gives `None`, as with LangChain's parsers.
 
     Args:
-        model: the model that the agent used before, e.g. `"gpt-4.1"`. It has no effect, since the policy answers in
-            its place, nor has `model_provider`. Only the name of a step, `model.get_inference_name(step)`, is used.
+        model: the model that the agent used before, e.g. `"gpt-4.1"`. The policy answers in its place, so the name has
+            no effect, except the name of a step, `model.get_inference_name(step)`. `model_provider` has no effect.
         **kwargs: arguments of `ChatOpenAI`. By default `temperature` is 1, as training assumes, and `timeout` and
             `max_retries` are those of `model.openai_client()`, which survive a restart of the server.
 

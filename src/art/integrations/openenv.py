@@ -37,7 +37,7 @@ _CONNECT_TIMEOUT_S = 30.0
 
 
 class OpenEnvTask(Task):
-    """Acts in an environment served by OpenEnv.
+    """A task to train on: the model acts in an environment that OpenEnv serves.
 
     A scenario's seed and `inputs` are the arguments of the environment's `reset`, so all rollouts of a group begin in
     the same state. The reward is the sum over the steps. Override `scenarios` if the environment numbers its tasks.

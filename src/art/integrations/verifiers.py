@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'agent-reinforcement-trainer[verifiers]'"
 MAX_TASKS = 10_000
-"""Number of tasks to load from an environment with endless tasks."""
+"""Largest number of tasks to load from an environment. Some environments have endless tasks."""
 _TENTHS: dict[int, Split] = {8: "val", 9: "test"}
 """Split by the last digit of a task's hash. The other eight tenths of the tasks are for training."""
 _CONTEXT_FULL = "context_length_exceeded"

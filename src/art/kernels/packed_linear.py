@@ -22,7 +22,7 @@ MIN_ELEMENTS = 2**16
 """Smaller weights stay in the processor's cache, where packing gains nothing."""
 
 MIN_GAIN = 1.1
-"""How much faster packed products must measure: just more than noise.
+"""Factor by which packed products must measure faster: just more than noise.
 
 Measured on an AVX-512 processor with 32 to 256 rows, medians of 20 comparisons: the same product timed twice differs by
 up to 1.07; packing gains 0.9 to 1.15 with weights up to [512, 512], and 1.2 to 1.8 with [768, 2048] and larger."""
@@ -34,18 +34,18 @@ _TOLERANCE_16_BIT = (1e-2, 1e-2)
 
 
 def pack(weight: Tensor, num_rows: int) -> Tensor:
-    """A copy of `weight` [out, in] in the order that is fastest for products with about `num_rows` rows."""
+    """Return a copy of `weight` [out, in] in oneDNN's order, the fastest for products with about `num_rows` rows."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
 
 
 def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`rows` [N, in] times the transposed weight, plus `bias` [out]: [N, out]."""
+    """Multiply `rows` [N, in] by the transpose of a weight that `pack` made, and add `bias` [out]: [N, out]."""
     return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 @lru_cache(maxsize=256)
 def packing_pays(num_out: int, num_in: int, *, num_rows: int, dtype: torch.dtype, backward: bool) -> bool:
-    """Whether products with a weight [num_out, num_in] measure faster packed, by `MIN_GAIN`.
+    """Return whether products with a weight [num_out, num_in] measure faster by `MIN_GAIN` if it is packed.
 
     The first call of a shape measures, with the threads that torch uses then; later ones return the same.
 
@@ -84,7 +84,7 @@ def packing_pays(num_out: int, num_in: int, *, num_rows: int, dtype: torch.dtype
 
 
 def best_times(*calls: Callable[[], object]) -> list[float]:
-    """The shortest time of each call in seconds. The calls take turns, so that a busy machine slows all of them."""
+    """Measure the shortest time of each call in seconds. They take turns, so that a busy machine slows all of them."""
     best = [float("inf")] * len(calls)
     for _ in range(_NUM_REPEATS):
         for number, call in enumerate(calls):

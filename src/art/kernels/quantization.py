@@ -1,4 +1,4 @@
-"""Loading a base model whose linear layers are rounded to NF4, the 4-bit numbers of QLoRA (arXiv 2305.14314).
+"""Load a base model whose linear layers are rounded to NF4, the 4-bit numbers of QLoRA (arXiv 2305.14314).
 
 The trainer keeps the 4-bit weights, which saves memory. The engine must use rounded weights too: the adapter learns to
 compensate for the rounding, so with unrounded weights the sampled policy would differ from the trained one. The engine
@@ -15,7 +15,7 @@ from art.errors import ConfigError
 
 
 def loading_options(quantization: Quantization, *, device: str, dtype: Any) -> dict[str, Any]:
-    """Keyword arguments of `from_pretrained` for `quantization`. Head and embedding are not rounded.
+    """Return arguments of `from_pretrained` that load a model with `quantization`. Head and embedding are not rounded.
 
     Raises:
         ConfigError: the package `bitsandbytes` is missing, or does not support `device`.

@@ -6,6 +6,6 @@ import os
 
 
 def default_num_threads() -> int:
-    """Half of the cores that this process may use. Trainer and engine run side by side, so each takes one half."""
+    """Return half of the cores that this process may use. Trainer and engine run side by side, so each takes half."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // 2)

@@ -1,4 +1,4 @@
-"""`LocalBackend`, under the module name of older code."""
+"""The module from which older code imports `LocalBackend`; today it is `art.LocalBackend`."""
 
 from art.backends.local import LocalBackend
 

@@ -35,7 +35,7 @@ _STDERR_BYTES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool answered."""
+    """The result of a call of an MCP tool, as one text that an agent can read."""
 
     text: str
     is_error: bool = False
@@ -48,12 +48,12 @@ _NOT_THE_TOOL = frozenset({401, 403, 408, 429})
 
 
 def is_address(server: str | Sequence[str]) -> bool:
-    """Whether `server` is an address, and not a command that starts a server."""
+    """Whether `server` is an HTTP address, and not a command that starts a server."""
     return isinstance(server, str) and server.startswith(("http://", "https://"))
 
 
 class MCPClient:
-    """A connection to an MCP server.
+    """A connection to an MCP server (Model Context Protocol), which offers tools and resources to agents.
 
     Example:
         async with MCPClient("http://127.0.0.1:8000/mcp", headers={"Authorization": "Bearer ..."}) as client:
@@ -229,7 +229,7 @@ class MCPClient:
         """Call a tool. Its errors and time-outs are results with a text that an agent can read.
 
         Raises:
-            ToolServerError: the server is gone, or does not answer any more. That must not cost a policy its reward.
+            ToolServerError: the server is gone or no longer answers. The policy is not to blame, so it gets no reward.
         """
         try:
             result = await self._ask(self._connected().call_tool(name, dict(arguments)), self._call_timeout_s)

@@ -1,4 +1,4 @@
-"""Scenarios as a list that can be shown, filtered, split and written to JSON."""
+"""A list of scenarios for the tools of an MCP server, which can be shown, filtered, split and written to JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
-    """An immutable sequence of scenarios."""
+    """An immutable sequence of scenarios for the tools of an MCP server, with methods to select, split and store."""
 
     def __init__(self, scenarios: Iterable[GeneratedScenario] = ()) -> None:
         self.scenarios = list(scenarios)
@@ -40,7 +40,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         return json.dumps(self.to_dicts(), indent=indent, ensure_ascii=False)
 
     def shuffle(self, seed: int | None = None) -> Self:
-        """A copy in another order."""
+        """Return a copy in random order; the same seed gives the same order."""
         return type(self)(random.Random(seed).sample(self.scenarios, len(self.scenarios)))
 
     def interleave_difficulties(self) -> Self:
@@ -63,7 +63,7 @@ class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
         return type(self)(self.scenarios[:train_size]), type(self)(self.scenarios[train_size:])
 
     def split_by_hash(self, val_fraction: float = 0.2) -> tuple[Self, Self]:
-        """Scenarios to train on and to validate with, by the hash of each task's words.
+        """Divide the scenarios into those to train on and those to validate with, by a hash of each task's words.
 
         A task keeps its side when scenarios are added, removed or shuffled, and tasks that differ only in case and
         punctuation are on one side. The shares are right on average, so they can be a few off in a small collection.

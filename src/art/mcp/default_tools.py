@@ -1,4 +1,4 @@
-"""The tool that an agent calls when it is done."""
+"""`complete_task_tool`: the tool, in OpenAI's format, that an agent calls when it is done."""
 
 from __future__ import annotations
 

@@ -77,8 +77,9 @@ async def mcp_rollout(
     system_prompt: str = SYSTEM,
     request: Mapping[str, Any] | None = None,
 ) -> Trajectory:
-    """Act once. The reward is left at 0, for a judge to set (`art.rewards`), also that of a `policy_fault`.
+    """Make one rollout: the model does what a scenario says with an MCP server's tools.
 
+    The reward stays 0 for a judge to set (`art.rewards`), even if the policy was at fault.
     Metrics: `completed`, `num_turns`, `num_tool_calls`, `num_tool_errors`, `tools_duration` in seconds, and 1 or 0 for
     `out_of_turns`, `cut_short` and `context_full`. Metadata: `scenario`, `difficulty`, `outcome` (`ok` or
     `policy_fault`), and `ending`: `completed`, `answered` (without `complete_task`), `out_of_turns`, `cut_short` (an
@@ -97,8 +98,8 @@ async def mcp_rollout(
 
     Raises:
         ConfigError: the tools' descriptions and the task do not fit the model's context.
-        ToolServerError: the server is gone, which a gather counts as `infra_fault`, never as a reward of 0. A tool that
-            fails or is late does not raise: the model reads about it.
+        ToolServerError: the server is gone. A gather drops the rollout as an `infra_fault`; it never gets a reward of
+            0. A tool that fails or is late does not raise: the model reads about it.
     """
     if max_turns < 1 or max_parallel_calls < 1 or max_result_chars < 1:
         raise ConfigError(f"limits must be 1 or more, got {max_turns=}, {max_parallel_calls=}, {max_result_chars=}")
@@ -121,7 +122,7 @@ async def mcp_rollout(
 
 
 def name_tools(tools: Sequence[MCPTool]) -> dict[str, MCPTool]:
-    """Tools by unique names that are allowed for functions: letters, digits, _ and -."""
+    """Give each tool a unique name that OpenAI's API allows for a function: at most 64 letters, digits, _ and -."""
     named: dict[str, MCPTool] = {}
     for tool in tools:
         plain = re.sub(r"[^a-zA-Z0-9_-]", "_", tool.name)[:MAX_NAME]
@@ -148,7 +149,7 @@ def _open(scenario: GeneratedScenario | str, system_prompt: str, tools: Mapping[
 
 
 async def require_fit(model: Model[Any, Any], tools: Sequence[MCPTool]) -> None:
-    """Ask the model for one token, to check that the tools fit its context.
+    """Check that the descriptions of tools fit the model's context, by asking it for one token.
 
     Raises:
         ConfigError: the descriptions of the tools do not fit.

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from art.model import Model
 
 ROLLOUT_HEADER = "x-rollout-id"
-"""Header of each HTTP request, with an id of the rollout, by which a server can keep rollouts apart."""
+"""HTTP header with an id of the rollout, on each of its requests, by which a server can keep rollouts apart."""
 
 
 class McpTask(Task):
-    """Use the tools of an MCP server to do what a scenario says.
+    """A task: use the tools of an MCP server to do what a scenario says. A judge sets the reward.
 
     Example:
         scenarios = await generate_scenarios(num_scenarios=36, server_url=SERVER)
@@ -54,7 +54,7 @@ class McpTask(Task):
     ) -> None:
         """
         Args:
-            server: an address, or a command that is started for each rollout.
+            server: address of an MCP server, or a command that is started for each rollout.
             train, held_out: scenarios of the splits `train` and `test`.
             tools: tools that the agent may use; by default all that the server lists.
             headers: headers of HTTP requests to an address.
@@ -72,7 +72,7 @@ class McpTask(Task):
         self._gate = asyncio.Semaphore(max_concurrent)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Scenarios to train on come in an order by the seed, those to test with in their own order.
+        """Choose `count` scenarios: those to train on in an order by the seed, those to test with in their own order.
 
         If `count` is larger than the number of scenarios, they repeat.
         """
@@ -88,7 +88,7 @@ class McpTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """Act once. The reward is left at 0, for a judge to set.
+        """Make one rollout, over a connection of its own. The reward stays 0, for a judge to set.
 
         Raises:
             ToolServerError: the server is gone, which is an `infra_fault` and never a reward of 0.

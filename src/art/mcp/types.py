@@ -16,7 +16,7 @@ class _FromDict:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Make one from its fields by name.
+        """Make an object from a mapping of its fields.
 
         Raises:
             ValueError: a field is missing or unknown.
@@ -59,7 +59,7 @@ class MCPResource(_FromDict):
 
 @dataclass
 class GeneratedScenario(_FromDict):
-    """A task for an agent that uses the tools of an MCP server."""
+    """A scenario: a task for an agent that uses the tools of an MCP server, with its difficulty."""
 
     task: str
     """What the agent is told to do."""

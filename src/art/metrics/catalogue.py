@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from art.metrics.trends import FEWEST_FOR_MALFORMED, RECENT, SWING_WINDOW, WINDOW
 
 NUM_BINS = 10
-"""Bins of a histogram."""
+"""Number of bins of a histogram."""
 
 ALWAYS = "every step"
 RL = "steps of reinforcement learning"
@@ -111,7 +111,7 @@ TRAINER_METRICS: dict[str, Metric] = {
     "time/step_updates_s": Metric("seconds of the step's updates: forward, backward, optimiser"),
     "time/step_checkpoint_s": Metric("seconds for the probe and writing the checkpoint"),
 }
-"""Metrics from `Trainer.train`. `Trainer.train_sft` reports those that are marked `ALWAYS`."""
+"""Metrics that the trainer measures. A step of supervised fine-tuning has only those marked `ALWAYS`."""
 
 
 def _distribution_metrics(name: str, of: str, when: str = ALWAYS) -> dict[str, Metric]:
@@ -195,7 +195,7 @@ JOB_METRICS: dict[str, Metric] = {
     "time/step_job_s": Metric("seconds of the whole job on the server: training and publishing"),
     "findings/*": Metric("1 for each finding of the step, by its name", "steps with findings"),
 }
-"""Metrics that the server adds to every step when it is published."""
+"""Metrics that the server adds to every step when it loads the step's checkpoint into the engine."""
 
 LOG_METRICS: dict[str, Metric] = {
     "costs/*": Metric(
@@ -220,7 +220,7 @@ LOG_METRICS: dict[str, Metric] = {
         "sums of `throughput/step_*` since the first row", "rows with such a metric of your own"
     ),
 }
-"""Metrics that `model.log` adds to every row."""
+"""Metrics that `model.log` adds to every row of `history.jsonl`."""
 
 FAULT_METRICS: dict[str, Metric] = {
     "data/infra_fault_rate": Metric("share of the step's rollouts that failed through no fault of the policy"),
@@ -235,11 +235,13 @@ FAULT_METRICS: dict[str, Metric] = {
     "data/judge_fault_rate": Metric("share of the step's groups that no judge could score", "steps with `GroupScorer`"),
     "data/judge_faults/*": Metric("number of such groups, by what failed", "steps with such groups"),
 }
-"""Metrics from `FaultWatch.metrics` and `GroupScorer.metrics`."""
+"""Metrics of failed rollouts and failed judges, which `FaultWatch` and `GroupScorer` count."""
 
 
 def describe(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Metrics of the distribution of `values` (at least one, all finite). Quantiles interpolate linearly.
+    """Compute the metrics of the distribution of `values` (at least one, all finite). Their names begin with `name`.
+
+    They are mean, standard deviation, quantiles (interpolated linearly) and a histogram.
 
     Example: 0, 0, 1 for "data/reward" gives a mean of 1/3, a median of 0, and 2 and 1 in the first and the last bin.
     """

@@ -1,4 +1,4 @@
-"""Explaining a step's metrics in plain words: one finding for each rule of `RULES` that is broken.
+"""Explain a step's metrics in plain words: one finding for each rule of `RULES` that is broken.
 
     metrics of this step and of the step before --find_findings--> "what was observed: what it means. What to do"
 
@@ -16,7 +16,7 @@ from art.config import MismatchConfig
 from art.metrics.trends import WINDOW
 
 BEFORE = "the step before"
-"""Used in place of a metric's name: the value of the same metric in the step before."""
+"""Value of `Limit.over` that means: divide by the same metric's value in the step before."""
 
 _IS_RL = "offpolicy/ratio_mean"
 """Only steps with reinforcement-learning samples report it."""
@@ -33,7 +33,7 @@ class Limit:
     """The metric is divided by this before it is compared: another metric, or `BEFORE`."""
 
     def value(self, metrics: Mapping[str, float], before: Mapping[str, float]) -> float | None:
-        """The value to compare, or `None` if it was not measured or cannot be divided."""
+        """Return the value to compare, or `None` if it was not measured or cannot be divided."""
         value = metrics.get(self.metric)
         if value is None or self.over is None:
             return value
@@ -41,11 +41,11 @@ class Limit:
         return value / divisor if divisor else None
 
     def holds(self, value: float | None) -> bool:
-        """Whether the value was measured and is in the range."""
+        """Return whether the value was measured and is in the range."""
         return value is not None and self.low <= value <= self.high
 
     def describe(self, value: float) -> str:
-        """Describe a value outside of the range."""
+        """Describe in words a value that is outside of the range."""
         seen = f"{self.metric} is {value:.3g}"
         if self.over is not None:
             seen += f" times that of {BEFORE}" if self.over == BEFORE else f" of {self.over}"
@@ -55,13 +55,13 @@ class Limit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     limits: tuple[Limit, ...]
-    """The rule is broken if any of these does not hold."""
+    """The rule is broken if a measured value is outside of any of these ranges."""
     only_if: tuple[Limit, ...] = ()
-    """The rule applies only to steps where all of these hold. A metric that was not measured does not hold."""
+    """The rule applies only to steps in which all of these metrics were measured and are in range."""
     meaning: str
     advice: str
     source: str
-    """The reason for the bounds."""
+    """The reason for the bounds, e.g. a paper or the values of healthy runs."""
 
 
 @dataclass(frozen=True, slots=True)

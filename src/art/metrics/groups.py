@@ -1,4 +1,4 @@
-"""Summarising trajectory groups as named numbers, and naming metrics.
+"""Summarise trajectory groups as named numbers, and name metrics.
 
 Full names look like `train/reward`, `val/win`, `loss/train`, `time/step_trainer_s`. A name that begins with a known
 section or split is kept. Every other name gets the split as a prefix.
@@ -48,12 +48,15 @@ def check_metrics(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def name_metrics(metrics: Mapping[str, float], split: str) -> dict[str, float]:
-    """`metrics` under their full names. If `split` is not one of `SPLITS`, every name gets the prefix."""
+    """Return `metrics` under their full names (see `metric_name`)."""
     return {metric_name(key, split): value for key, value in metrics.items()}
 
 
 def metric_name(key: str, split: str) -> str:
-    """The full name of the metric `key` of `split`."""
+    """Return the full name of metric `key` in a split: `train/reward` for "reward" in "train".
+
+    A name that begins with a section or split is kept, e.g. `loss/train`, if `split` is one of `SPLITS`.
+    """
     known = split in SPLITS and key.partition("/")[0] in SECTIONS | SPLITS and "/" in key
     return key if known else f"{split}/{key}"
 

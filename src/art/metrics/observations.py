@@ -1,4 +1,4 @@
-"""Measuring whether answers depend on what the model was shown, by exchanging observations between rollouts.
+"""Exchange observations between rollouts, to measure whether answers depend on what the model was shown.
 
     conversation   user "board A"  assistant "7"  user "board B"  assistant "3"
     swapped        user "board A"  assistant "7"  user "board C"  assistant "3"
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MIN_READS = 0.1
-"""Nats per answer. Below this, answers do not depend on observations. Small games in which reinforcement learning
-failed had 0.02 to 0.05; games in which it worked had 0.38 and more."""
+"""Difference of log-probs in nats per answer, below which answers do not depend on observations. Small games in which
+reinforcement learning failed had 0.02 to 0.05; games in which it worked had 0.38 and more."""
 
 _OBSERVES = ("user", "tool")
 _Slot = tuple[int, str, str | None]
@@ -26,7 +26,7 @@ _Slot = tuple[int, str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swap:
-    """A conversation and its copy with another observation. Both end with the same answer."""
+    """A conversation, and its copy with another observation before the last answer. Both end with the same answer."""
 
     index: int
     """Index of the conversation in the input of `swap_observations`."""

@@ -1,4 +1,4 @@
-"""Generates docs/metrics.md from the catalogue of metrics and the table of rules.
+"""Generate docs/metrics.md from the catalogue of metrics and the table of rules for findings.
 
 python -m art.metrics.page > docs/metrics.md
 """
@@ -66,7 +66,7 @@ _SECTIONS: Sequence[tuple[str, Mapping[str, Metric]]] = (
 
 
 def render_page() -> str:
-    """The page as Markdown."""
+    """Return the page of metrics and findings as Markdown."""
     rules = (_rule_row(name, rule) for name, rule in RULES.items())
     parts = [
         _INTRODUCTION,

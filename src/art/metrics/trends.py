@@ -19,7 +19,7 @@ RECENT = 3
 FEWEST_FOR_MALFORMED = RECENT + 2
 """Fewest steps for the trend of malformed rollouts."""
 SWING_WINDOW = 6
-"""Number of steps for swings of the length of rollouts."""
+"""Number of last steps over which swings in the length of rollouts are measured."""
 
 _LENGTHS = {
     "trend/answers_swing": "data/step_answers_per_rollout",

@@ -45,7 +45,7 @@ def _make_run_log() -> RunLog:
 
 
 class Model(BaseModel, Generic[ConfigT, StateT]):
-    """A model to prompt: an API of another provider, or the base of `TrainableModel`."""
+    """A named model that can be prompted, for example by another provider's API. `TrainableModel` extends it."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, validate_assignment=True)
 
@@ -153,7 +153,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return Endpoint(check_address(base_url), check_api_key(api_key), self.project, self.name)
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """The name to send as `model` in a request.
+        """Return the name to send as `model` in a request.
 
         Args:
             step: checkpoint of a trainable model that answers; by default the newest at the time of each request.
@@ -163,7 +163,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return self.inference_model_name or self.name
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
-        """Keyword arguments for `litellm.completion` and `litellm.acompletion`."""
+        """Return keyword arguments for `litellm.completion` and `litellm.acompletion` that ask this model."""
         name = self.get_inference_name(step)
         return {
             "model": f"hosted_vllm/{name}" if self.trainable else name,
@@ -173,22 +173,22 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         }
 
     def rollout_base_url(self, rollout_id: str) -> str:
-        """The base URL under which requests of any program are recorded as `rollout_id`; see `get_rollout`."""
+        """Return a base URL for any program. The server records requests under it as the rollout `rollout_id`."""
         if self._server_url is None:
             raise ConfigError(f"model {self.name!r} is not registered: call `await model.register(backend)` first")
         rollout_id = validate_name(rollout_id, param="rollout_id")
         return f"{self._server_url}/projects/{self.project}/rollouts/{rollout_id}/v1"
 
     async def get_rollout(self, rollout_id: str) -> Trajectory:
-        """The conversations under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""
+        """Return what was recorded under `rollout_base_url(rollout_id)`, as a trajectory to reward and train on."""
         return await self.backend().get_rollout(rollout_id, project=self.project)
 
     async def get_step(self) -> int:
-        """The newest published step; 0 for a model that is not trainable."""
+        """Return the step of the checkpoint that is served; always 0, because this model is not trainable."""
         return 0
 
     def default_optimizer(self) -> OptimizerConfig | None:
-        """The optimiser of training steps whose own settings do not name one."""
+        """Return the optimiser settings for training steps that set none; `None` for ART's default."""
         return None
 
     # --- the local log ---
@@ -198,7 +198,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
 
     @property
     def costs(self) -> Ledger:
-        """What was spent on this model, in this run and in earlier ones; a file beside its history.
+        """The ledger of what was spent on this model in USD, in this run and in earlier ones, kept in a file.
 
         Register the model before you pass this to judges as `JudgeSettings(budget=model.costs)`: registration may move
         the file.
@@ -216,14 +216,14 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return MetricsBuilder(cost_context or "train", lambda: self.costs, self._run_log.pending)
 
     def activate_metrics_context(self, cost_context: str) -> Token[MetricsBuilder | None]:
-        """Make `art.metrics.track_api_cost` book with this model, until `token.var.reset(token)`."""
+        """Make `art.metrics.track_api_cost` book its costs on this model, until `token.var.reset(token)` is called."""
         return self.metrics_builder(cost_context).activate()
 
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
-        """Book the policy's tokens and the device time since the last call. `log` calls this before it writes a row."""
+        """Do nothing: only a `TrainableModel` has tokens and device time to book. `log` calls this for every model."""
 
     def read_state(self) -> StateT | None:
-        """The state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
+        """Return the state that was last saved by `overwrite_state` or `merge_state`; `None` if nothing was saved."""
         return cast("StateT | None", state_file.read_state(self._paths().state))
 
     def overwrite_state(self, state: StateT) -> None:
@@ -235,7 +235,7 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
         return cast(StateT, state_file.merge_state(self._paths().state, cast(dict[str, Any], state)))
 
     def write_state(self, state: StateT) -> None:
-        """Save `state`: an older name of `overwrite_state`."""
+        """Save `state`. This is an older name of `overwrite_state`."""
         self.overwrite_state(state)
 
     async def log(

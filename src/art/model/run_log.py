@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Writes the log of a model. Files are given by each call, because a copy of the model may have another name."""
+    """Writes a model's history, trajectories and costs. Each call names the files: a copy of a model may be renamed."""
 
     def __init__(self) -> None:
         self.pending: dict[str, float] = {}
@@ -29,7 +29,7 @@ class RunLog:
         self._totals: dict[Path, Totals] = {}
 
     def ledger(self, paths: ModelPaths, max_usd: float | None) -> Ledger:
-        """The ledger of the model's costs, with a limit in USD."""
+        """Return the ledger (record) of the model's costs, with a limit in USD."""
         if paths.costs not in self._ledgers:
             self._ledgers[paths.costs] = Ledger(path=paths.costs)
         self._ledgers[paths.costs].max_usd = max_usd
@@ -80,7 +80,7 @@ def _write(
 
 
 def best_step(history: Path, metric: str) -> int | None:
-    """The step with the highest mean of a metric, the newest of several; `None` if the metric was never logged.
+    """Return the step with the highest mean of a metric, of equal ones the newest; `None` if it was never logged.
 
     Raises:
         ValueError: the history has damaged lines, so the best step may be missing.

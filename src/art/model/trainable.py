@@ -51,7 +51,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return True
 
     def model_settings(self) -> ModelSettings:
-        """The settings to register with.
+        """Return the settings to register the model with.
 
         Raises:
             ConfigError: they are given twice, or `_internal_config` asks for something that cannot be honoured.
@@ -65,7 +65,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return settings_from_internal_config(self._internal_config)
 
     def default_optimizer(self) -> OptimizerConfig | None:
-        """The optimiser of training steps whose own settings do not name one; given by `trainer_args` of older code."""
+        """Return the optimiser in `trainer_args` of older code, for training steps that set none; else `None`."""
         if not self._internal_config:
             return None
         from art.compat.internal_config import optimizer_from_internal_config
@@ -98,7 +98,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return name if step is None else f"{name}@{step}"
 
     async def get_step(self) -> int:
-        """The newest published step."""
+        """Return the step of the checkpoint that the server serves now."""
         return await self.backend().get_step(self)
 
     @property
@@ -115,7 +115,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         self._meter.calculator = calculator
 
     async def book_costs(self, *, trainer_s: float = 0.0, split: str = "train") -> None:
-        """Book the policy's tokens and the device time since the last call. `log` calls this before it writes a row.
+        """Book the costs of tokens and device time since the last call. `log` calls this before it adds a row.
 
         Args:
             trainer_s: seconds of that time in which the trainer worked; the rest is rollouts, rewards and waiting.
@@ -175,9 +175,9 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         metrics: dict[str, float] | None = None,
         metadata: dict[str, MetadataValue] | None = None,
     ) -> RolloutStatus:
-        """Announce or finish a rollout of another program. `PUT /api/rollouts/{rollout_id}` does the same.
+        """Announce or finish a rollout that another program runs. `PUT /api/rollouts/{rollout_id}` does the same.
 
-        Once it is announced, this model answers requests under its base URL that name an unknown model.
+        Once it is announced, this model answers requests under the rollout's base URL that name an unknown model.
 
         Args:
             group_id: id shared by the rollouts of one group and by no others.
@@ -223,7 +223,7 @@ class TrainableModel(Model[ConfigT, StateT], Generic[ConfigT, StateT]):
         return await self._collector.collect(num_groups, rollouts_per_group, timeout_s=timeout_s, pbar_desc=pbar_desc)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
-        """Delete all checkpoints but the newest and the best, which has the highest mean of the metric.
+        """Delete all checkpoints but the newest, those in use, and the best, which has the highest mean of the metric.
 
         If the history has damaged lines, nothing is deleted: the best checkpoint could be in one of them.
         """

@@ -14,7 +14,7 @@ from art.protocol.training import Wire
 
 
 class Answer(BaseModel):
-    """An answer that may get further fields without harm to a client."""
+    """Base class of answers that may have more fields than are declared."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -25,11 +25,11 @@ class ErrorDetail(Wire):
     type: str
     param: str | None
     code: str
-    """Name of the error's class, see `errors.py`."""
+    """Name of the kind of error, such as `not_found`. ART's client raises the error class of that code."""
 
 
 class ErrorAnswer(Wire):
-    """OpenAI's shape of an error."""
+    """Body of an error, in OpenAI's form."""
 
     error: ErrorDetail
 
@@ -51,14 +51,14 @@ class OpenApi(Answer):
 
 class ModelCard(Wire):
     id: str
-    """What to send as `model`."""
+    """Name to send as `model` in a request."""
     object: Literal["model"] = "model"
     created: int = 0
     owned_by: str
-    """The project."""
+    """Name of the model's project."""
     base_model: str
     step: int
-    """Newest published checkpoint."""
+    """Step (number) of the checkpoint that is served."""
 
 
 class ModelList(Wire):
@@ -72,7 +72,7 @@ class ChatChoice(Answer):
     finish_reason: FinishReason
     logprobs: dict[str, Any] | None
     exchange_id: str
-    """The id by which training finds the exact tokens."""
+    """Id of the recorded request and answer, by which training finds the exact tokens."""
 
 
 class ChatUsage(Answer):

@@ -33,7 +33,7 @@ _MAX_COMPLAINTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Micro-batches of a training call that are done, of all that it has."""
+    """Progress of a training call: the number of its micro-batches that are `done`, of `total`."""
 
     done: int
     total: int
@@ -41,7 +41,7 @@ class Progress:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Call(Generic[Result]):
-    """Base of all calls, which makes each subclass a frozen dataclass."""
+    """Base class of all calls to child processes. It makes each subclass a frozen dataclass."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     method: ClassVar[str]
@@ -56,7 +56,7 @@ class Call(Generic[Result]):
 
     @classmethod
     def decode_result(cls, value: Any) -> Result:
-        """Build a result of this call from a decoded frame.
+        """Build a result of this call from its JSON value, which the child process sent.
 
         Raises:
             ArtError: `value` is not a result of this call.
@@ -73,7 +73,7 @@ Calls: TypeAlias = Mapping[str, type[Call[Any]]]
 
 
 def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[Any]:
-    """Build the call that a frame holds.
+    """Build a call from the method and parameters in a frame, a message between processes.
 
     Raises:
         InvalidRequestError: `calls` has no such method, or the parameters do not fit it.
@@ -92,9 +92,9 @@ def decode_call(calls: Calls, method: str, params: Mapping[str, Any]) -> Call[An
 
 
 def decode_engine_call(calls: Calls, frame: Mapping[str, Any]) -> Call[Any]:
-    """Decode the call of a frame. An engine knows a request by the id of its call, whatever the caller named it.
+    """Decode a call to an engine from a frame, a message between processes. The errors are those of `decode_call`.
 
-    Raises: as `decode_call`.
+    A request for a completion gets the id of its call, in place of the id that the caller chose.
     """
     params = frame["params"]
     if isinstance(request := params.get("request"), dict):  # changing the request later would build it a second time
@@ -158,25 +158,25 @@ class StartEngine(Call[EngineInfo]):
 
 
 class StartVllm(Call[EngineInfo]):
-    """Start vLLM servers, or find those that run already. Comes once, before all other calls."""
+    """Start vLLM servers, or connect to those that run already. Comes once, before all other calls."""
 
     model: str
     config: VllmConfig
     lora_rank: int | None
-    """Rank of the adapters; `None` where the engine takes none."""
+    """Rank of the LoRA adapters; `None` if the engine takes no adapters."""
     python: str | None
-    """Interpreter that has vLLM."""
+    """Path of the Python interpreter that has vLLM."""
     sleeps: bool = False
     work_dir: Path | None = None
     """Folder for merged weights, with `weights="merged"`."""
 
 
 class Info(Call[EngineInfo]):
-    """Describe the engine."""
+    """Ask the engine for its description, an `EngineInfo`."""
 
 
 class Generate(Call[TokenChunk]):
-    """Sample a completion. Its chunks are the results; the last one has a `finish_reason`."""
+    """Sample a completion. The results are its chunks, the last of which has a `finish_reason`."""
 
     request: Request
     stream: bool
@@ -190,28 +190,28 @@ class Generate(Call[TokenChunk]):
 
 
 class Score(Call[Logprobs]):
-    """Compute the log-probs of `token_ids[1:]`."""
+    """Compute the log-prob of each token in `token_ids[1:]`, given the tokens before it."""
 
     token_ids: Tokens
     adapter: str | None
 
 
 class LoadAdapter(Call[AdapterInfo]):
-    """Load an adapter or a full checkpoint."""
+    """Load a LoRA adapter, or a checkpoint with all weights, into the engine under a name."""
 
     name: str
     path: Path
 
 
 class PrepareWeights(Call[None]):
-    """Merge the weights that a later `LoadAdapter` of the same name and path will need."""
+    """Merge an adapter into the base weights ahead of the `LoadAdapter` with the same name and path."""
 
     name: str
     path: Path
 
 
 class UnloadAdapter(Call[None]):
-    """Forget an adapter. The result comes when its last request has ended."""
+    """Remove an adapter from the engine. The result comes when the last request that uses it has ended."""
 
     name: str
 
@@ -221,11 +221,11 @@ class Stats(Call[Numbers]):
 
 
 class Sleep(Call[None]):
-    """Free the device's memory. The result comes when it is free."""
+    """Make the engine free its GPU memory, so that a trainer can use it. The result comes when it is free."""
 
 
 class Wake(Call[None]):
-    """Take the memory back. The result comes when the engine has it."""
+    """Make an engine that sleeps take its GPU memory back. The result comes when it has it."""
 
 
 # -- trainer --
@@ -241,15 +241,15 @@ class StartTrainer(Call[None]):
 
 
 class InitCheckpoint(Call[Step]):
-    """Write the checkpoint of step 0."""
+    """Write the checkpoint of step 0, from which the first training step starts."""
 
     path: Path
     lora: LoraConfig | None
-    """`None` is full fine-tuning."""
+    """Settings of the LoRA adapter; `None` means that all weights are trained."""
 
 
 class Train(Call[StepOrProgress]):
-    """Make one step from one checkpoint to the next. The last result is the `StepResult`."""
+    """Make one step of reinforcement learning, from one checkpoint to the next. The last result is the `StepResult`."""
 
     samples: Samples
     config: TrainConfig
@@ -257,9 +257,9 @@ class Train(Call[StepOrProgress]):
     to_checkpoint: Path
     job_id: str
     pairs: list[tuple[str, str]] = field(default_factory=list)
-    """Rollout ids (chosen, rejected) of preference losses."""
+    """Pairs of rollout ids, (chosen, rejected), for preference losses."""
     references: dict[int, Path] = field(default_factory=dict)
-    """Checkpoints that the loss compares with, by step."""
+    """Folders of the checkpoints that the loss compares the policy with, by step."""
 
 
 class TrainSft(Call[StepOrProgress]):
@@ -273,7 +273,7 @@ class TrainSft(Call[StepOrProgress]):
 
 
 class Trial(Call[Numbers]):
-    """Measure an update without keeping it."""
+    """Measure the time and memory of one update on `samples`. The updated weights are dropped."""
 
     samples: Samples
     lora: LoraConfig | None
@@ -283,14 +283,14 @@ class Trial(Call[Numbers]):
 
 
 class Copy(Call[dict[str, Any]]):
-    """Copy a checkpoint. The result, as of all file jobs, becomes part of the job's result."""
+    """Copy a checkpoint. The result becomes part of the job's result, like that of every file job."""
 
     source: Path
     target: Path
 
 
 class Export(Call[dict[str, Any]]):
-    """Write a checkpoint for other programs."""
+    """Write a checkpoint in a format that other programs read."""
 
     source: Path
     target: Path
@@ -300,7 +300,7 @@ class Export(Call[dict[str, Any]]):
 
 
 class MergeAdapter(Call[dict[str, Any]]):
-    """Make a base model out of an adapter that the user named as one."""
+    """Merge a LoRA adapter that was given as base model with the model that it adapts."""
 
     adapter: Path
     base_model: str
@@ -308,7 +308,7 @@ class MergeAdapter(Call[dict[str, Any]]):
 
 
 class Push(Call[dict[str, Any]]):
-    """Send a checkpoint or an export to a hub or store."""
+    """Send a checkpoint or an export to the Hugging Face hub or an S3 store."""
 
     source: Path
     target: HubTarget | S3Target
@@ -317,14 +317,14 @@ class Push(Call[dict[str, Any]]):
 
 
 class Pull(Call[dict[str, Any]]):
-    """Fetch a checkpoint from a store."""
+    """Fetch a checkpoint from an S3 store."""
 
     source: S3Target
     place: str
     checkpoints: Path
     """Folder that gets the checkpoint, named by its step."""
     step: int | None = None
-    """`None` takes the newest."""
+    """Step of the checkpoint; `None` takes the newest."""
     not_after_step: int | None = None
 
 

@@ -20,7 +20,7 @@ Message: TypeAlias = dict[str, Any]
 """A message as chat templates see it: `role`, `content` (text), and where present `name`, `tool_calls`, `tool_call_id`,
 `reasoning_content`, `exchange_id`."""
 Tool: TypeAlias = dict[str, Any]
-"""`{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
+"""A tool: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": <JSON schema>}}`."""
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -31,16 +31,16 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Accepted without effect."""
+    """Field of OpenAI's API that is accepted without effect."""
 
 
 class OpenAIRequest(BaseModel):
-    """The fields that chat and Responses requests share. Numbers must be JSON numbers: `"0.7"` is refused."""
+    """Base class of chat and Responses requests. A number must be a JSON number: `"0.7"` is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
-    """`project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
+    """Model to ask: `project/name`, `project/name@step`, or `name[@step]` where that is unambiguous."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     """Choice i is sampled with `seed + i`. Without a seed one is drawn at random and recorded."""
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -50,7 +50,7 @@ class OpenAIRequest(BaseModel):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     parallel_tool_calls: bool | None = None
-    """Accepted only with the value that means "not used"."""
+    """Accepted only as `true`, which is OpenAI's default."""
 
     # These are labels without effect on the answer.
     user: str | None = None
@@ -62,7 +62,7 @@ class OpenAIRequest(BaseModel):
 
 
 class ChatRequest(OpenAIRequest):
-    """One chat request."""
+    """Body of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -116,7 +116,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_chat_request(body: Any) -> ChatRequest:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a chat request.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.
@@ -169,7 +169,7 @@ def parse_body(kind: type[R], body: Any, unsupported: Mapping[str, tuple[Any, ..
 
 
 def invalid_request(error: ValidationError) -> InvalidRequestError:
-    """Turn pydantic's first complaint into an error in OpenAI's words."""
+    """Turn pydantic's first complaint about a request into an error that is worded like OpenAI's."""
     first = error.errors(include_url=False)[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":
@@ -207,7 +207,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 def normalize_messages(messages: list[Message]) -> list[Message]:
-    """Bring messages into the one form that the gateway works with. The input is not changed.
+    """Bring chat messages into the one form that the server works with. The input is not changed.
 
     `developer` becomes `system`, text parts are joined, absent content is the empty string, empty fields are dropped.
 
@@ -218,7 +218,7 @@ def normalize_messages(messages: list[Message]) -> list[Message]:
 
 
 def normalize_message(message: Message, where: str = "message") -> Message:
-    """Do what `normalize_messages` does for one message. `where` names the message in errors."""
+    """Bring one chat message into the form that the server works with. `where` names the message in errors."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(
@@ -290,11 +290,11 @@ def _normalize_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def tool_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in OpenAI's form. `arguments` is JSON text."""
+    """Make a tool call in OpenAI's form. `arguments` is JSON text."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def short(value: Any) -> str:
-    """A value as errors show it, at most 80 characters."""
+    """Write a value for an error message, in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -15,7 +15,7 @@ ExportFormat = Literal["peft", "merged", "gguf", "gguf-lora"]
 class CheckpointInfo(Wire):
     step: int
     created_at: float
-    """Unix time of its creation."""
+    """Unix time at which the checkpoint was made."""
     size_bytes: int
     full: bool
     """True for a whole model, false for an adapter."""
@@ -53,7 +53,7 @@ class MetricsRow(Wire):
     """Metrics that a script logged at a step. They tell the server which checkpoint is the best."""
 
     row_id: str = Field(min_length=8, max_length=64)
-    """Identifies the row: one that is sent several times counts once."""
+    """Id of the row. A row that is sent several times counts once."""
     step: int = Field(ge=0)
     metrics: dict[str, float]
 
@@ -63,7 +63,7 @@ class Recorded(Wire):
 
 
 class CheckpointJobRequest(Wire):
-    """What all jobs on a checkpoint need."""
+    """Base class of the requests for jobs on a checkpoint."""
 
     job_id: JobId
     step: int | None = Field(default=None, ge=0)
@@ -71,13 +71,13 @@ class CheckpointJobRequest(Wire):
 
 
 class ForkRequest(CheckpointJobRequest):
-    """Make a checkpoint of another model the newest of this one, under the same step."""
+    """Copy a checkpoint of another model to this model, as its newest checkpoint and with the same step number."""
 
     from_name: str
     from_project: str | None = None
-    """`None` means the same project."""
+    """Project of the other model; `None` means this model's project."""
     not_after_step: int | None = Field(default=None, ge=0)
-    """Fork the newest step that is not above this one."""
+    """Copy the newest checkpoint whose step is not above this one."""
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
@@ -108,7 +108,7 @@ class S3Target(Wire):
 
 
 class PushRequest(CheckpointJobRequest):
-    """Send a checkpoint, or an export of it, to a hub or store."""
+    """Send a checkpoint, or an export of it, to the Hugging Face hub or an S3 store."""
 
     target: HubTarget | S3Target = Field(discriminator="kind")
     format: Literal["checkpoint"] | ExportFormat = "checkpoint"

@@ -1,4 +1,4 @@
-"""Describe how a process ended."""
+"""`describe_exit` says in words how a process ended."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class JobEvent(Wire):
     present, so a client that reconnects gets a new one."""
     kind: Literal["state", "progress", "queue"]
     at: float
-    """Unix time."""
+    """Unix time of the event."""
     state: JobState | None = None
     """The new state, for kind "state"."""
     progress: JobProgress | None = None

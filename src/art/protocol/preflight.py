@@ -12,14 +12,14 @@ CheckStatus = Literal["ok", "warning", "failure"]
 
 
 class CheckResult(Wire):
-    """The result of one check."""
+    """Result of one check of what training a model needs."""
 
     name: str
     status: CheckStatus
     found: str
     """What the check saw, in plain words."""
     remedy: str | None = None
-    """What to do about it; `None` if all is well."""
+    """What the user can do about a problem; `None` if there is none."""
     measured: dict[str, float] = {}
 
 
@@ -29,7 +29,7 @@ class PreflightRequest(Wire):
     trial: bool = True
     """Run a step in the trainer process on one sequence of random tokens."""
     trial_tokens: int | None = Field(default=None, ge=2)
-    """Length of that sequence; `None` means the longest that the engine takes."""
+    """Length in tokens of the sequence of the trial; `None` means the longest that the engine takes."""
     groups: list[WireGroup] = []
     """Rollouts that this server sampled. A trial step runs on them, and a check measures whether their answers depend
     on what the model was shown."""

@@ -36,7 +36,7 @@ class RolloutUpdate(Wire):
     outcome: Outcome | None = None
     """Finishes the rollout; `ok` if only a reward is given."""
     error: Annotated[str, Field(max_length=8192)] | None = None
-    """What went wrong in an `infra_fault`."""
+    """What went wrong, for outcome `infra_fault`."""
     metrics: Annotated[dict[_Key, _Number], Field(max_length=128)] | None = None
     metadata: Annotated[dict[_Key, float | int | bool | Annotated[str, Field(max_length=4096)] | None],
                         Field(max_length=128)] | None = None  # fmt: skip
@@ -58,12 +58,12 @@ class RolloutStatus(Wire):
     rollout_id: str
     project: str
     model: str | None
-    """`None` until a request or an update names a model."""
+    """`project/name` of the rollout's model; `None` until a request or an update names one."""
     group_id: str | None
     scenario_id: str | None
     reward: float | None
     outcome: Outcome | None
-    """`None` while the rollout runs."""
+    """How the rollout ended; `None` while it runs."""
     error: str | None
     metrics: dict[str, float]
     metadata: dict[str, float | int | bool | str | None]
@@ -74,14 +74,14 @@ class RolloutStatus(Wire):
     trained_by: str | None
     """Id of the job that trained on the rollout."""
     created_at: float
-    """Seconds since the epoch."""
+    """Unix time of the rollout's first recorded request or update."""
 
 
 class RolloutRecord(RolloutStatus):
-    """A rollout with its conversations."""
+    """A rollout's status, with the conversations that were recorded under its base URL."""
 
     histories: list[dict[str, Any]]
-    """Each has `tools` and `messages_and_choices`, in which an answer is an OpenAI choice with its `exchange_id`."""
+    """Each conversation has `tools` and `messages_and_choices`; answers are OpenAI choices with their `exchange_id`."""
 
 
 class RolloutQuery(Wire):

@@ -43,7 +43,7 @@ HEARTBEAT_ID = 0
 
 
 def encode_frame(message: dict[str, Any]) -> bytes:
-    """Encode a message with its length.
+    """Encode a message between processes as JSON, after its length.
 
     Raises:
         InvalidRequestError: the frame would be longer than `MAX_FRAME_BYTES`.
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
-    """Encode an error for another process or the network. The message of a foreign error begins with its type."""
+    """Encode an error for another process or the network. For an error from outside ART the message names its type."""
     if isinstance(error, ArtError):
         return {"code": error.code, "message": error.message, "param": error.param}
     return {"code": ArtError.code, "message": f"{type(error).__name__}: {error}", "param": None}
@@ -74,14 +74,14 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that has not ended. Times are readings of `time.monotonic`."""
+    """A call to a child process that has not ended. Times are readings of `time.monotonic`."""
 
     method: str
     caller: str
     """Name of the asyncio task that made the call."""
     since: float
     last_frame: float
-    """When the newest answer came; `since` before the first one."""
+    """Time of the newest answer; before the first one the time of the call."""
     frames: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
 
@@ -114,7 +114,7 @@ class RpcClient:
 
     @property
     def closed(self) -> bool:
-        """Whether calls can only fail."""
+        """Whether the connection has ended, so that every call fails."""
         return self._is_lost or self._closed is not None
 
     @property
@@ -154,7 +154,7 @@ class RpcClient:
     def ask_to_stop(self, method: str) -> None:
         """Cancel the calls of `method` in the child, while their callers go on waiting.
 
-        So a caller learns whether its call was stopped (a `JobCancelledError`) or had already ended.
+        Each caller then learns whether its call was stopped (a `JobCancelledError`) or had already ended.
         """
         for call_id, pending in self._pending.items():
             if pending.method == method:
@@ -205,7 +205,8 @@ class RpcClient:
 
 
 Connect = Callable[[], Awaitable[RpcClient]]
-"""Waits until the process runs, and returns the connection to it. Raises `ProcessError` if it cannot be started."""
+"""Function that waits until a child process runs and returns the connection to it. A child that cannot be started is a
+`ProcessError`."""
 
 
 async def retry_on_process_death(
@@ -213,13 +214,13 @@ async def retry_on_process_death(
 ) -> T:
     """Return the result of `call`, which is made again on a new connection when its process dies.
 
-    This is the only place that repeats calls, with `ProcessEngine.generate`, which continues instead. An error of
-    `connect` is final. `RestartConfig` has the number of attempts.
+    Nothing else repeats calls, except `ProcessEngine.generate`, which continues a completion. An error of `connect` is
+    not retried.
 
     Args:
         call: must do no harm when it is repeated.
         what: names the call in the log.
-        attempts: calls in all.
+        attempts: number of calls in all, from `RestartConfig`.
 
     Raises:
         ProcessError: the process died during every attempt, or `connect` failed.

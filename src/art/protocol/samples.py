@@ -1,4 +1,4 @@
-"""Input and output of the trainer, as they cross processes. No torch here: the server makes and reads these."""
+"""Input and output of the trainer, in the form that crosses processes. The server uses them without torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConstrainedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """One root-to-leaf token path of a trajectory.
+    """One sequence of tokens to train on: a conversation of a rollout, from its first prompt to its last answer.
 
     Example: prompt P (3 tokens), answer A (2), tool reply E (1), answer B (2)
         token_ids          P P P A A E B B
@@ -44,7 +44,7 @@ class TrainingSample:
     """
 
     sample_id: str
-    """Unique within a step. Errors and reports name it."""
+    """Name of the sample in errors and reports, unique within a training step."""
     rollout_id: str
     """The rollout that the sample comes from. Branches of a rollout are samples with the same id."""
     token_ids: list[int]  # [T]
@@ -66,7 +66,7 @@ class TrainingSample:
 
 
 def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
-    """A sample named `name` whose every token but the first is a target."""
+    """Make a sample named `name` in which every token but the first is a target, and all advantages are 0."""
     length = len(token_ids)
     return TrainingSample(
         sample_id=name,
@@ -82,11 +82,11 @@ def plain_sample(token_ids: list[int], name: str) -> TrainingSample:
 class StepResult:
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Flat names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
+    """Metrics of the step, with names in sections: `loss/...`, `offpolicy/...`, `data/...`, `time/...`."""
 
 
 def samples_from_wire(items: list[dict[str, Any]]) -> list[TrainingSample]:
-    """Build samples from a decoded frame. (Encoding needs no function: frames take dataclasses.)
+    """Build samples from a decoded frame. (Frames, the messages between processes, encode dataclasses themselves.)
 
     Raises:
         InvalidRequestError: a field is missing or unknown.

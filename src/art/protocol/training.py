@@ -22,7 +22,7 @@ class RegisterRequest(Wire):
     project: str
     name: str
     base_model: str
-    """Hub id, or path on the server."""
+    """Hugging Face hub id, short name, or path on the server."""
     settings: ModelSettings = ModelSettings()
 
 
@@ -38,15 +38,15 @@ class ModelStatus(Wire):
     name: str
     base_model: str
     step: int
-    """Step of the newest published checkpoint."""
+    """Step (number) of the checkpoint that is served."""
     inference_name: str
-    """What to send as `model`: `project/name`, or `project/name@step` for one checkpoint."""
+    """Value of `model` in chat requests: `project/name`. With `@step` appended it asks one checkpoint."""
     tokens: TokenCounts | None = None
     """Tokens that the model has read and sampled on this server. Only in the status of a single model."""
 
 
 class WireHistory(Wire):
-    """One conversation. An item is a plain message, or `{"choice": <OpenAI choice>}` for a sampled answer."""
+    """One conversation of a rollout. An item is a plain message, or `{"choice": <OpenAI choice>}` for an answer."""
 
     items: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -56,12 +56,12 @@ class WireTrajectory(Wire):
     reward: float | None = None
     """`None` if it was never set; it then counts as 0."""
     turn_rewards: list[float] = []
-    """One per choice of the first history; empty for none."""
+    """One reward for each choice (sampled answer) of the first history; empty for none."""
     token_rewards: list[list[float]] = []
-    """For each choice of the first history, one per sampled token; empty for none."""
+    """For each choice (sampled answer) of the first history, one reward per sampled token; empty for none."""
     histories: list[WireHistory]
     policy_fault: bool = False
-    """Whether the rollout says that the policy spoilt it. It is counted, and trained like any other."""
+    """Whether the rollout reports that the policy spoilt it. It is trained like any other; only metrics count it."""
 
 
 class WireGroup(Wire):
@@ -94,7 +94,7 @@ class JobProgress(Wire):
     """Name of the current phase, e.g. "train", "publish" or "copy"."""
     done: int
     total: int
-    """The total in the unit of `done`: micro-batches of a training, bytes of a file."""
+    """Total amount of work, in the unit of `done`: micro-batches of a training, bytes of a file."""
 
 
 class JobStatus(Wire):
@@ -115,14 +115,14 @@ class JobStatus(Wire):
     """Result of a job other than a training, e.g. the path of an export."""
     error: WireError | None = None
     created_at: float | None = None
-    """Unix time of the request. The next two are Unix times as well."""
+    """Unix time of the request for the job."""
     started_at: float | None = None
-    """When the job last began to run. A restarted server begins it again."""
+    """Unix time at which the job last began to run. A restarted server begins it again."""
     ended_at: float | None = None
     queue_place: int | None = None
     """Place in the queue while the job waits; 1 is the next to run."""
     progress: JobProgress | None = None
-    """Newest progress while the job runs."""
+    """Newest progress, while the job runs."""
 
 
 class DeleteCheckpointsRequest(Wire):

@@ -1,24 +1,29 @@
-"""Complete trainings as functions: a task, a sentence or an MCP server in, a trained model and a report out.
+"""Functions that run a complete training, from a task, a sentence or an MCP server, and return the trained model.
 
     result = await art.recipes.auto("Answer the questions of guests", "./tiny", judge="openai/o3", on_progress=print)
     print(result.verdict.what, result.report_path)
 
-The commands `art train`, `art auto` and `art mcp-rl` call these functions and print what they report. Recipes start a
-`LocalBackend` of their own and run in the event loop of the caller, so a notebook can await them.
+The commands `art train`, `art auto` and `art mcp-rl` call these functions (recipes) and print their progress. A recipe
+starts a `LocalBackend` of its own and runs in the event loop of the caller, so a notebook can await it.
 """
 
-from art.recipes.autorl.auto import auto, write_task
-from art.recipes.autorl.auto_config import AutoConfig
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from art.recipes.comparison import CheckpointComparison, ComparedScenario, compare_checkpoints
-from art.recipes.judged.judged_config import JudgedConfig
-from art.recipes.judged.judged_run import JudgedResult
-from art.recipes.mcprl.mcp_rl import mcp_rl
-from art.recipes.mcprl.mcp_rl_config import McpRlConfig
 from art.recipes.progress import OnProgress, Progress, log_progress
 from art.recipes.recipe_config import RecipeConfig
 from art.recipes.recipe_result import RecipeResult
 from art.recipes.task_training import TaskTrainingConfig, TaskTrainingResult, train
 from art.recipes.training_loop import Evaluation, StepReport, evaluate, train_task
+
+if TYPE_CHECKING:
+    from art.recipes.autorl.auto import auto, write_task
+    from art.recipes.autorl.auto_config import AutoConfig
+    from art.recipes.judged.judged_config import JudgedConfig
+    from art.recipes.judged.judged_run import JudgedResult
+    from art.recipes.mcprl.mcp_rl import mcp_rl
+    from art.recipes.mcprl.mcp_rl_config import McpRlConfig
 
 __all__ = [
     "AutoConfig",
@@ -44,3 +49,20 @@ __all__ = [
     "train_task",
     "write_task",
 ]
+
+_LAZY_NAMES = {
+    "AutoConfig": "autorl.auto_config",
+    "JudgedConfig": "judged.judged_config",
+    "JudgedResult": "judged.judged_run",
+    "McpRlConfig": "mcprl.mcp_rl_config",
+    "auto": "autorl.auto",
+    "mcp_rl": "mcprl.mcp_rl",
+    "write_task": "autorl.auto",
+}
+"""Names whose modules `art train` does not need: they bring judges and MCP."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY_NAMES:
+        raise AttributeError(f"module 'art.recipes' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"art.recipes.{_LAZY_NAMES[name]}"), name)

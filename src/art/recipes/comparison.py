@@ -21,12 +21,12 @@ from art.task import Scenario, Task
 from art.trajectory import Trajectory, TrajectoryGroup
 
 CHECKPOINT, SCENARIO = "compared_checkpoint", "compared_scenario"
-"""Metadata keys of the step that a rollout acted with, and of its scenario's id. Judges never see metadata."""
+"""Metadata keys under which a rollout has the step of its checkpoint and its scenario's id. Judges see no metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedScenario:
-    """The rollouts of one scenario, scored on one scale; each side has at least one."""
+    """The rollouts of one scenario with two checkpoints, judged together on one scale. Each side has at least one."""
 
     scenario: Scenario
     before: Sequence[Trajectory]
@@ -47,7 +47,7 @@ class ComparedScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointComparison:
-    """The result of `compare_checkpoints`."""
+    """The result of `compare_checkpoints`: scored rollouts of the same scenarios with two checkpoints."""
 
     compared: Sequence[ComparedScenario]
     num_left_out: int

@@ -1,4 +1,4 @@
-"""What a recipe reports while it runs. Recipes print nothing: the caller decides where the lines go.
+"""Lines of progress that a recipe reports while it runs. It prints nothing: the caller decides where they go.
 
 await art.recipes.auto("Answer the questions of guests", "./tiny", on_progress=print)
 """
@@ -19,7 +19,7 @@ ProgressKind = Literal["note", "warning", "busy"] | VerdictKind
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line for people. `str()` gives its text, so `print` can receive it."""
+    """One line of a recipe's progress, for people. `str()` gives its text, so `print` can receive it."""
 
     text: str
     kind: ProgressKind = "note"
@@ -33,12 +33,12 @@ OnProgress = Callable[[Progress], None]
 
 
 def log_progress(progress: Progress) -> None:
-    """Log warnings as warnings and all other lines as information: the default of every recipe."""
+    """Log a line of progress, as a warning or as information by its kind. Recipes do this by default."""
     logger.log(logging.WARNING if progress.kind == "warning" else logging.INFO, "%s", progress.text)
 
 
 def report_verdict(on_progress: OnProgress, verdict: Verdict) -> None:
-    """Report what a run achieved, then the reasons and what to do."""
+    """Report as progress what a run achieved, then the reasons and what to do."""
     on_progress(Progress(f"{verdict.what}.", verdict.kind))
     for heading, lines in (("why", verdict.why), ("to do", verdict.to_do)):
         for line in lines:

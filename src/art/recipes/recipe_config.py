@@ -26,7 +26,7 @@ from art.task import TaskDefaults
 
 
 class RecipeConfig(Config):
-    """What is trained, who judges it, what it may cost, and how long it runs.
+    """Settings that all recipes share: what is trained, who judges it, what it may cost, and how long it runs.
 
     The docstrings of the settings are also the help of the command-line options.
     """
@@ -68,9 +68,9 @@ class RecipeConfig(Config):
     rollout_timeout: float | None = None
     """Seconds after which a rollout is ended and left out."""
     evaluate: int = Field(default=0, ge=0)
-    """Held-out rollouts before and after training."""
+    """Held-out rollouts before and after training; 0 for no evaluation."""
     lora_rank: int = LoraConfig().rank
-    """Rank of the adapter."""
+    """Rank of the LoRA adapter that is trained."""
     full_finetuning: bool = False
     """Train all weights of the decoder layers instead of an adapter."""
     engine: Literal["torch", "vllm"] = "torch"
@@ -80,7 +80,7 @@ class RecipeConfig(Config):
 
     @classmethod
     def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:
-        """The config object of a call: `config`, changed by the settings that were passed by name.
+        """Return `config` with the settings that were passed by name in place of its own.
 
         Raises:
             ConfigError: a setting is unknown, given twice, or has a value that it cannot have.
@@ -91,12 +91,12 @@ class RecipeConfig(Config):
         return cls(**{**values, **settings, **({} if model is None else {"base_model": model})})
 
     def named(self, *, name: str, project: str = "") -> Self:
-        """A copy with an absolute `data_dir`, in which a missing name and project are filled in."""
+        """Return a copy with an absolute `data_dir`, and with this name and project if it has none."""
         missing = {"name": self.name or name, "project": self.project or project}
         return self.model_copy(update={**missing, "data_dir": self.data_dir.resolve()})
 
     def make_model(self) -> TrainableModel[Any, Any]:
-        """The model to train, not registered yet.
+        """Make the model to train, without registering it.
 
         Raises:
             ConfigError: no base model is set, or the prices make no sense.
@@ -116,7 +116,7 @@ class RecipeConfig(Config):
         return ModelSettings(lora=lora, engine=VllmConfig(max_context=self.max_context, weights=weights))
 
     def prices(self) -> Prices:
-        """What the policy's tokens and this machine cost.
+        """The prices of the policy's tokens and of this machine, which costs are booked by.
 
         Raises:
             ConfigError: a price or the budget is below 0, or there is a budget and nothing has a price.
@@ -136,7 +136,7 @@ class RecipeConfig(Config):
         return Prices(policy=policy, device_usd_per_hour=self.price_per_hour)
 
     def loop_defaults(self, defaults: TaskDefaults) -> TaskDefaults:
-        """`defaults` with the settings that replace them, and the learning rate that suits the base model."""
+        """Return a task's defaults, with this config's settings in their place and the base model's learning rate."""
         changes: dict[str, Any] = {
             "learning_rate": self.learning_rate, "groups_per_step": self.groups, "rollouts_per_group": self.rollouts,
             "num_steps": self.steps,
@@ -145,12 +145,12 @@ class RecipeConfig(Config):
         return chosen if self.base_model is None else chosen.for_base_model(self.base_model)
 
     def judge_settings(self, settings: JudgeSettings, ledger: Ledger) -> JudgeSettings:
-        """`settings` of a judge that is paid at `judge_price` and books in `ledger`."""
+        """Return a copy of `settings` with the price `judge_price`, whose costs are booked in `ledger`."""
         prompt, completion = self.judge_price or (None, None)
         return replace(settings, budget=ledger, prompt_usd_per_million=prompt, completion_usd_per_million=completion)
 
     def make_judge(self, costs: Ledger, *, rubric: str | None = None) -> Ruler:
-        """The judge, with its cache in `data_dir`.
+        """Make the judge that scores rollouts, with its cache in `data_dir`.
 
         Args:
             costs: ledger in which its answers are booked.
@@ -173,7 +173,7 @@ class RecipeConfig(Config):
 
 
 def require_installed(judge: Ruler) -> None:
-    """Check that the judge can be asked.
+    """Check that the packages are installed that requests to a judge need.
 
     Raises:
         ConfigError: the judge needs a package that is not installed.

@@ -1,4 +1,4 @@
-"""What a recipe returns, and what it books and reports at its end."""
+"""The result of a recipe, and the booking and report of its costs at the end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LAST_BOOKING_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeResult:
-    """What a training run achieved."""
+    """The result of one call of a recipe: the trained model, its steps and a verdict."""
 
     model: TrainableModel[Any, Any]
     """The trained model. Its server stopped with the recipe; register the model again to sample from it."""
     step: int
     """Step of the newest checkpoint."""
     reports: Sequence[StepReport]
-    """The steps that this call tried."""
+    """Reports of the training steps that this call tried."""
     verdict: Verdict | None
     """What happened, why, and what to do; `None` if no step was tried and nothing was measured."""
     is_over_budget: bool
@@ -40,12 +40,12 @@ class RecipeResult:
 
 
 async def book_last(model: TrainableModel[Any, Any]) -> None:
-    """Book the costs since the last step. Do not wait for a server that died with Ctrl-C."""
+    """Book the model's costs since the last step. Give up after `LAST_BOOKING_S`: the server may have ended already."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(model.book_costs(), LAST_BOOKING_S)
 
 
 def report_costs(on_progress: OnProgress, ledger: Ledger) -> None:
-    """Report what was spent on what, unless nothing has a price."""
+    """Report the costs in a ledger by source as progress, unless nothing has a price."""
     if any(amount.priced or amount.unpriced for amount in ledger.totals().values()):
         on_progress(Progress("\n".join(["Costs of this model so far:", *(f"  {line}" for line in ledger.lines())])))

@@ -1,4 +1,4 @@
-"""`train`: the training loop on any task and base model, with evaluations around it. `art train` prints it."""
+"""The recipe `train`, which the command `art train` calls: evaluate a model on a task, train it, evaluate it again."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
     rubric: str | None = None
-    """What the judge is told is good, in prose; RULER's own text by default."""
+    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTrainingResult(RecipeResult):
-    """What a call of `art.recipes.train` achieved."""
+    """The result of `art.recipes.train`. Evaluations that were not made are `None`."""
 
     before: Evaluation | None
-    """Held-out rollouts before the first step."""
+    """Evaluation on held-out scenarios before the first step."""
     after: Evaluation | None
-    """Held-out rollouts of the newest checkpoint."""
+    """Evaluation of the newest checkpoint on held-out scenarios."""
     change: Estimate | None
-    """Change from `before` to `after`."""
+    """Change of the headline metric from `before` to `after`."""
 
 
 async def train(

@@ -24,10 +24,9 @@ from art.trajectory import Trajectory, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 MAX_BARREN_STEPS = 5
-"""Number of steps in a row without anything to learn from that end a training: the policy has collapsed or is
-perfect."""
+"""A training ends after this many steps in a row without anything to learn: the policy has collapsed or is perfect."""
 MAX_FAULT_RATE = 0.5
-"""Share of failed rollouts among the latest ones that ends a run. Faults of the policy do not count."""
+"""A run ends when more than this share of the latest rollouts failed. Faults of the policy do not count."""
 _FAULT_RATES = {
     "data/infra_fault_rate": "faults", "data/policy_fault_rate": "policy faults", "data/judge_fault_rate": "unjudged",
 }  # fmt: skip
@@ -47,13 +46,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one training step did."""
+    """Rewards, speed and metrics of one training step."""
 
     step: int
     reward: float
     """Mean reward of the step's rollouts."""
     headline: float
-    """Mean of the task's headline metric over them."""
+    """Mean of the task's headline metric over the step's rollouts."""
     tokens_per_s: float
     """Sampled tokens over rollout time."""
     timing: Timing
@@ -85,7 +84,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The headline metric on held-out scenarios."""
+    """The result of `evaluate`: a task's headline metric on held-out scenarios."""
 
     mean: float
     """Mean of the metric over the rollouts."""
@@ -106,7 +105,7 @@ async def evaluate(
     split: Split = "test",
     rollout_timeout_s: float | None = None,
 ) -> Evaluation:
-    """Roll out `count` held-out scenarios, sampled as in training.
+    """Measure a task's headline metric by one rollout of each of `count` held-out scenarios, sampled as in training.
 
     Raises:
         FaultRateError: a share of more than `MAX_FAULT_RATE` failed through no fault of the policy.
@@ -139,12 +138,12 @@ async def train_task(
     after_step: Callable[[], Awaitable[None]] | None = None,
     rewarded: list[TrajectoryGroup] | None = None,
 ) -> list[StepReport]:
-    """Train from the newest checkpoint up to step `num_steps`.
+    """Train a model on a task, from its newest checkpoint up to step `num_steps`.
 
     Args:
         on_step: called after each step, trained or not.
-        score: replaces the task's rewards. A group that it drops is not trained on.
-        faults: counts failed rollouts and ends the run if there are too many; by default `MAX_FAULT_RATE` of 64.
+        score: gives the rewards in place of the task. A group that it drops is not trained on.
+        faults: ends the run if too many rollouts fail; by default more than `MAX_FAULT_RATE` of the last 64.
         rollout_timeout_s: seconds after which a rollout is ended and left out.
         after_step: awaited after each step that made a checkpoint. An exception from it ends the training.
         rewarded: groups that have rewards already; the first step trains on them instead of new ones.

@@ -17,7 +17,7 @@ MANY_FAULTS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
-    """What the user can change, in the words of the command's options."""
+    """Advice to the user for each cause of a bad result, in the words of the command's options."""
 
     endings: Mapping[str, str] = field(default_factory=dict)
     """Advice for each kind of policy fault, by the metric that counts it."""
@@ -44,9 +44,9 @@ class Course:
     reports: Sequence[StepReport]
     """The steps that this call tried."""
     stopped: str = ""
-    """Why the training ended early."""
+    """Why the training ended early; empty if it did not."""
     measure: str = ""
-    """What `change` measures."""
+    """Words for what `change` measures."""
     change: Estimate | None = None
     """Change from before the training to after it."""
     endings: Mapping[str, float] = field(default_factory=dict)
@@ -72,14 +72,14 @@ class Course:
 
 
 def change_of(before: Evaluation, after: Evaluation) -> Estimate:
-    """The change between two evaluations with independent rollouts."""
+    """The change of the mean between two evaluations with independent rollouts, with its 95 % interval."""
     half = math.hypot(*(evaluation.mean - evaluation.interval[0] for evaluation in (before, after)))
     mean = after.mean - before.mean
     return Estimate(mean=mean, low=mean - half, high=mean + half, count=len(after.trajectories))
 
 
 def describe_faults(course: Course) -> str:
-    """How many rollouts were policy faults, and of which kinds; empty if there are none."""
+    """Say what share of the rollouts were faults of the policy, and of which kinds; empty if there were none."""
     if not course.fault_share:
         return ""
     known = {name: share for name, share in course.endings.items() if share}
@@ -90,7 +90,7 @@ def describe_faults(course: Course) -> str:
 
 
 def describe_untrained(course: Course) -> str:
-    """How many steps were not trained, and why; empty if all were trained."""
+    """Say how many steps were not trained, and why; empty if all were trained."""
     reasons = Counter(map(_reason, course.untrained))
     if not reasons:
         return ""
@@ -103,7 +103,7 @@ def _reason(report: StepReport) -> str:
 
 
 def reach_verdict(course: Course, remedies: Remedies) -> Verdict:
-    """Judge a training by its change, its untrained steps and its policy faults."""
+    """Judge a training by the change that it made, the steps that were not trained and the policy's faults."""
     kind, what = _what(course)
     many_faults = course.fault_share >= MANY_FAULTS
     why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)

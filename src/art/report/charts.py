@@ -16,7 +16,7 @@ WINDOW = 5
 
 
 def draw_curve(curve: Curve) -> str:
-    """Draw the points by step, with their running mean."""
+    """Draw a measure by training step as SVG: its points and their running mean. Without points the text is empty."""
     points = [(step, value) for step, value in curve.points if math.isfinite(value)]
     if not points:
         return ""
@@ -82,13 +82,13 @@ def draw_pair(before: float, after: float) -> str:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Means of the last `WINDOW` values, of fewer at the start."""
+    """Return for each value the mean of the last `WINDOW` values up to it, or of fewer at the start."""
     windows = [values[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Choose three to six round numbers from `low` to `high`: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1]."""
+    """Choose up to six round numbers from `low` to `high`: ticks(0, 1) is [0, 0.2, 0.4, 0.6, 0.8, 1]."""
     step = _tick_step(low, high)
     if whole:
         step = max(1, math.ceil(step))

@@ -22,7 +22,7 @@ class Estimate:
     """Number of values."""
 
     def text(self, *, sign: bool = False) -> str:
-        """The estimate for people, e.g. `0.42 (0.35 to 0.49)`."""
+        """Write the estimate for people, e.g. `0.42 (0.35 to 0.49)`."""
         form = "+.2f" if sign else ".2f"
         if not math.isfinite(self.low):
             return f"{self.mean:{form}}"
@@ -47,9 +47,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Estimate the mean of `after - before`, pair by pair.
+    """Estimate the mean of `after - before`, pair by pair: each scenario is compared with itself.
 
-    Differences between scenarios do not widen the interval.
+    So differences between scenarios do not widen the interval.
 
     Raises:
         ValueError: there are no pairs.
@@ -58,7 +58,7 @@ def estimate_change(before: Sequence[float], after: Sequence[float]) -> Estimate
 
 
 def t_quantile(degrees: int) -> float:
-    """The 0.975 quantile of Student's t.
+    """Return the 0.975 quantile of Student's t distribution.
 
     It is exact for 1 and 2 degrees of freedom. For more it is the expansion 26.7.5 of Abramowitz and Stegun, which is
     0.4 % too small at 3 degrees and less than 0.1 % from 5 on.

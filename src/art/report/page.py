@@ -175,7 +175,7 @@ def _seconds(seconds: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Write seconds for people: `8.4 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

@@ -1,4 +1,4 @@
-"""The content of a report. Empty parts do not appear on the page."""
+"""The parts of a report on a training run, as data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Headline:
     before: Estimate
     after: Estimate
     change: Estimate
-    """Mean change of a scenario."""
+    """Mean change per scenario."""
     note: str = ""
     """How to read the result."""
 
@@ -45,12 +45,12 @@ class Curve:
     """Pairs (step, value) in the order of the steps."""
     note: str = ""
     bounds: tuple[float, float] | None = None
-    """Ends of the value axis; by default those of the values."""
+    """Ends of the value axis; by default the range of the values, rounded outwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """Mean scores of one held-out scenario, from 0 to 1."""
+    """Mean scores of one held-out scenario before and after training, from 0 to 1."""
 
     scenario: str
     before: float
@@ -102,7 +102,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Everything that a page shows."""
+    """Everything that the report of a training run shows. Empty parts are left out."""
 
     title: str
     summary: str

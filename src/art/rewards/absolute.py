@@ -27,7 +27,7 @@ Reference = str | Callable[[Trajectory], str]
 
 
 class AbsoluteJudge:
-    """Grades trajectories, with one question for each. One instance can score many groups at once."""
+    """A judge model that grades each trajectory by itself, from 0 to 1. One instance can score many groups at once."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class AbsoluteJudge:
             reference: where to find the right answer: a key in the metadata of the trajectory or its group, or a
                 function of the trajectory.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            settings: time limits, attempts, prices, budget and cache.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name

@@ -1,4 +1,4 @@
-"""Use plain functions as judges, and weighted sums of judges and functions.
+"""Makes judges from plain functions, and from weighted sums of judges and functions.
 
 reward = combine(
     {"quality": Ruler("openai/o3"), "short": lambda t: 1 / len(t.messages_and_choices)},
@@ -19,7 +19,7 @@ from art.trajectory import MetricValue, Trajectory, TrajectoryGroup
 
 
 class FunctionJudge:
-    """A judge that calls a function of a trajectory, async or not."""
+    """A judge whose score of a trajectory is the result of a function, async or not."""
 
     def __init__(self, function: RewardFunction, name: str | None = None) -> None:
         label = name or str(getattr(function, "__name__", ""))
@@ -60,7 +60,7 @@ class WeightedSum:
         self._judges, self._weights = dict(judges), dict(weights)
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
-        """Judge a group.
+        """Score each trajectory by the weighted sum of all judges' scores.
 
         Raises:
             JudgeError: one of the judges gave no scores. The sum of the others would be another reward.
@@ -93,7 +93,7 @@ def combine(
     *,
     name: str = "combined",
 ) -> WeightedSum:
-    """Make a judge whose score is a weighted sum.
+    """Make a judge whose score is a weighted sum of the scores of judges and functions.
 
     Args:
         judges: judges and functions by name. Their scores are logged as `metrics["<name>/<judge>"]`.

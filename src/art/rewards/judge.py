@@ -33,19 +33,19 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A judge's scores for a group."""
+    """A judge's scores for the trajectories of a group, with costs and metrics of the judging."""
 
     verdicts: list[Verdict]
     """One verdict per trajectory, in the order of the group."""
     costs_usd: dict[str, float] = field(default_factory=dict)
-    """Cost by judge, without judges whose price is not known."""
+    """Cost in USD by judge, without judges whose price is not known."""
     metrics: dict[str, MetricValue] = field(default_factory=dict)
     """Metrics of the judging itself: disagreement, tokens, repairs."""
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """Scores groups. One instance can score many groups at once."""
+    """The interface of judges, which score the trajectories of a group. One instance can score many groups at once."""
 
     name: str
     """Name in metrics: the score is logged as `<name>_score`, and the cost as `costs/judge/<name>`."""

@@ -1,4 +1,4 @@
-"""Apply judges to groups, and handle groups whose judge fails.
+"""Applies judges to groups, and handles groups whose judge fails.
 
 A group is judged as a whole or not at all. Without a judgement its outcome is `infra_fault`, and no reward is made up:
 a reward of 0 would teach the policy that everything in the group was bad.
@@ -70,9 +70,9 @@ def _scored(trajectory: Trajectory, verdict: Verdict, name: str, costs: dict[str
 
 
 class GroupScorer:
-    """Scores each group of a gather, and ends the gather if too many fail.
+    """Scores each group of rollouts with a judge while groups are gathered, and ends the gather if too many fail.
 
-    Example
+    Example:
         scorer = GroupScorer(Ruler("openai/o3"))
         groups = await art.gather_trajectory_groups(pending, after_each=scorer)
     """

@@ -40,10 +40,10 @@ DEFAULT_RUBRIC = """\
 
 
 class TrajectoryScore(BaseModel):
-    """The judge's score for one conversation."""
+    """The judge's score for one of the conversations that were passed to `ruler`."""
 
     trajectory_id: str
-    """Number of the conversation in the order of the argument, from "1"."""
+    """Number of the conversation in the order in which they were passed, from "1"."""
     explanation: str
     score: float
     """The score, 0 to 1."""
@@ -67,6 +67,7 @@ class Ruler:
                 trainable or not.
             rubric: what makes a trajectory good, in prose or as criteria.
             extra_litellm_params: further arguments of each request: `base_url`, `api_key`, `temperature`, ...
+            settings: time limits, attempts, passes, prices, budget and cache.
             name: name of the judge in metrics: `<name>_score` and `costs/judge/<name>`.
         """
         self.name = name
@@ -76,7 +77,7 @@ class Ruler:
         )
 
     async def judge(self, group: TrajectoryGroup) -> Judgement:
-        """Score each trajectory. Equal ones are shown once and get the same verdict.
+        """Score the trajectories of a group. Equal ones are shown once and get the same verdict.
 
         Raises:
             JudgeError: there are no usable scores.
@@ -132,7 +133,7 @@ async def ruler(
     debug: bool = False,
     settings: JudgeSettings | None = None,
 ) -> list[TrajectoryScore]:
-    """Score conversations by comparing them. Returns the scores in the order of `message_lists`.
+    """Have a judge model compare conversations, and return a score for each, in the order of `message_lists`.
 
     Args:
         tools: the tools that the agents could call.
@@ -163,7 +164,7 @@ async def ruler_score_group(
     debug: bool = False,
     settings: JudgeSettings | None = None,
 ) -> TrajectoryGroup | None:
-    """Return a copy of `group` with the judge's scores as rewards.
+    """Have a judge model compare a group's trajectories, and return a copy of the group with the scores as rewards.
 
     Each trajectory gets the metrics `ruler_score` and `independent_reward` (its reward before), the explanation in
     its logs, and its share of the cost as `costs/judge/ruler` if the price is known.

@@ -19,7 +19,7 @@ def params_at(base_url: str | None) -> dict[str, str]:
 
 
 Budget = Ledger
-"""A limit of costs in memory, shared by all judges with it in their settings. (`model.costs` is a ledger on disk.)"""
+"""A limit of costs, kept in memory. Judges with the same one in their settings share it. (`model.costs` is on disk.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class JudgeSettings:
     max_concurrent: int = 16
     """Largest number of concurrent requests to one judge model at one address, over all groups of an event loop."""
     budget: Ledger | None = None
-    """Ledger in which the cost of each answer is booked. Requests end with an error when it is spent."""
+    """Ledger in which the cost of each answer is booked. Once its limit is spent, requests raise a `BudgetError`."""
     prompt_usd_per_million: float | None = None
     """Price of a million prompt tokens in US dollars. Replaces litellm's price; set both prices or none."""
     completion_usd_per_million: float | None = None

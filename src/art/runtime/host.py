@@ -1,4 +1,4 @@
-"""One base model on this machine. The host wires its parts, and each part has one concern:
+"""The engine and the trainer of one base model on this machine. `BaseModelHost` wires the parts:
 
 engine     process and sleep of the engine             hosting/engine_handle.py, with its gate
 adapters   the policies that the engine holds          hosting/adapter_table.py
@@ -30,8 +30,7 @@ from art.storage.layout import DataDir
 
 
 class BaseModelHost:
-    """The parts of one base model. Starting is lazy: the engine with the first request, the trainer with the first
-    checkpoint."""
+    """Runs the engine process and the trainer process of one base model. Each starts when it is first needed."""
 
     def __init__(
         self, base_model: str, settings: ModelSettings, data_dir: DataDir, config: ServerConfig, name: str | None = None
@@ -42,7 +41,7 @@ class BaseModelHost:
         self.name = name or short_name(base_model)
         self.vllm_python = config.vllm_python
         self.one_policy = isinstance(settings.engine, VllmConfig) and settings.engine.weights == "merged"
-        """Whether each load replaces the policy that was loaded before."""
+        """Whether the engine holds one policy at a time (`weights="merged"`), so that each load replaces the last."""
         self._config = config
         self._data_dir = data_dir
         self._renderer: Renderer | None = None
@@ -71,12 +70,12 @@ class BaseModelHost:
         )
 
     def start(self) -> None:
-        """Start both processes in the background."""
+        """Start the engine process and the trainer process in the background."""
         self.engine_process.start()
         self.trainer_process.start()
 
     def retry(self) -> None:
-        """Start the processes that were given up once more, since the reason may be gone."""
+        """Start again each process that was given up after repeated failures, since the reason may be gone."""
         for process in (self.engine_process, self.trainer_process):
             if process.given_up:
                 process.start()

@@ -1,4 +1,7 @@
-"""The hosts of all models. Models with the same base model and the same settings of its processes share a host."""
+"""The hosts of all models. A host runs the engine and the trainer of a base model.
+
+Models with the same base model and the same settings of these processes share a host.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from art.storage.layout import DataDir
 
 
 class Hosts:
-    """Creates a host when a model first needs it, and ends it when no model needs it any more."""
+    """Creates the host of a base model when a model first needs it, and ends it when no model needs it any more."""
 
     def __init__(self, data_dir: DataDir, config: ServerConfig) -> None:
         self._data_dir = data_dir
@@ -55,7 +58,7 @@ class Hosts:
         return next(name for name in names if name not in taken)
 
     async def close_unused(self, models: Iterable[RegisteredModel]) -> None:
-        """End the hosts that none of `models` uses."""
+        """End the hosts that none of `models` uses. Pinned hosts keep running."""
         await self._close({host_key(model) for model in models} | self._pinned.keys())
 
     async def _close(self, needed: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Measure the runtime for `/metrics`: jobs, processes, engines, tokens, disk. Runs at each scrape and keeps nothing."""
+"""Measure jobs, processes, engines, tokens and disk for the server's `/metrics`. Runs at each scrape, keeps nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from art.protocol.answers import Measurement
 from art.runtime.host import BaseModelHost
 
 ENGINE_TIMEOUT_S = 1.0
-"""An engine that takes longer to answer is left out of the scrape."""
+"""Longest wait for the counters of an engine. An engine that takes longer is left out of the scrape."""
 _GAUGES = {"running": "art_engine_running", "waiting": "art_engine_waiting", "adapters": "art_engine_adapters"}
 _COUNTERS = {
     "generated_tokens": "art_engine_generated_tokens_total",
@@ -26,7 +26,7 @@ _COUNTERS = {
 
 
 async def measure_engines(hosts: Iterable[BaseModelHost]) -> list[Measurement]:
-    """Counters and gauges of the running engines."""
+    """Ask the running engines for their counters and gauges."""
     by_host = await asyncio.gather(*map(_measure_engine, hosts))
     return [measurement for measurements in by_host for measurement in measurements]
 
@@ -54,12 +54,12 @@ def measure_processes(hosts: Iterable[BaseModelHost]) -> Iterator[Measurement]:
 
 
 def measure_jobs(states: Mapping[str, int]) -> list[Measurement]:
-    """`states` has the number of jobs in each unfinished state."""
+    """Return the gauges of queued and running jobs. `states` has the number of jobs in each unfinished state."""
     return [Measurement("art_jobs", float(states.get(state, 0)), {"state": state}) for state in ("queued", "running")]
 
 
 def measure_tokens(tokens: Counter[tuple[str, str]]) -> list[Measurement]:
-    """`tokens` counts by (project/name, kind)."""
+    """Return the token counters of all models. `tokens` counts by (project/name, kind)."""
     return [
         Measurement("art_tokens_total", float(count), {"model": model, "kind": kind})
         for (model, kind), count in tokens.items()

@@ -1,4 +1,4 @@
-"""Metrics that scripts log at the steps of their models, in SQLite. They decide which checkpoint is the best."""
+"""Stores in SQLite the metrics that scripts log for steps of their models. They decide which checkpoint is the best."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS step_metrics (
 
 
 class MetricStore:
-    """Stores rows of metrics; every method is one transaction."""
+    """Stores logged metrics, one row per log call. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -29,7 +29,7 @@ class MetricStore:
         await self._database.run(lambda db: db.executescript(_SCHEMA))
 
     async def add(self, project: str, name: str, row: MetricsRow) -> None:
-        """Store a row. If its id is known, do nothing."""
+        """Store a row of logged metrics. A row that was stored before, by its `row_id`, is ignored."""
         finite = {key: value for key, value in row.metrics.items() if math.isfinite(value)}
         values = (project, name, row.row_id, row.step, json.dumps(finite))
 
@@ -39,7 +39,7 @@ class MetricStore:
         await self._database.run(insert)
 
     async def means(self, project: str, name: str) -> dict[int, dict[str, float]]:
-        """The mean of each metric at each step, over the rows that have the metric."""
+        """Return the mean of each metric at each step, over the rows that have the metric."""
         sql = "SELECT step, metrics FROM step_metrics WHERE project = ? AND name = ?"
         rows = await asyncio.to_thread(self._database.read, sql, (project, name))
         values: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -41,7 +41,7 @@ FileRequest = TypeVar("FileRequest", ForkRequest, PullRequest, ExportRequest, Pu
 
 
 class ModelCheckpoints:
-    """Checkpoints of the model that the arguments `project` and `name` name."""
+    """Lists, deletes and serves checkpoints of models, named by `project` and `name`, and queues jobs on them."""
 
     def __init__(self, models: Models, jobs: JobRunner, metrics: MetricStore, llama_cpp: str | None) -> None:
         """`llama_cpp` is the folder of llama.cpp for exports; `None` looks for it in the usual places."""
@@ -51,10 +51,10 @@ class ModelCheckpoints:
         self._llama_cpp = llama_cpp
 
     async def list_all(self, project: str, name: str, best_metric: str) -> list[CheckpointInfo]:
-        """The published checkpoints, in the order of steps.
+        """List the published checkpoints of a model, in the order of steps.
 
         Args:
-            best_metric: the checkpoint with the highest mean of this logged metric is the best.
+            best_metric: name of a logged metric. The checkpoint with its highest mean is marked as the best.
         """
         model, host = self._models.find(project, name)
         logged = await self._metrics.means(project, name)
@@ -84,7 +84,10 @@ class ModelCheckpoints:
         ]
 
     async def delete(self, project: str, name: str, request: DeleteCheckpointsRequest) -> list[int]:
-        """Delete every checkpoint that neither the request nor the rule of this module keeps; returns their steps."""
+        """Delete checkpoints of a model and return their steps.
+
+        The checkpoints that the request names stay, and the newest, the best and those in use.
+        """
         model, host = self._models.find(project, name)
         infos = await self.list_all(project, name, request.best_metric)
         keep = {*request.keep_steps, *[info.step for info in infos][-request.keep_recent :]}
@@ -98,7 +101,7 @@ class ModelCheckpoints:
         return deleted
 
     async def files(self, project: str, name: str, step: int, form: str | None = None) -> FileList:
-        """The files of a checkpoint, or of its export in the format `form`.
+        """List the files of a checkpoint, or of its export in the format `form`.
 
         Raises:
             NotFoundError: there is no such checkpoint or export.
@@ -113,7 +116,11 @@ class ModelCheckpoints:
     async def file(
         self, project: str, name: str, step: int, file: str, form: str | None = None
     ) -> tuple[Path, FileInfo]:
-        """The path of one of these files. Files that the manifest does not list are refused."""
+        """Return the path, size and hash of one file of a checkpoint or export.
+
+        Raises:
+            NotFoundError: there is no such checkpoint or export, or its manifest does not list the file.
+        """
         for info in (await self.files(project, name, step, form)).files:
             if info.name == file:
                 return self._models.folder(project, name, step, form) / file, info
@@ -126,8 +133,11 @@ class ModelCheckpoints:
     # -- jobs --
 
     async def fork(self, project: str, name: str, request: ForkRequest) -> JobStatus:
-        """Queue a fork. This and the methods below raise what the functions of `file_requests` raise, and a
-        `ConflictError` if the job id belongs to another request."""
+        """Queue a fork, a job that copies a checkpoint of another model into this one.
+
+        `fork`, `pull`, `export` and `push` raise what the functions of `file_requests` raise, and a `ConflictError`
+        if the job id belongs to another request.
+        """
         return await self._submit("fork", project, name, request, plan_fork)
 
     async def pull(self, project: str, name: str, request: PullRequest) -> JobStatus:

@@ -1,4 +1,4 @@
-"""The registered models in memory, each with the host of its base model."""
+"""The registered models in memory, each with its host: the engine and the trainer of its base model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Models:
         """Called after each change of a model's step or settings."""
 
     def find(self, project: str, name: str) -> tuple[RegisteredModel, BaseModelHost]:
-        """
+        """Return a registered model and the host of its base model.
+
         Raises:
             NotFoundError: the model is not registered.
         """
@@ -66,7 +67,7 @@ class Models:
         self.on_change()
 
     def set_step(self, key: str, step: int) -> None:
-        """Note that `step` of the model `key` was published."""
+        """Make `step` the newest step of the model `key` (`project/name`), after its checkpoint was published."""
         self.by_key[key] = dataclasses.replace(self.by_key[key], step=step)
         self.on_change()
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Registration:
-    """Registers one model at a time."""
+    """Registers models, one at a time, so that they can be trained and sampled from."""
 
     def __init__(
         self, registry: Registry, models: Models, hosts: Hosts, jobs: JobRunner, check_directory: Callable[[], None]

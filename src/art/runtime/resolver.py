@@ -15,10 +15,10 @@ from art.runtime.registry import RegisteredModel
 
 
 class PolicyResolver:
-    """The gateway's `ModelResolver`. It caches policies until `forget`."""
+    """Finds the policy that a model name means, for the gateway. It caches policies until `forget`."""
 
     def __init__(self, models: Models, check_directory: Callable[[], None] = lambda: None) -> None:
-        """`check_directory` raises a `StorageError` if the data directory is gone, and a checkpoint with it."""
+        """`check_directory` raises a `StorageError` if the data directory is gone."""
         self._check_directory = check_directory
         self._models = models
         self._policies: dict[str, PolicyRef] = {}
@@ -35,12 +35,12 @@ class PolicyResolver:
         return host.adapters.is_loaded(policy.adapter)
 
     def resolve_ready(self, model: str) -> PolicyRef | None:
-        """The policy that a model name means, if it is cached and can be sampled from right now."""
+        """Return the policy that a model name means, if it is cached and can be sampled from right now; else `None`."""
         policy = self._policies.get(model)
         return policy if policy is not None and self.is_ready(policy) else None
 
     async def resolve(self, model: str) -> PolicyRef:
-        """The policy that `project/name[@step]` or `name[@step]` means. Loads its adapter if the engine has dropped it.
+        """Find the policy that `project/name[@step]` or `name[@step]` means. Load its adapter if the engine dropped it.
 
         The name of a registered model's base model means that base model without any training.
 
@@ -77,8 +77,8 @@ class PolicyResolver:
         return policy
 
     def name_in(self, project: str, model: str) -> str | None:
-        """The full name of what a project calls `model`: one of its models, or the base model of one. `None` if the
-        project has no such model."""
+        """Return the full name, `project/name`, of what a project calls `model`: one of its models, or the base model
+        of one. `None` if the project has neither."""
         with contextlib.suppress(NotFoundError):
             asked = parse_model_name(model)
             if asked.project in (None, project) and f"{project}/{asked.name}" in self._models.by_key:

@@ -95,7 +95,7 @@ class Runtime:
         return JobRunner(store, works, models.set_step)
 
     async def start(self) -> None:
-        """Take the data directory, load what earlier servers left there, and go on with their jobs.
+        """Lock the data directory, load what earlier servers left there, and go on with their jobs.
 
         Raises:
             StorageError: another server uses the data directory.
@@ -138,13 +138,13 @@ class Runtime:
         return {"status": "ok", "base_models": self._hosts.status()}
 
     async def obstacles(self) -> dict[str, str]:
-        """What keeps this server from working; see `checks/readiness.py`."""
+        """Describe what keeps this server from working, by the name of the check; empty if nothing does."""
         return await find_obstacles(
             self._hosts.pinned(), self._database, self.data_dir.root, self._config.min_free_bytes
         )
 
     async def measurements(self) -> list[Measurement]:
-        """Current numbers about jobs, processes, engines, tokens and the disk, for Prometheus."""
+        """Measure jobs, processes, engines, tokens and the disk, for Prometheus."""
         hosts = self._hosts.all()
         return [
             *measure_tokens(self.gateway.tokens),
@@ -155,5 +155,5 @@ class Runtime:
         ]
 
     async def report(self) -> str:
-        """Which processes run and which tasks wait for what, with stacks; see `supervision/status_report.py`."""
+        """Write a report for people: which processes run, and which tasks wait for what, with stacks."""
         return await write_report(self._hosts.processes(), self.jobs.describe())

@@ -31,7 +31,7 @@ from art.runtime.resolver import PolicyResolver
 
 
 class Submission:
-    """Takes training requests."""
+    """Checks training requests and queues them as jobs."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class Submission:
         Raises:
             TrajectoryError: the trajectories cannot be trained as they are.
             ConflictError: the job id belongs to another request.
-            ConfigError: the quick checks of the preflight fail.
+            ConfigError: the quick checks of the preflight fail, or the loss names an unusable checkpoint or teacher.
+            NotFoundError: the model is not registered.
+            OverloadedError: the project has too many unfinished jobs.
             StorageError: the data directory is gone.
         """
         self._check_directory()
@@ -90,7 +92,7 @@ class Submission:
         return status
 
     async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:
-        """Queue a supervised step. Raises as `train` does."""
+        """Queue a step of supervised fine-tuning. Raises what `train` raises."""
         self._check_directory()
         model, host = self._models.find(project, name)
         fingerprint = await asyncio.to_thread(_fingerprint, model.key, request)
@@ -103,7 +105,7 @@ class Submission:
         return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:
-        """Check what training this model needs; nothing is trained. See `checks/preflight.py` and `checks/trial.py`."""
+        """Check whether this model can be trained here, by quick checks and trial steps whose result is thrown away."""
         model, host = self._models.find(project, name)
         checks = []
         if request.quick:

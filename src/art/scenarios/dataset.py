@@ -37,14 +37,14 @@ _COMMENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A task and its scenarios."""
+    """A data set to train on: the texts of a task (system prompt, rubric of the judge) and its scenarios."""
 
     task: TaskText
     scenarios: list[WrittenScenario]
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read and check a folder.
+        """Read and check a data set's folder.
 
         Raises:
             ConfigError: a file is not JSON or TOML, or has an unknown key, a value out of range or an input twice. The
@@ -55,7 +55,7 @@ class Dataset:
         return cls(task=task, scenarios=_read_scenarios(folder / SCENARIOS_FILE))
 
     def save(self, folder: str | Path) -> None:
-        """Write both files, and overwrite those that exist."""
+        """Write `task.toml` and `scenarios.jsonl` to `folder`, and overwrite those that exist."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / TASK_FILE, write_toml(self.task.model_dump(), _COMMENTS, head=_HEAD).encode())
@@ -75,7 +75,7 @@ class Dataset:
         return [*(diversity.warnings() if diversity else []), *self._leaks()]
 
     def summary(self) -> str:
-        """Sizes, difficulties and diversity, as lines for people."""
+        """The sizes of the splits, the difficulties and the diversity, as lines for people."""
         sizes = ", ".join(f"{len(self.split(name))} {name}" for name in SPLITS)
         levels = Counter(scenario.difficulty for scenario in self.scenarios if scenario.difficulty is not None)
         lines = [f"{len(self.scenarios)} scenarios: {sizes}"]

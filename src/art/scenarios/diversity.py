@@ -35,14 +35,14 @@ MAX_COMPARED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diversity:
-    """Three measures of how much texts differ, each from 0 (all texts are equal) to 1."""
+    """Three measures of how much the texts of a set differ, each from 0 to 1. They are low when texts are alike."""
 
     mean_distance: float
     nearest_distance: float
     distinct_bigrams: float
 
     def warnings(self) -> list[str]:
-        """What is low, and what to do about it; empty if all is well."""
+        """Say which measures are too low and what to do about it; empty if none is."""
         warnings = []
         if self.mean_distance < LOW_MEAN_DISTANCE:
             warnings.append(
@@ -65,7 +65,7 @@ class Diversity:
 
 
 def measure_diversity(texts: Sequence[str]) -> Diversity | None:
-    """Measure a set of texts; `None` for fewer than two."""
+    """Measure how much the texts of a set differ from each other; `None` for fewer than two."""
     if len(texts) < 2:
         return None
     if len(texts) > MAX_COMPARED:

@@ -1,4 +1,4 @@
-"""From one sentence to a data set: inputs, a system prompt and a rubric, written by a language model."""
+"""Makes a data set from one sentence: a language model writes inputs, a system prompt and a rubric."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def write_task_text(
     *,
     instructions: str | None = None,
 ) -> TaskText:
-    """Have a language model write a system prompt, and a rubric for the judge.
+    """Have a language model write the texts of a task: a system prompt, and a rubric for the judge.
 
     For arguments and errors see `generate_inputs`.
     """
@@ -71,7 +71,7 @@ async def generate_dataset(
     *,
     instructions: str | None = None,
 ) -> Dataset:
-    """Have a language model write inputs in their splits, a system prompt and a rubric.
+    """Have a language model write a whole data set: inputs in three splits, a system prompt and a rubric.
 
     For arguments and errors see `generate_inputs`.
     """

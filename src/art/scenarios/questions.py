@@ -40,18 +40,21 @@ TASK_FORMAT = json_format(
 def ask_for_inputs(
     description: str, instructions: str | None, count: int, known: Sequence[str], complaint: str | None
 ) -> list[dict[str, Any]]:
-    """The messages that ask for `count` inputs. The last three arguments are those of a `WriteMessages`."""
+    """Write the messages that ask a generator for `count` inputs other than those in `known`.
+
+    `complaint` says what was wrong with its last answer.
+    """
     parts = [f"The job: {description}", f"Write exactly {count} inputs."]
     return conversation(_WRITE_INPUTS, [*parts, *further_parts(instructions, known, complaint)])
 
 
 def ask_for_task(description: str, *, instructions: str | None, complaint: str | None) -> list[dict[str, Any]]:
-    """The messages that ask for a system prompt and standards."""
+    """Write the messages that ask a generator for a task's system prompt and standards (what a good answer is)."""
     return conversation(_WRITE_TASK, [f"The job: {description}", *further_parts(instructions, (), complaint)])
 
 
 def read_inputs(text: str) -> list[WrittenScenario]:
-    """Read the inputs in an answer (see `read_rows`).
+    """Read the inputs in a generator's answer (see `read_rows`).
 
     Raises:
         GenerationError: the answer has none. The message tells the generator why.
@@ -60,7 +63,7 @@ def read_inputs(text: str) -> list[WrittenScenario]:
 
 
 def read_task(text: str, description: str) -> TaskText:
-    """Read system prompt and rubric in an answer. The rubric is RULER's own, followed by the standards of the job.
+    """Read the texts of a task in a generator's answer. The rubric is RULER's own, followed by the answer's standards.
 
     Raises:
         GenerationError: one of them is missing. The message tells the generator so.

@@ -11,11 +11,11 @@ from art.rewards.asking.answers import objects_in
 from art.scenarios.written import MAX_DIFFICULTY, MIN_DIFFICULTY
 
 MAX_SHOWN = 200
-"""Number of the newest texts that a generator is told not to write again."""
+"""Number of the newest texts that a generator is shown, so that it does not write them again."""
 
 
 def rows_format(field: str) -> dict[str, Any]:
-    """OpenAI's `response_format` for a list `scenarios` whose texts are called `field`."""
+    """Make OpenAI's `response_format` for a list `scenarios` of objects with a text `field` and a difficulty."""
     # Several providers support no minimum and maximum in strict schemas, but all support an enumeration.
     difficulty = {"type": "integer", "enum": list(range(MIN_DIFFICULTY, MAX_DIFFICULTY + 1))}
     item = object_schema({field: {"type": "string"}, "difficulty": difficulty})
@@ -28,13 +28,13 @@ def json_format(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def object_schema(properties: dict[str, Any]) -> dict[str, Any]:
-    """A schema that requires all properties and allows no others, as strict schemas must."""
+    """Make the JSON schema of an object with exactly these properties, as OpenAI's strict mode wants it."""
     required = list(properties)
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def further_parts(instructions: str | None, known: Sequence[str], complaint: str | None) -> list[str]:
-    """The parts of a request after the task: instructions, texts that exist, and a complaint."""
+    """Write the end of a request: instructions, texts that exist already, and what was wrong with the last answer."""
     parts = [instructions] if instructions else []
     if known:
         parts.append("These exist already; write other ones:\n" + "\n".join(f"- {text}" for text in known[-MAX_SHOWN:]))
@@ -44,7 +44,7 @@ def further_parts(instructions: str | None, known: Sequence[str], complaint: str
 
 
 def candidates_in(text: str) -> list[Any]:
-    """JSON values in an answer, the likeliest first: the whole answer, or else the last value in it."""
+    """JSON values in a model's answer: only the whole answer if that is JSON, else all values in it, the last first."""
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError):
@@ -52,12 +52,12 @@ def candidates_in(text: str) -> list[Any]:
 
 
 def conversation(system: str, parts: Sequence[str]) -> list[dict[str, Any]]:
-    """The messages of a request."""
+    """Make the messages of a request: a system message, and the parts as one user message."""
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
 def read_rows(text: str, field: str) -> list[tuple[str, int]]:
-    """Read the rows in an answer: pairs of text and difficulty.
+    """Read the scenarios in a generator's answer: pairs of text and difficulty.
 
     Unambiguous mistakes are repaired: a fence or words around the JSON, a list without the object around it, a
     difficulty in quotes. Rows without a text or with an invalid difficulty are left out.

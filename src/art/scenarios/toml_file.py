@@ -1,4 +1,4 @@
-"""TOML files that people edit: a comment for each key when written, errors with file and line when read."""
+"""Writes and reads TOML files that people edit, with a comment above each key, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def write_toml(values: Mapping[str, Any], comments: Mapping[str, str], *, head: str) -> str:
-    """The text of a file. A key whose value is `None` becomes a comment.
+    """Write settings as the text of a TOML file. A key whose value is `None` becomes a comment.
 
     Args:
         values: strings, numbers, booleans and tuples of numbers, by key.
@@ -53,7 +53,7 @@ def _escape_control(text: str) -> str:
 
 
 def read_toml(path: Path, model: type[M]) -> M:
-    """Read a file as `model`.
+    """Read a TOML file, and check it against the pydantic class `model`.
 
     Raises:
         ConfigError: the file is missing, is not TOML, or does not fit `model`. The message is `FILE:LINE: problem`.
@@ -85,7 +85,7 @@ def _line_of(text: str, key: str) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file.
+    """Read a text file in UTF-8.
 
     Raises:
         ConfigError: the file is missing or not UTF-8.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 Words = frozenset[str]
 
 MAX_SIMILARITY = 0.8
-"""Two texts count as equal from this Jaccard index of their words on."""
+"""Two texts count as equal if the Jaccard index of their words is at least this."""
 
 
 def words_of(text: str) -> Words:
@@ -36,7 +36,7 @@ def first_twin(text: str, others: Sequence[Words]) -> int | None:
 
 
 def without_twins(texts: Iterable[str], known: Iterable[str] = ()) -> list[int]:
-    """Indices of the `texts` that differ from all of `known` and from each other."""
+    """Indices of the `texts` that differ from all of `known` and from each other. The first of equal ones is kept."""
     seen = [words_of(text) for text in known]
     kept = []
     for index, text in enumerate(texts):
@@ -47,6 +47,6 @@ def without_twins(texts: Iterable[str], known: Iterable[str] = ()) -> list[int]:
 
 
 def position(text: str) -> float:
-    """A pseudo-random number from 0 to 1 that depends only on the set of the text's words."""
+    """A pseudo-random number from 0 to 1, from a hash of the set of the text's words."""
     digest = hashlib.sha256(" ".join(sorted(words_of(text))).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,4 +1,4 @@
-"""A language model that writes texts. Its answers are checked, and asked for again with what was wrong."""
+"""Has a language model write texts. Answers are checked; after a bad one it is asked again, and told what was wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_QUOTED = 200
 
 
 class Writer:
-    """A model that writes texts. Its costs are booked as `generator` in the budget of the settings."""
+    """A language model that writes texts, e.g. scenarios. Costs are booked as `generator` in the settings' budget."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Writer:
             model: an `art.Model`, the name of a model at `base_url`, or without `base_url` a model as litellm names it.
             base_url: address of an OpenAI-compatible server.
             api_key: by default `OPENROUTER_API_KEY` for OpenRouter, and `OPENAI_API_KEY` for other addresses.
-            extra_litellm_params: more arguments of each request, as for judges.
+            extra_litellm_params: more arguments of each request: `temperature`, ...
             settings: time-outs, attempts, prices and budget.
 
         Raises:
@@ -74,7 +74,7 @@ class Writer:
     async def write(
         self, ask: Callable[[str | None], Messages], read: Callable[[str], T], response_format: Mapping[str, Any]
     ) -> T:
-        """Ask until `read` accepts an answer, and return what it reads.
+        """Ask the model for an answer until `read` accepts one, and return what that reads.
 
         Args:
             ask: writes the messages, from what was wrong with the last answer.
@@ -105,7 +105,7 @@ class Writer:
         response_format: Mapping[str, Any],
         known: Sequence[str] = (),
     ) -> list[T]:
-        """Ask for exactly `count` items whose texts differ from each other and from `known`.
+        """Have the model write exactly `count` items whose texts differ from each other and from `known`.
 
         Each request asks for a part of them. Duplicates and unusable items are replaced by new requests, which list the
         texts that exist.

@@ -1,4 +1,4 @@
-"""What a data set is made of: the text that all its scenarios share, and scenarios with difficulty and split."""
+"""The parts of a data set: the texts that all its scenarios share, and scenarios with difficulty and split."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 MIN_DIFFICULTY, MAX_DIFFICULTY = 1, 5
 TEST_SHARE, VAL_SHARE = 0.2, 0.1
-"""Shares of the scenarios; the rest is for training."""
+"""Shares of the scenarios in the splits `test` and `val`; the rest is for training."""
 
 
 class TaskText(BaseModel):
-    """The content of `task.toml`."""
+    """The texts and sampling settings that all scenarios of a data set share; stored as `task.toml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,7 +37,7 @@ class TaskText(BaseModel):
 
 
 class WrittenScenario(BaseModel):
-    """One line of `scenarios.jsonl`."""
+    """One scenario of a data set: a user's input, with difficulty and split; stored as a line of `scenarios.jsonl`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +50,7 @@ class WrittenScenario(BaseModel):
 
 
 def split_of(scenario: WrittenScenario) -> Split:
-    """The split that a scenario names, or else one by the hash of its words.
+    """The split of a scenario: the one that it names, or else one derived from a hash of its words.
 
     Adding or removing scenarios moves no other one, and inputs that differ only in case and punctuation are never in
     two splits. The shares are right on average.
@@ -64,10 +64,10 @@ def split_of(scenario: WrittenScenario) -> Split:
 
 
 def with_splits(scenarios: Iterable[WrittenScenario]) -> list[WrittenScenario]:
-    """The scenarios with `split` filled in, so that editing the words of one does not move it.
+    """Return scenarios with `split` filled in, so that editing the words of one does not move it to another split.
 
     By chance a small set can have nothing to train on or to test with. Then the scenario whose hash is closest moves
-    there.
+    to that split.
     """
     placed = [scenario.model_copy(update={"split": split_of(scenario)}) for scenario in scenarios]
     by_place = sorted(range(len(placed)), key=lambda i: position(placed[i].input))

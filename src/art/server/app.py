@@ -57,7 +57,7 @@ errors are treated where they are sent."""
 
 
 class App:
-    """The ASGI application of a running `runtime`, which the caller starts and closes."""
+    """The ART server as an ASGI application. Its `runtime` does the work; the caller starts and closes it."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class App:
     ) -> None:
         """
         Args:
-            api_key: the key that may do everything.
-            keys: further keys.
+            api_key: the API key that may do everything.
+            keys: store of further API keys, which `art keys` makes.
             data_dir: the folder of the runtime's files. Answers to keys without scope `admin` do not show where it is.
         """
         self._runtime = runtime

@@ -23,7 +23,7 @@ class ClientDisconnected(Exception):
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The value of a header, whose name is in lower case; `None` if the request does not have it."""
+    """Return the value of a request's header; `None` if there is none. `name` must be in lower case."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
@@ -32,7 +32,7 @@ MIN_BYTES_PER_S = 16 * 2**10
 
 
 async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any:
-    """Read and decode the body.
+    """Read the body of a request and decode it as JSON.
 
     Raises:
         PayloadTooLargeError: the body is larger than the limit, by its declared length or as it arrives.
@@ -50,7 +50,7 @@ async def read_json(scope: Scope, receive: Receive, config: ServerConfig) -> Any
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """Read the raw body. Raises as `read_json` does."""
+    """Read the raw body of a request. The errors are those of `read_json`, except for those of JSON."""
     declared = header(scope, b"content-length") or "0"
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
@@ -141,7 +141,7 @@ async def send_events(
 
 @contextlib.asynccontextmanager
 async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the body of the `async with` when the client hangs up; it then raises `ClientDisconnected`.
+    """Context manager: cancel its body when the client hangs up, and then raise `ClientDisconnected`.
 
     Enter it only after the request body has been read.
     """

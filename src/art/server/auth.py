@@ -18,7 +18,7 @@ from art.storage.keys import KeyStore
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The API key that sent a request: its id, its project and its scopes."""
 
     key_id: str
     project: str | None
@@ -65,7 +65,7 @@ class Keyring:
         self._store = store
 
     def identify(self, scope: Scope) -> Caller:
-        """Find the caller by the key of the request.
+        """Find the caller by the API key in the headers of a request.
 
         Raises:
             AuthenticationError: the key is missing or not valid.

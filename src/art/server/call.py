@@ -29,7 +29,7 @@ INFERENCE_BASES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that is being answered."""
+    """An HTTP request that is being answered, with all that its handler needs."""
 
     runtime: Runtime
     scope: Scope
@@ -46,11 +46,11 @@ class Call:
         return await read_json(self.scope, self.receive, self.server.config)
 
     async def body(self, kind: type[W]) -> W:
-        """The body as a wire type. The server answers a `ValidationError` with status 400."""
+        """Read the body as the wire type `kind`. The server answers a `ValidationError` with status 400."""
         return kind.model_validate(await self.json())
 
     async def job_body(self, kind: type[W]) -> W:
-        """The request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
+        """Read the request for a job. Its id, which makes it run only once, is in the body or in `Idempotency-Key`."""
         body, key = await self.json(), header(self.scope, b"idempotency-key")
         if key is not None and isinstance(body, dict) and body.setdefault("job_id", key) != key:
             raise InvalidRequestError(
@@ -68,12 +68,12 @@ class Call:
         return error if self.caller.may("admin") else self.server.paths.hide_in(error)
 
     def query(self, name: str) -> str | None:
-        """A parameter of the query string; of several the last one counts."""
+        """Return a parameter of the query string; if it is given several times, the last one."""
         values = parse_qs(self.scope["query_string"].decode("latin-1")).get(name)
         return values[-1] if values else None
 
     def own_model(self, name: str) -> str:
-        """The full name of a model as this caller means it.
+        """Return the full name, `project/name`, of the model that this caller means by `name`.
 
         A key for one project knows only the models of that project. A key for all projects looks in the project of the
         URL first.
@@ -98,7 +98,7 @@ class Call:
 
 
 Handler = Callable[[Call], Awaitable[Any]]
-"""Returns the answer to send as JSON (a wire type or a dict), or `None` if it has sent its answer itself."""
+"""Function that answers a request. It returns what to send as JSON (wire type or dict), or `None` if it sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +123,4 @@ class Route:
     query: Mapping[str, type] = field(default_factory=dict)
     """Parameters of the query string, with their types."""
     error_body: ErrorBody | None = None
-    """Makes the body of an error; `None` for OpenAI's shape."""
+    """Function that makes the body of an error; `None` for OpenAI's form."""

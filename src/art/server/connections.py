@@ -21,16 +21,16 @@ LATE_S = 0.1
 MAX_HEADER_BYTES = 64 * 2**10
 """Largest size of URL and headers together; agents send about 500 bytes."""
 KEEP_ALIVE_S = 75
-"""Long enough for clients to keep their connections during a training step."""
+"""Time after which an idle connection is closed. Clients can keep one during a training step."""
 
 
 def connections(limits: LimitsConfig) -> type[Connection]:
-    """Make the class that uvicorn takes as `http`."""
+    """Make the protocol class with these limits, which uvicorn takes as its setting `http`."""
     return type("Limited", (Connection,), {"limits_config": limits})
 
 
 class Connection(HttpToolsProtocol):
-    """One connection with its two timers."""
+    """One HTTP connection. Timers close it when its client sends or reads too slowly."""
 
     limits_config: ClassVar[LimitsConfig]
 

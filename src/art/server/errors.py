@@ -44,11 +44,11 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 """OpenAI's `type` of an error by its status. Others are "invalid_request_error" or, from 500 on, "server_error"."""
 
 ErrorBody = Callable[[errors.ArtError], dict[str, Any]]
-"""Makes the body of an error."""
+"""Function that makes the JSON body of an error."""
 
 
 def public_error(error: BaseException) -> errors.ArtError:
-    """The error that a client may see. For an error from outside ART that is only an id; the log has the details."""
+    """Return the error that a client may see. An error from outside ART shows only an id, under which it is logged."""
     if isinstance(error, ValidationError):
         return invalid_request(error)
     if isinstance(error, errors.ArtError):
@@ -59,7 +59,7 @@ def public_error(error: BaseException) -> errors.ArtError:
 
 
 def failure(error: BaseException, body: ErrorBody | None = None) -> tuple[int, bytes, dict[str, str]]:
-    """The answer to an error: status, JSON body and extra headers. By default the body has OpenAI's shape."""
+    """Make the HTTP answer to an error: status, JSON body, extra headers. By default the body has OpenAI's form."""
     error = public_error(error)
     # Without this header the OpenAI client silently retries 409 and every 5xx for minutes.
     headers = {"x-should-retry": "true" if error.transient else "false"}
@@ -71,7 +71,7 @@ def failure(error: BaseException, body: ErrorBody | None = None) -> tuple[int, b
 
 
 def error_body(error: errors.ArtError) -> dict[str, Any]:
-    """OpenAI's form of an error."""
+    """Make the JSON body of an error in OpenAI's form."""
     status = _status(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -30,7 +30,7 @@ class _Bucket:
 
 
 class Limiter:
-    """Counts running requests. It belongs to one event loop."""
+    """Counts running requests and refuses those above a limit. Use it in one event loop."""
 
     def __init__(self, config: LimitsConfig, *, now: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -41,11 +41,11 @@ class Limiter:
         self.running = 0
         """Number of running requests."""
         self.num_refused: Counter[str] = Counter()
-        """Number of refused requests for each limit."""
+        """Number of refused requests, by the name of the limit."""
 
     @contextmanager
     def admit(self, caller: Caller, *, samples: bool) -> Generator[None]:
-        """Count one request while the body of the `with` runs.
+        """Context manager: count one request while its body runs.
 
         Args:
             samples: whether the request asks an engine for tokens.

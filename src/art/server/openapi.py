@@ -22,7 +22,7 @@ _DISTRIBUTION = "agent-reinforcement-trainer"
 
 
 def build_openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """Make the document of a server that has these routes."""
+    """Make the OpenAPI document of a server that has these routes."""
     routes = list(routes)
     kinds = {kind for route in routes for kind in (route.request, route.response) if kind is not None} | {ErrorAnswer}
     ordered = sorted(kinds, key=lambda kind: (kind.__name__, kind.__module__))

@@ -18,7 +18,7 @@ from art.protocol.answers import Measurement
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-"""Upper bounds, in seconds: from a status look-up to a long completion."""
+"""Upper bounds of the histogram of durations, in seconds: from a status look-up to a long completion."""
 
 FAMILIES: dict[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "art_http_requests_total": ("counter", "Requests that were answered, by route and status."),
@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[Literal["counter", "gauge", "histogram"], str]] = {
     "art_process_resident_bytes": ("gauge", "Memory of a process."),
     "art_disk_free_bytes": ("gauge", "Free space of the data directory."),
 }
-"""Kind and explanation of every measurement."""
+"""Kind and explanation of every number that `/metrics` shows, by name."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _Histogram:
 
 
 class Metrics:
-    """Counts requests; one per server."""
+    """Counts HTTP requests and measures their durations for `/metrics`. A server has one."""
 
     def __init__(self) -> None:
         self._requests: Counter[tuple[str, str, int]] = Counter()
@@ -68,7 +68,7 @@ class Metrics:
         histogram.total += seconds
 
     def render(self, measurements: Iterable[Measurement]) -> bytes:
-        """Make the page from the counted requests and from `measurements` of other parts."""
+        """Make the text of `/metrics` from the counted requests and from `measurements` of the server's other parts."""
         samples: dict[str, list[str]] = {name: [] for name in FAMILIES}
         for measurement in [*self._counted(), *measurements]:
             samples[measurement.name].append(_line(measurement.name, measurement.labels, measurement.value))

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 HIDDEN = "[redacted]"
 MIN_SECRET_LENGTH = 8
-"""Shorter strings occur in ordinary words. A server that others can reach refuses to start with a key that short."""
+"""Shorter secrets stay in logs, because they occur in ordinary words. A server that other machines can reach refuses
+to start with a shorter key."""
 _PATTERNS = (
     # Keys of `art keys`: the id stays, so that one can tell which key it was.
     (re.compile(r"\b(art_[0-9a-f]{12}_)[A-Za-z0-9_-]{20,}"), rf"\1{HIDDEN}"),
@@ -26,7 +27,7 @@ _PATTERNS = (
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats a line as usual, then replaces secrets."""
+    """Log formatter that replaces API keys and other secrets in each line by `[redacted]`."""
 
     def __init__(self, fmt: str, secrets: Iterable[str] = ()) -> None:
         """

@@ -16,7 +16,7 @@ READY_EVERY_S = 1.0
 
 
 class ServerState:
-    """State that all requests share."""
+    """State of the HTTP server that all requests share: limits, metrics, readiness."""
 
     def __init__(self, config: ServerConfig, openapi: Callable[[], bytes], paths: HiddenPaths) -> None:
         """
@@ -36,8 +36,8 @@ class ServerState:
         """Whether the server will end soon. `/ready` then says no; everything else is answered as usual."""
 
     async def obstacles(self, find: Callable[[], Awaitable[dict[str, str]]]) -> dict[str, str]:
-        """The result of `find`. It is called at most every `READY_EVERY_S`, because it writes to the disk and `/ready`
-        needs no key."""
+        """Return what keeps the server from working, as `find` reports it. `find` runs at most every `READY_EVERY_S`,
+        because it writes to the disk and `/ready` needs no key."""
         async with self._finding:
             now = time.monotonic()
             if now - self._found_at >= READY_EVERY_S:

@@ -41,7 +41,7 @@ class _Record(BaseModel):
 
 
 class CheckpointState(_Record):
-    """Everything in a checkpoint besides weights and optimiser moments."""
+    """The content of a checkpoint's `state.json`: where the step comes from, and what the next step needs to go on."""
 
     step: int
     job_id: str | None
@@ -59,7 +59,7 @@ class CheckpointState(_Record):
 
 
 class Probe(_Record):
-    """Log-probs of a fixed token path that the trainer computed right after a step, for the publish handshake."""
+    """Log-probs of fixed tokens that the trainer computed right after a step. An engine must reproduce them."""
 
     token_ids: list[int]  # [T]
     logprobs: list[float]  # [T - 1] of token_ids[1:] under the policy

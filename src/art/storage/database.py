@@ -35,7 +35,7 @@ _WRITE_ERRORS = {
 
 
 class Database:
-    """The tables of one server. Each part of ART creates its own tables and reads no other part's."""
+    """Runs transactions on one SQLite file. Each part of ART creates its own tables and reads no other part's."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file.
@@ -67,7 +67,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._transaction, work)
 
     def run_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Like `run`, for code outside an event loop."""
+        """Run `work` as `run` does and wait until it is committed, for code outside an event loop."""
         return self._writer.submit(self._transaction, work).result()
 
     def read(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

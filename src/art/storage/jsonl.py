@@ -67,7 +67,10 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield line number and row of every line. A line that is not a JSON object gives `None`. A file may be missing."""
+    """Yield line number and row of every line; the row is `None` for a line that is not a JSON object.
+
+    Empty lines and an incomplete last line are skipped. A missing file has no lines.
+    """
     if not path.exists():
         return
     with storage_errors(path, "reading"), path.open("rb") as file:
@@ -81,7 +84,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_rows_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Read the rows after a byte offset, and return the offset after them. A missing file has no rows."""
+    """Read the complete rows after a byte offset; return rows and the next offset. A missing file has no rows."""
     if not path.exists():
         return [], offset
     with storage_errors(path, "reading"), path.open("rb") as file:

@@ -75,7 +75,7 @@ class KeyStore:
     """The keys in one file. Several processes may use it; each sees the changes of the others at its next look-up."""
 
     def __init__(self, path: Path, *, now: Callable[[], float] = time.time) -> None:
-        """Open or create the file. Only its owner can read it.
+        """Open or create the file. Only its owner can read a new file.
 
         Raises:
             StorageError: the file cannot be opened.

@@ -27,7 +27,7 @@ def validate_name(value: str, *, param: str) -> str:
 
 
 class ModelPaths:
-    """The paths of one model."""
+    """The paths of one model in a data directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -71,7 +71,7 @@ class DataDir:
         return self.root / ".bases" / name
 
     def merged(self, process: str) -> Path:
-        """Folder in which the weights for an engine are merged."""
+        """Folder of the whole model that is merged from a checkpoint for an engine process that takes no adapters."""
         return self.root / ".merged" / process
 
     def model(self, project: str, name: str) -> ModelPaths:

@@ -20,7 +20,10 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 @contextlib.contextmanager
 def left_for_clients(port: int, key: str) -> Iterator[None]:
-    """Share the key while the body runs. If the home directory cannot be written, the key is not shared."""
+    """Share the API key of the server on `port` with its user's clients while the body runs.
+
+    If the home directory cannot be written, the key is not shared.
+    """
     path = _path(port)
     try:
         _write_private(path, key)
@@ -43,7 +46,7 @@ def find_local_key(base_url: str) -> str | None:
 
 
 def state_folder() -> Path:
-    """Folder for what programs of the same user tell each other."""
+    """Return the folder of files that ART's programs of one user share: `~/.local/state/art`, or in XDG_STATE_HOME."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "art"
 

@@ -15,7 +15,7 @@ _TAIL_BYTES = 16_384
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log for appending, to be passed to a new process. A long log is moved away before."""
+    """Open a log for appending, to be passed to a new process. A log over `MAX_LOG_BYTES` is moved away first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
         path.replace(path.with_name(f"{path.name}.old"))
@@ -23,7 +23,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def rotate_log(path: Path) -> None:
-    """Move a long log away while its process goes on writing. Call this from time to time.
+    """Move a log over `MAX_LOG_BYTES` away while its process goes on writing. Call this from time to time.
 
     The process keeps its file descriptor, through which Python and C libraries write. So the content is copied, and the
     file is emptied. A line that is written in between may be lost.
@@ -43,7 +43,7 @@ def log_size(path: Path) -> int:
 
 
 def log_since(path: Path, size: int) -> str:
-    """The text that was written after the log had `size` bytes."""
+    """Return the text that was written to a log after it had `size` bytes."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(min(size, log_size(path)))
         return file.read().decode(errors="replace")

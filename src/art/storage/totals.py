@@ -14,7 +14,7 @@ _SECTIONS = ("data", "time", "throughput")
 
 
 class Totals:
-    """The running sums of one `history.jsonl`, also after restarts. Hold `lock` from `of` until the row is written."""
+    """Keeps running sums of one `history.jsonl`, over restarts too. Hold `lock` from `of` until the row is written."""
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
@@ -23,7 +23,7 @@ class Totals:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def of(self, row: Mapping[str, float]) -> dict[str, float]:
-        """Return the sums for a new row, including its own numbers. Shares are not summed."""
+        """Return the sums for a new row, including its own numbers. Metrics that end in `_share` are not summed."""
         rows, self._offset = read_rows_from(self._path, self._offset)
         for earlier in rows:
             for name, key in _summed(earlier).items():

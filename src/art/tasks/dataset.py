@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DatasetTask(Task):
-    """Answers the inputs of a data set in one turn."""
+    """A task with the inputs of a data set: the agent answers each in one turn, and a judge sets the reward."""
 
     name: ClassVar[str] = "dataset"
     description: ClassVar[str] = "answer the inputs of a data set"
@@ -31,7 +31,7 @@ class DatasetTask(Task):
         self.dataset = dataset
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Draw training scenarios at random, none twice before all were drawn. Other splits keep the file's order.
+        """Return `count` scenarios: in training at random, none twice before all were drawn; else in the file's order.
 
         Raises:
             ConfigError: the split is empty.
@@ -60,7 +60,7 @@ class DatasetTask(Task):
     async def rollout(
         self, model: Model[Any, Any], scenario: Scenario, *, rollout_index: int = 0, step: int | None = None
     ) -> Trajectory:
-        """Ask for one answer. The reward stays 0, for a judge to set.
+        """Ask the model for one answer to the scenario's input. The reward stays 0, for a judge to set.
 
         If the answer is longer than allowed, the metric `cut_short` is 1 and `metadata["outcome"]` is `policy_fault`.
         """

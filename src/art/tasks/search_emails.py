@@ -66,7 +66,7 @@ LIST_TOOLS: list[Any] = [
 
 @dataclass(slots=True)
 class Desk:
-    """The tools of one rollout, and the results of using them."""
+    """The mailbox tools of one rollout, with the question, the emails that were found and read, and the outcome."""
 
     mailbox: Mailbox
     question: Question
@@ -130,7 +130,7 @@ class Desk:
 
 
 class SearchEmails(Task):
-    """Answers questions about a generated mailbox."""
+    """A task: answer questions about a generated mailbox by tool calls that search it and read emails."""
 
     name: ClassVar[str] = "search_emails"
     description: ClassVar[str] = "answer questions about a mailbox with tools that search and read it"
@@ -182,7 +182,7 @@ class SearchEmails(Task):
         return trajectory
 
     def warm_start_conversations(self, rng: random.Random, count: int) -> list[Conversation]:
-        """Alternate play and drills. A tiny model has to learn to copy, and a whole rollout shows little copying."""
+        """Alternate scripted rollouts and drills in copying, of which a whole rollout shows a tiny model too little."""
         return [_play(rng) if i % 2 else _drill(rng) for i in range(count)]
 
     def render_trajectory(self, trajectory: Trajectory) -> str:

@@ -48,7 +48,7 @@ class Question:
 
 
 def judge(answer: str, expected: str | None) -> str:
-    """The outcome of an answer. The value itself is correct, and so is a sentence with no other number."""
+    """The outcome of an answer: `correct` if its only number is `expected`, `no_idea` if it says so, else `wrong`."""
     numbers = "".join(c if c.isdigit() else " " for c in answer).split()
     if expected is not None and numbers == [expected]:
         return "correct"
@@ -56,7 +56,7 @@ def judge(answer: str, expected: str | None) -> str:
 
 
 def named_emails(answer: str, emails: Iterable[Email]) -> set[Email]:
-    """The emails whose subjects are in an answer; if there are none, those whose ids are."""
+    """The emails that an answer names by their subjects, or else by their ids."""
     by_subject = {email for email in emails if email.subject in answer.lower()}
     numbers = set(re.findall(r"\d+", re.sub(_DATE, "", answer)))
     return by_subject or {email for email in emails if str(email.id) in numbers}
@@ -67,7 +67,7 @@ def question_about(email: Email) -> Question:
 
 
 def read_question(prompt: str, mailbox: Mailbox) -> Question:
-    """Make a question from a user's prompt."""
+    """Read a user's prompt as a question about the mailbox, with the emails that answer it."""
     text = prompt.lower()
     words = set(re.findall(r"[\w-]+", text))
     condition = _read_filter(text, words)

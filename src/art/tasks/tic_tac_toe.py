@@ -30,7 +30,7 @@ _MAX_COMPLETION_TOKENS = 4
 
 
 class Board:
-    """Nine cells, counted from 0 row by row."""
+    """A tic-tac-toe board: nine cells, counted from 0 row by row."""
 
     def __init__(self) -> None:
         self.cells = [FREE] * 9
@@ -56,7 +56,7 @@ class Board:
 
 
 class TicTacToe(Task):
-    """Plays tic-tac-toe as X against a random opponent."""
+    """A task: play tic-tac-toe as X against an opponent that moves at random."""
 
     name: ClassVar[str] = "tic_tac_toe"
     description: ClassVar[str] = "tic-tac-toe against an opponent that plays at random"
@@ -64,7 +64,7 @@ class TicTacToe(Task):
     defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=40, warm_start_steps=200)
 
     def scenarios(self, split: Split, *, seed: int, count: int) -> list[Scenario]:
-        """Every game starts with an empty board. Scenarios differ in the opponent's random moves."""
+        """Make `count` games. Each starts with an empty board; they differ in the opponent's random moves."""
         return [self.scenario(split, seed, index, {}) for index in range(count)]
 
     async def rollout(
@@ -89,7 +89,7 @@ class TicTacToe(Task):
         return trajectory
 
     def play(self, rng: random.Random, skill: float) -> Conversation:
-        """Make a game from the view of the player who begins. The opponent plays at random."""
+        """Make a scripted game for the warm start. A move is good with probability `skill`, else random."""
         messages: list[Any] = [{"role": "system", "content": _SYSTEM}]
         board = Board()
         while board.outcome() is None:
@@ -100,7 +100,7 @@ class TicTacToe(Task):
         return Conversation(messages=messages)
 
     def score_messages(self, messages: list[dict[str, Any]]) -> float:
-        """Score a game by its last board and move: win 0.9, draw 0.6, loss 0.35, illegal move 0.1."""
+        """Score a game from 0 to 1 by its last board and move: win 0.9, draw 0.6, loss 0.35, illegal move 0.1."""
         shown, answer = messages[-2:]
         board = Board()
         board.cells = [FREE if cell.isdigit() else cell for cell in shown["content"].replace("\n", "")]
@@ -133,7 +133,7 @@ def parse_move(answer: str | None, board: Board) -> int | None:
 
 
 def play_round(board: Board, cell: int, opponent: random.Random) -> str | None:
-    """Make the policy's move and, unless that ended the game, the opponent's. Returns `board.outcome()`."""
+    """Make the policy's move in `cell`, then a random one of the opponent if the game goes on. Return the outcome."""
     board.place(cell, POLICY)
     if board.outcome() is None:
         board.place(opponent.choice(board.free_cells()), OPPONENT)

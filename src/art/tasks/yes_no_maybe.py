@@ -23,7 +23,7 @@ _SPLIT_OF_TENTH: dict[int, Split] = {8: "val", 9: "test"}  # the other eight ten
 
 
 class YesNoMaybe(Task):
-    """Answers yes, no or maybe. The rewards are 0.5, 0.75 and 1, and 0 for any other answer."""
+    """A task: answer yes, no or maybe. The rewards are 0.5, 0.75 and 1, and 0 for any other answer."""
 
     name: ClassVar[str] = "yes_no_maybe"
     description: ClassVar[str] = "answer yes, no or maybe; maybe pays best"
@@ -69,12 +69,12 @@ class YesNoMaybe(Task):
 
 
 def parse_answer(answer: str | None) -> str:
-    """The answer in lower case, without quotes and a final full stop or exclamation mark."""
+    """The answer in lower case, without quotes, full stops and exclamation marks at its ends."""
     return (answer or "").strip().strip("\"'.!").lower()
 
 
 def all_prompts() -> list[str]:
-    """All prompts: every request for two or three of the words in every order, with and without quotes."""
+    """All prompts of the task: each request for two or three of its words, in every order, with and without quotes."""
     return [
         f"{request} " + " or ".join(f"{quote}{word}{quote}" for word in words)
         for request, quote, number in itertools.product(_REQUESTS, ("", '"'), (2, 3))

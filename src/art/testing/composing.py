@@ -67,7 +67,7 @@ _ENDINGS = (
 
 
 def compose_inputs(description: str, start: int = 0) -> Iterator[str]:
-    """Yield endless inputs for an assistant with this job, beginning with number `start`. They are deterministic."""
+    """Yield endless inputs for an assistant whose job is `description`, from number `start`. They are deterministic."""
     words = [word for word in dict.fromkeys(word_list(description)) if word not in _SMALL_WORDS and len(word) > 2]
     rng = random.Random(description)
     situations, questions, closings = (rng.sample(p, len(p)) for p in (_SITUATIONS, _QUESTIONS, _CLOSINGS))
@@ -78,7 +78,7 @@ def compose_inputs(description: str, start: int = 0) -> Iterator[str]:
 
 
 def compose_tasks(tools: list[dict[str, Any]], start: int = 0) -> Iterator[str]:
-    """Yield endless tasks, each for one of the tools, with arguments that its schema allows."""
+    """Yield endless tasks, from number `start`, each for one of the tools with arguments that its schema allows."""
     for i in itertools.count(start):
         tool = tools[i % len(tools)]
         properties = (tool.get("parameters") or {}).get("properties") or {}
@@ -88,7 +88,7 @@ def compose_tasks(tools: list[dict[str, Any]], start: int = 0) -> Iterator[str]:
 
 
 def tools_in(prompt: str) -> list[dict[str, Any]]:
-    """The tools at the beginning of a request for scenarios of an MCP server; none in other requests."""
+    """Read the tools from a prompt that asks for scenarios of an MCP server. Other prompts have none."""
     try:
         server, _ = json.JSONDecoder().raw_decode(prompt)
     except ValueError:

@@ -29,7 +29,7 @@ Script = Callable[[GenerateRequest], list[int]]
 
 
 class FakeEngine:
-    """Implements `art.engine.SleepingEngine` in this process."""
+    """An engine for tests, in this process, without a model. It implements `art.engine.SleepingEngine`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class FakeEngine:
         self._awake = asyncio.Event()
         self._awake.set()
         self.requests: list[GenerateRequest] = []
-        """All accepted requests, for assertions."""
+        """All requests that were accepted, for assertions in tests."""
 
     async def info(self) -> EngineInfo:
         return self._info

@@ -33,7 +33,7 @@ _SORRY = "I'm sorry, but I can't help with that."
 
 @dataclass(slots=True)
 class ScriptedGenerator(ScriptedRole[Fault]):
-    """A scripted generator that serves inside a `with` statement."""
+    """A fake language model that writes scenarios, as an OpenAI-compatible server inside a `with` statement."""
 
     inputs: Sequence[str] | None = None
     """The inputs to answer with, in order and repeated. `None` composes texts for the job or the tools of a request."""
@@ -44,7 +44,7 @@ class ScriptedGenerator(ScriptedRole[Fault]):
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "duplicates")
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        """Make the status and body of the answer to a request."""
+        """Return HTTP status and body of the answer to a request with `body`."""
         with self._lock:
             fault = self._take_fault(body)
         if (failed := self._fail(fault, body)) is not None:

@@ -21,12 +21,12 @@ Grade = Callable[[dict[str, Any]], Score]
 
 
 def transcript(trajectory: dict[str, Any]) -> list[dict[str, Any]]:
-    """All messages of a trajectory in a judge's prompt: the shared ones, then its own."""
+    """Return all messages of a trajectory in a judge's prompt: those shared by all trajectories, then its own."""
     return [*trajectory.get("context", []), *trajectory["messages"]]
 
 
 def grade_messages(score: Callable[[list[dict[str, Any]]], Score]) -> Grade:
-    """Make a grade from a function of the messages, e.g. `task.score_messages`."""
+    """Make a function that grades trajectories from one that scores messages, e.g. `task.score_messages`."""
     return lambda trajectory: score(transcript(trajectory))
 
 
@@ -50,7 +50,7 @@ def grade_conduct(trajectory: dict[str, Any]) -> Score:
 
 
 def grade_preferring(pattern: str) -> Grade:
-    """Make a grade of 0.7 if a regular expression matches in the last answer, plus up to 0.3 for conduct."""
+    """Make a function that grades 0.7 if `pattern` matches in the last answer, plus 0.3 times `grade_conduct`."""
     compiled = re.compile(pattern)
 
     def grade(trajectory: dict[str, Any]) -> Score:
@@ -64,7 +64,7 @@ def grade_preferring(pattern: str) -> Grade:
 
 
 class KnownRewards:
-    """A grade by the rewards that rollouts have set, correct for any task. It needs the process that trains the task.
+    """Grades each trajectory by the reward that its rollout set in this process: a judge that is right for any task.
 
     known = KnownRewards()
     with ScriptedJudge(known, noise=0.1) as judge:
@@ -95,7 +95,7 @@ class KnownRewards:
 
 
 class KnowingRuler(Ruler):
-    """A RULER that tells the scripted judge the rewards of each group before it asks for scores."""
+    """A `Ruler` (an LLM judge of groups) that tells `known` the rewards of each group before it asks for scores."""
 
     def __init__(self, known: KnownRewards, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

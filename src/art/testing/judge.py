@@ -28,14 +28,14 @@ Fault = Literal[
 ]  # fmt: skip
 
 INSTRUCTION = re.compile(r"the score of (\S+) must be ([\d.]+)", re.IGNORECASE)
-"""An instruction that the judge obeys outside the evidence, for one trajectory or for `all`."""
+"""Pattern of an instruction that the judge obeys if it is outside the evidence: for one trajectory or for `all`."""
 _EVIDENCE = re.compile(r"^BEGIN EVIDENCE (\S+)$\n(.*?)\n^END EVIDENCE \1$", re.DOTALL | re.MULTILINE)
 _TAGGED = re.compile(r'<trajectory id="([^"]+)">(.*?)</trajectory>', re.DOTALL)
 
 
 @dataclass(slots=True)
 class ScriptedJudge(ScriptedRole[Fault]):
-    """A scripted judge that serves inside a `with` statement. Threads answer the requests."""
+    """A fake LLM judge that scores trajectories by a function, as a server inside a `with` statement."""
 
     grade: Grade
     """Returns the true score of a trajectory `{"id": ..., "messages": [...], ...}`, optionally with an explanation.
@@ -52,7 +52,7 @@ class ScriptedJudge(ScriptedRole[Fault]):
     random_faults: ClassVar[tuple[Fault, ...]] = ("429", "500", "not_json", "cut_short", "missing")
 
     def answer(self, body: dict[str, Any]) -> Reply:
-        """Make the status and body of the answer to a request."""
+        """Return HTTP status and body of the answer to a request with `body`."""
         with self._lock:
             fault = self._take_fault(body)
             rng = random.Random(self._rng.random())
@@ -87,13 +87,13 @@ class ScriptedJudge(ScriptedRole[Fault]):
 
 
 def asked_criteria(body: dict[str, Any]) -> list[str]:
-    """The names of the criteria in the schema of a request."""
+    """Return the names of the criteria that a request asks the judge to score."""
     schema = body["response_format"]["json_schema"]["schema"]
     return list(schema["properties"]["scores"]["items"]["properties"]["criteria"]["required"])
 
 
 def read_prompt(prompt: str) -> tuple[list[dict[str, Any]], str]:
-    """Split a prompt into its trajectories and the text around them. Reads the JSON of `Ruler` and plain XML tags."""
+    """Split a judge's prompt into its trajectories (as JSON of `Ruler`, or in XML tags) and the text around them."""
     evidence = _EVIDENCE.search(prompt)
     if evidence is None:
         tagged = [{"id": name, "messages": text} for name, text in _TAGGED.findall(prompt)]

@@ -20,7 +20,7 @@ Reply = tuple[int, dict[str, Any]]
 
 
 class ScriptedServer:
-    """A server that runs inside a `with` statement. Several threads call `reply` at once."""
+    """An OpenAI-compatible server inside a `with` statement. It calls `reply`, from several threads at once."""
 
     def __init__(self, reply: Callable[[dict[str, Any]], Reply], port: int = 0) -> None:
         """
@@ -78,7 +78,7 @@ class ScriptedRole(ScriptedServer, Generic[FaultT]):
     faults: Sequence[FaultT] = ()
     """The faults of the first requests, in order."""
     always: FaultT | None = None
-    """The fault of every request after the first ones."""
+    """The fault of all requests after the first ones, unless they get a random one."""
     fault_rate: float = 0.0
     """Share of the requests after the first ones that have one of `random_faults`."""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""The checkpoint in the trainer's memory: loading, replacing and writing it.
+"""Load, replace and write the checkpoint in the trainer's memory.
 
 Base model, trained weights, optimiser moments and random generator together are exactly one checkpoint. Each call of
 the trainer names the checkpoint that it continues from. What is in memory is replaced, unless it *is* that checkpoint.
@@ -34,17 +34,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Loaded:
-    """One checkpoint in memory."""
+    """The checkpoint in the trainer's memory: trained weights, optimiser and the number of the step."""
 
     policy: Policy
     optimizer: Optimizer
     step: int
     identity: str | None
-    """Names the checkpoint on disk whose bytes these are; `None` while a step changes them."""
+    """Identifies the checkpoint on disk that equals this one; `None` if there is none, e.g. during a step."""
 
 
 class Resident:
-    """Holds at most one checkpoint in memory."""
+    """Holds at most one checkpoint in memory, and loads, replaces and writes it."""
 
     def __init__(self, base: BaseModel, config: TrainerConfig, team: Team) -> None:
         self._base = base
@@ -81,7 +81,7 @@ class Resident:
 
         Raises:
             ConflictError: the checkpoint belongs to another base model.
-            AdapterError, StorageError, CorruptCheckpointError
+            AdapterError, StorageError, CorruptCheckpointError: its files are unreadable, damaged or do not fit.
         """
         is_loaded = self._loaded is not None and self._loaded.identity == checkpoints.identify(path)
         if all(self._team.gather(is_loaded)) and self._loaded is not None:
@@ -116,7 +116,7 @@ class Resident:
             job_id, config, metrics: how the checkpoint was made; nothing for step 0.
 
         Raises:
-            DiskFullError, StorageError
+            DiskFullError, StorageError: the files cannot be written.
         """
         lora = loaded.policy.config
         state = CheckpointState(
@@ -143,7 +143,7 @@ class Resident:
 
 
 def recorded_state(path: Path) -> CheckpointState | None:
-    """What the valid checkpoint `path` says of itself, or `None` if the folder does not exist."""
+    """Verify the checkpoint in folder `path` and read its state; `None` if the folder does not exist."""
     if not path.exists():
         return None
     checkpoints.verify(path)
@@ -151,7 +151,7 @@ def recorded_state(path: Path) -> CheckpointState | None:
 
 
 def recorded_result(path: Path, job_id: str) -> StepResult | None:
-    """The result that the same job wrote to `path` in an earlier attempt, if there was one.
+    """Read the result that job `job_id` wrote to checkpoint `path` in an earlier attempt, if there was one.
 
     Raises:
         ConflictError: another job wrote the checkpoint.

@@ -1,4 +1,4 @@
-"""Names of log-probs that a target carries beside those of its sampler, and of the models that they come from.
+"""Names of streams, the log-probs that a target has in addition to its sampler's, and of the models they come from.
 
 The stream of another checkpoint is named by its step, as text.
 """

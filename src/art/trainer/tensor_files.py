@@ -1,4 +1,4 @@
-"""Writing named tensors to safetensors, and reading them back with strict checks."""
+"""Write named tensors to safetensors, and read them back with strict checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from art.errors import AdapterError
 
 
 def dump_named(tensors: Mapping[str, Tensor]) -> bytes:
-    """`tensors` as safetensors. The metadata names the format, which transformers requires."""
+    """Return `tensors` in the safetensors format, with the metadata that transformers requires."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     data: bytes = save_tensors(contiguous, metadata={"format": "pt"})
     return data
@@ -49,10 +49,10 @@ def read_named(data: bytes, like: Mapping[str, Tensor], what: str) -> dict[str, 
 
 
 def copy_named(data: bytes, into: Mapping[str, Tensor], what: str) -> None:
-    """Copy the tensors in `data` into those of the same names.
+    """Copy the tensors in the safetensors `data` into those of the same names.
 
     Raises:
-        AdapterError: see `read_named`; nothing was changed.
+        AdapterError: `data` is unreadable or does not fit; nothing was changed.
     """
     for name, tensor in read_named(data, into, what).items():
         into[name].copy_(tensor)

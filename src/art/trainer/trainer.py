@@ -1,4 +1,4 @@
-"""The trainer: the one object with state in this package.
+"""The trainer, which makes training steps and writes their checkpoints: the one object with state in this package.
 
     samples -> check -> plan (measure references, cut mini-batches into updates) -> micro-batches (pack) -> prefix trees
        -> log-probs -> losses -> gradient -> optimiser update, for each update;  then probe -> checkpoint
@@ -76,7 +76,8 @@ class Trainer:
 
         Raises:
             ConfigError: `lora` does not fit the model, or `None` does not fit this trainer's settings.
-            DiskFullError, StorageError, CorruptCheckpointError
+            DiskFullError, StorageError: the checkpoint cannot be written.
+            CorruptCheckpointError: `path` holds a damaged checkpoint.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             if (state := self._team.from_first(lambda: recorded_state(path))) is not None:
@@ -96,8 +97,10 @@ class Trainer:
             ConfigError: a list of learning rates does not have one per batch, or the loss names a checkpoint that is
                 not among `call.references`.
             TrajectoryError, NothingTrainableError: the samples cannot be trained.
-            TrainingError: non-finite numbers or too much mismatch; nothing was changed.
-            DiskFullError, StorageError, CorruptCheckpointError, ConflictError: from the checkpoints.
+            TrainingError: numbers are not finite, too many samples mismatch, or one does not fit into memory. No
+                checkpoint is written.
+            DiskFullError, StorageError, CorruptCheckpointError: a checkpoint cannot be read or written.
+            ConflictError: `call.from_checkpoint` is of another base model, or another job wrote `call.to_checkpoint`.
         """
         with self._team.call(in_lockstep=self._base.is_sharded):
             recorded = self._team.from_first(lambda: recorded_result(call.to_checkpoint, call.job_id))

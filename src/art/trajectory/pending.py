@@ -15,7 +15,7 @@ G = TypeVar("G")
 
 
 class RolloutObserver(Protocol):
-    """Is told how each rollout of an awaited group ends; `art.gather.GatherContext` is one."""
+    """Interface of an object that is told how each rollout of an awaited group ends, such as `GatherContext`."""
 
     rollout_timeout_s: float | None
     """Time limit of each rollout; `None` for no limit."""
@@ -28,11 +28,11 @@ class RolloutObserver(Protocol):
 
 
 rollout_observer: ContextVar[RolloutObserver | None] = ContextVar("rollout_observer", default=None)
-"""Without an observer, the first failed rollout of an awaited group raises its error."""
+"""Observer of the rollouts that this task starts. Without one, the first failed rollout of a group raises its error."""
 
 
 class PendingGroup(Coroutine[Any, Any, G]):
-    """A group to await: awaiting it runs all of its rollouts at once."""
+    """A coroutine that runs all rollouts of a group at once and returns the finished group."""
 
     def __init__(self, make_group: Callable[[list[Any]], G], items: list[Any]) -> None:
         """
@@ -113,10 +113,10 @@ def _outcome(item: Any) -> Any:
 
 
 async def within(rollout: Awaitable[Any], limit_s: float | None) -> Any:
-    """Await a rollout.
+    """Await a rollout for at most `limit_s` seconds; `None` is no limit.
 
     Raises:
-        TimeoutError: it took longer than `limit_s` seconds.
+        TimeoutError: it took longer.
     """
     try:
         async with asyncio.timeout(limit_s) as limit:

@@ -31,14 +31,14 @@ _SPOILT = re.compile(r"(num_)?(invalid|malformed)_\w+|protocol_error")
 
 
 class Record(BaseModel):
-    """Base of what is written to files of trajectories. Unknown names are errors."""
+    """Base class of the records in trajectory files. A field name that the class does not know is an error."""
 
     # Python's json writes and reads NaN like this; a reward that is not a number must not turn into a missing one.
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class History(Record):
-    """One conversation."""
+    """One conversation of a rollout: the messages, the answers of the model, and the tools that it was offered."""
 
     messages_and_choices: MessagesAndChoices = Field(default_factory=list)
     """Messages in OpenAI's format, and the `Choice` objects that the model answered with. Choices are trained."""
@@ -46,7 +46,7 @@ class History(Record):
     """Tools that the model was offered, in OpenAI's format."""
 
     def messages(self) -> Messages:
-        """The conversation as plain messages, to send to a model."""
+        """Return the conversation as plain messages, to send to a model."""
         return get_messages(self.messages_and_choices)
 
 
@@ -120,7 +120,7 @@ class Trajectory(History, metaclass=_TrajectoryType):
     metrics: dict[str, MetricValue] = Field(default_factory=dict)
     """Numbers about the rollout; `model.log` writes their means."""
     metadata: dict[str, MetadataValue] = Field(default_factory=dict)
-    """Anything to keep with the rollout. `outcome` says how it ended, see `art.gather.faults`."""
+    """Anything to keep with the rollout. `outcome` says how it ended: `ok`, `policy_fault` or `infra_fault`."""
     logs: list[str] = Field(default_factory=list)
     """Lines added by `log`."""
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC))
@@ -153,7 +153,7 @@ class Trajectory(History, metaclass=_TrajectoryType):
 
     @asynccontextmanager
     async def track_duration(self, metric_name: str) -> AsyncIterator[None]:
-        """Add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
+        """Context manager: add the seconds spent inside to `metrics[f"{metric_name}_duration"]`."""
         key, start = f"{metric_name}_duration", time.monotonic()
         try:
             yield
@@ -185,7 +185,7 @@ class PydanticException(Record):
 
     @classmethod
     def from_exception(cls, error: BaseException) -> PydanticException:
-        """Describe `error`, without frames that are the same in every traceback."""
+        """Make the record of `error`, without the frames of asyncio and tqdm in its traceback."""
         report = traceback.TracebackException.from_exception(error)
         part: traceback.TracebackException | None = report
         while part is not None:
@@ -196,9 +196,9 @@ class PydanticException(Record):
 
 
 def infra_fault(item: Any) -> RolloutError | None:
-    """The error of a trajectory, or of its dump, whose outcome is `infra_fault`; `None` for any other.
+    """Return an error for a trajectory, or a dump of one, whose `metadata["outcome"]` is `infra_fault`; else `None`.
 
-    Such a trajectory must not be scored: its error takes its place.
+    The outcome says that the policy is not to blame. The error then replaces the trajectory, which is not scored.
     """
     metadata = item.metadata if isinstance(item, Trajectory) else item.get("metadata") if isinstance(item, dict) else {}
     if not metadata or metadata.get("outcome") != "infra_fault":

@@ -14,10 +14,10 @@ from art.errors import ConfigError
 
 
 def load_attribute(path: str, what: str) -> Any:
-    """Load the attribute at `module:attribute` or `path/to/file.py:attribute`.
+    """Load an object that a user names as `module:attribute` or `path/to/file.py:attribute`.
 
     Args:
-        what: kind of the attribute, for errors: "task".
+        what: what the object should be, for errors: "task".
 
     Raises:
         ConfigError: there is no such module or attribute, or the module cannot be imported.
@@ -62,7 +62,7 @@ def _import_file(name: str) -> ModuleType:
 
 
 def describe_failure(error: Exception) -> str:
-    """Text to write after "failed": the line of the user's code at fault, and the error."""
+    """Describe an error as text to write after "failed": the line of the user's code at fault, and the message."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno}): {type(error).__name__}: {error.msg}"
     _, *frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Limits on what runs at once."""
+"""Limits how many calls of an async function run at once."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DatasetBatch(Generic[T]):
-    """The scenarios of one training step.
+    """The items of a data set for one training step, with the numbers of step and epoch.
 
     It unpacks like the tuple of older code: `batch, epoch, global_step, epoch_step`.
     """
@@ -38,7 +38,7 @@ def iterate_dataset(
     *,
     seed: int = 0,
 ) -> Iterator[DatasetBatch[T]]:
-    """Yield batches of `groups_per_step` items. Each epoch has another order, and its last batch may be shorter.
+    """Yield a data set in batches of `groups_per_step` items. Each epoch has another order and may end with fewer.
 
     The order depends only on `seed`, the epoch and the size of the data set: a run that begins at `initial_step` gets
     the same batches from there on as an uninterrupted run.

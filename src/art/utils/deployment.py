@@ -1,4 +1,4 @@
-"""Refuses `deploy_model` of older code, and says what to use today."""
+"""Raises an error for `deploy_model`, which older code imports from here, that says what to use today."""
 
 from art.compat.refused import refusals
 

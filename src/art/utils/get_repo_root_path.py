@@ -1,4 +1,4 @@
-"""`art.utils.get_repo_root_path` under the name that older code uses."""
+"""The module from which older code imports `get_repo_root_path`; today it is in `art.utils`."""
 
 from art.compat.utils import get_repo_root_path
 

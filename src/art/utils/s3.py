@@ -1,4 +1,4 @@
-"""Refuses the S3 helpers of older code, and says what to use today."""
+"""Raises an error for the S3 helpers that older code imports from here, which says what to use today."""
 
 from art.compat.refused import refusals
 

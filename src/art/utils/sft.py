@@ -1,4 +1,4 @@
-"""`art.compat.sft_chunks` under the name that older code uses."""
+"""The module from which older code imports helpers of supervised fine-tuning; they are in `art.compat.sft_chunks`."""
 
 from art.compat.sft_chunks import (
     SFTChunk,

@@ -1,4 +1,4 @@
-"""`art.utils.strip_logprobs` under the name that older code uses."""
+"""The module from which older code imports `strip_logprobs`; today it is in `art.utils`."""
 
 from art.compat.utils import strip_logprobs
 

@@ -1,6 +1,6 @@
-"""Options of the commands that run a recipe, made from the settings of its config: name, type, default and docstring.
+"""Makes the options of a command that runs a recipe from the recipe's config: name, type, default and docstring.
 
-An option that is not on the command line is `None` in the namespace, so that the config decides what it means.
+An option that is not on the command line is `None` in argparse's namespace, so that the config gives its default.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _METAVARS: dict[str, str | tuple[str, ...]] = {
 
 
 def config_of(config: type[C], args: argparse.Namespace) -> C:
-    """The settings that were given on the command line.
+    """Make a config of the class `config` from the options that were given on the command line.
 
     Raises:
-        ConfigError: a value that the setting cannot have.
+        ConfigError: a setting has a value that it cannot have; the message names the option.
     """
     values = {name: getattr(args, name, None) for name in config.model_fields}
     try:
@@ -46,10 +46,10 @@ def config_of(config: type[C], args: argparse.Namespace) -> C:
 def add_recipe_options(
     parser: argparse.ArgumentParser, config: type[RecipeConfig], what_for: str, defaults: TaskDefaults | None = None
 ) -> None:
-    """Options for the settings that all recipes share.
+    """Add command-line options for the settings that all recipes share.
 
     Args:
-        what_for: what the judge is for.
+        what_for: what the judge is for, as a heading in `--help`.
         defaults: defaults of the task, to show in `--help`.
     """
     shown: dict[str, object] = {}
@@ -78,7 +78,7 @@ def add_settings(
     *names: str,
     shown: Mapping[str, object] | None = None,
 ) -> None:
-    """One option per setting.
+    """Add one command-line option for each of the config's settings in `names`.
 
     Args:
         shown: defaults to show in `--help` in place of the config's.

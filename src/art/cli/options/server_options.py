@@ -19,7 +19,7 @@ from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ConfigError
 
 DATA_DIR = "data_dir"
-"""A key that the file may have beside the fields of `ServerConfig`."""
+"""Key of the settings file for the data directory. The other keys are fields of `ServerConfig`."""
 _OVERRIDES = ("host", "port", "models", "gpu")
 
 

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 def run_coroutine(main: Coroutine[None, None, Result]) -> Result:
-    """Like `asyncio.run`, but on uvloop if it is installed: clients of many requests save a tenth of their time."""
+    """Run a coroutine as `asyncio.run` does, but on uvloop if it is installed: many requests take a tenth less time."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""The learning curve as a PNG."""
+"""Draws the learning curve of a training as a PNG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLUE, _ORANGE = "#2f6db3", "#d9772b"
 def draw_learning_curve(
     path: Path, task: Task, reports: Sequence[StepReport], before: Evaluation, after: Evaluation
 ) -> None:
-    """Training rollouts by step as points with a running mean, and the two evaluations with their 95 % intervals."""
+    """Draw a task's headline metric by training step, with a running mean, and two evaluations with 95 % intervals."""
     import matplotlib as mpl
 
     mpl.use("Agg")

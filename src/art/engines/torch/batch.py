@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Batch:
-    """N tokens, ordered so that those of one adapter are contiguous.
+    """The input of one forward pass: N tokens of several requests. Tokens of one adapter are contiguous.
 
     Example: two requests decode, a prompt of 3 tokens starts, all with adapter A
         token_ids    [41, 7, 1, 8, 9]
@@ -36,13 +36,13 @@ class Batch:
     plan: AttentionPlan
     runs: list[Run] = field(default_factory=list)
     sample_rows: Tensor | None = None
-    """Tokens whose logits are computed, ascending. `None` for all."""
+    """Indices of the tokens whose logits are computed, ascending; `None` for all."""
     head_runs: list[Run] = field(default_factory=list)
-    """`runs`, as ranges of `sample_rows`."""
+    """The ranges of `runs` counted in `sample_rows`, for the output layer."""
 
 
 def build_batch(work: list[Work], device: str, dtype: torch.dtype) -> Batch:
-    """Pack `work` (ordered by adapter) into one batch, and mark its tokens as computed in the cache."""
+    """Pack the tokens of `work` (ordered by adapter) into one batch, and mark them as computed in the KV cache."""
     like = torch.empty(0, dtype=dtype, device=device)
     ids: list[int] = []
     starts: list[int] = []

@@ -40,18 +40,18 @@ _MAX_SCORE_LOGITS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A result to deliver to the owner of a request. Exactly one of the three is set."""
+    """A result of a request. Exactly one of `chunk`, `logprobs` and `error` is set."""
 
     request_id: str
     chunk: TokenChunk | None = None
     logprobs: list[float] | None = None
     """The result of a scoring request, which has ended."""
     error: ArtError | None = None
-    """Why the request failed. It has ended."""
+    """The error with which the request has ended."""
 
 
 class TorchEngine:
-    """Continuous batching over one base model and any number of adapters."""
+    """The embedded engine: samples from one base model and any number of adapters by continuous batching."""
 
     def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
         self._model = model
@@ -107,20 +107,22 @@ class TorchEngine:
         }
 
     def submit(self, params: GenerateRequest, *, stream: bool) -> None:
-        """Queue a completion. Later steps return its tokens.
+        """Queue a completion. Later calls of `step` return its tokens.
 
         Raises:
-            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
+            InvalidRequestError, ContextLengthError: the request does not fit the model.
+            NotFoundError, OverloadedError, ConflictError: unknown adapter; full queue; request id in use.
         """
         check_request(params, self._info)
         max_new = min(params.max_tokens, self._info.max_context - len(params.prompt_token_ids))
         self._enqueue(Request(params, self._adapter(params.adapter), stream, max_new))
 
     def submit_score(self, request_id: str, token_ids: list[int], adapter: str | None) -> None:
-        """Queue a measurement of the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
+        """Queue a request for the log-probs of `token_ids[1:]`. The result is one `Output` with `logprobs`.
 
         Raises:
-            InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError, ConflictError
+            InvalidRequestError, ContextLengthError: the tokens do not fit the model.
+            NotFoundError, OverloadedError, ConflictError: unknown adapter; full queue; request id in use.
         """
         check_score(token_ids, self._info)
         params = GenerateRequest(
@@ -141,12 +143,12 @@ class TorchEngine:
         return outputs
 
     def load_adapter(self, name: str, path: Path) -> AdapterInfo:
-        """Load an adapter from PEFT LoRA files.
+        """Load the adapter in folder `path` from PEFT LoRA files.
 
         If `name` is in use, later requests get the new weights and running ones keep theirs.
 
         Raises:
-            AdapterError: see `lora.read_adapter`.
+            AdapterError: a file is unreadable, or does not fit the base model or this engine.
         """
         factors, info = read_adapter(name, path, self._model)
         self.unload_adapter(name)
@@ -154,7 +156,7 @@ class TorchEngine:
         return info
 
     def serve_as(self, name: str, info: AdapterInfo) -> None:
-        """Let requests name the model's own weights `name`, like an adapter that changes no layer."""
+        """Let requests use `name` for the model's own weights, like an adapter that changes no layer."""
         no_factors: list[Factors | None] = [None] * self._model.decoder.num_linears
         self._adapters[name] = Adapter(uid=next(self._uids), factors=no_factors, info=info)
 

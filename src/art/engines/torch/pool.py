@@ -22,7 +22,7 @@ _COUNTERS = ("generated_tokens", "prefill_tokens", "cached_tokens", "steps", "st
 
 
 class EnginePool:
-    """Routes each request to the engine with the weights that it names. Has the methods of `TorchEngine`."""
+    """All `TorchEngine`s of a process, used like one: a request goes to the engine with the weights that it names."""
 
     def __init__(self, base: TorchEngine, model: str, config: EngineConfig) -> None:
         self._base = base
@@ -35,7 +35,7 @@ class EnginePool:
 
     @classmethod
     def load(cls, model: str, config: EngineConfig) -> EnginePool:
-        """Load the base model; see `TorchEngine.load`."""
+        """Load the base model `model`, a folder or a hub id. Raises `ConfigError` if it cannot be served."""
         return cls(TorchEngine.load(model, config), model, config)
 
     @property
@@ -49,7 +49,7 @@ class EnginePool:
         return self._base.info()
 
     def stats(self) -> dict[str, float]:
-        """Sums over all engines."""
+        """Return the sums of the statistics of all engines."""
         total = dict(self._counted)
         for engine in self._engines:
             for name, value in engine.stats().items():
@@ -72,7 +72,7 @@ class EnginePool:
         If `name` is in use, later requests get the new weights and running ones keep theirs.
 
         Raises:
-            AdapterError: see `lora.read_adapter` and `full.load_full`.
+            AdapterError: a file is unreadable, or does not fit the base model, this engine or the memory.
         """
         if not is_full(path):
             info = self._base.load_adapter(name, path)

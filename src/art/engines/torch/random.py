@@ -23,7 +23,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniforms(seeds: Sequence[int], indices: Sequence[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per pair of an unsigned 64-bit seed and an index, with 53 random bits: [N]."""
+    """Return one random number in [0, 1) per pair of an unsigned 64-bit seed and an index, with 53 random bits: [N]."""
     # Mix seeds first: else seed s at index i would equal seed s + golden at index i - 1.
     start = _mix(np.array(seeds, dtype=np.uint64))
     state = start + (np.array(indices, dtype=np.uint64) + np.uint64(1)) * _GOLDEN

@@ -1,4 +1,4 @@
-"""Sampling tokens from logits: the whole batch at once, each row with its own settings.
+"""Sample tokens from logits: the whole batch at once, each row with its own settings.
 
 Rows are sampled by inverse transform: the token is the first whose cumulative probability exceeds the row's uniform
 number. Softmax, cumulative sum and search are much faster than one exponential draw per vocabulary entry.
@@ -22,7 +22,7 @@ _NUCLEUS = 1024
 
 @dataclass(slots=True)
 class Sampled:
-    """The tokens drawn for B rows."""
+    """Tokens drawn for the B rows of a batch, with their log-probs."""
 
     token_ids: list[int]  # [B]
     logprobs: list[float]  # [B] NaN where the logits were not finite
@@ -38,7 +38,7 @@ def sample(
 ) -> Sampled:
     """Sample one token per row of `logits` [B, V], with its log-prob under the distribution that it was drawn from.
 
-    Each row has its own number of `uniforms` in [0, 1), and its own settings. Temperature 0 is greedy.
+    Each row has its own random number in [0, 1), in `uniforms`, and its own settings. Temperature 0 is greedy.
     """
     logits = logits.float()
     greedy = [t == 0.0 for t in temperatures]
@@ -119,7 +119,7 @@ def _top_logprobs(probs: Tensor, counts: list[int]) -> list[list[tuple[int, floa
 
 
 def token_logprobs(logits: Tensor, targets: Tensor) -> list[float]:
-    """Log-probs of `targets` [B] under `logits` [B, V] at temperature 1."""
+    """Return the log-probs [B] of the tokens `targets` [B] under `logits` [B, V] at temperature 1."""
     logits = logits.float()
     logprobs: list[float] = (logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(dim=-1)).tolist()
     return logprobs

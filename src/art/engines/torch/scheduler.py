@@ -1,4 +1,4 @@
-"""Choosing the tokens that the next step computes: continuous batching with a prefill budget.
+"""Choose the tokens that the next step, a forward pass, computes: continuous batching with a prefill budget.
 
     submit -> waiting --admit--> running --finish / cancel--> gone (the cache keeps its slot)
                  ^                  |
@@ -31,14 +31,14 @@ FIRST_EXPECTED = 64
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request, from submission to its last token. A scoring request samples nothing and returns every log-prob."""
+    """State of a request from submission to its last token. A scoring request samples nothing and returns log-probs."""
 
     params: GenerateRequest
-    """What the caller asked for."""
+    """The request as the caller made it."""
     adapter: Adapter | None
     stream: bool = False
     max_new: int = 0
-    """Most tokens to sample, by `max_tokens` and the context."""
+    """Largest number of tokens to sample, within `max_tokens` and the model's context."""
     scores: bool = False
     token_ids: list[int] = field(init=False)
     """Prompt and sampled tokens. The last token of a scored path is not read."""
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(slots=True)
 class Work:
-    """The next `num_tokens` of a request, to compute in this step."""
+    """The next `num_tokens` tokens of a request, to compute in this forward pass."""
 
     request: Request
     num_tokens: int
@@ -78,7 +78,7 @@ class Work:
 
 
 class Scheduler:
-    """The waiting and running requests, and their slots."""
+    """Holds the waiting and running requests, and chooses the tokens that each forward pass computes."""
 
     def __init__(self, cache: KVCache, *, max_running: int, prefill_tokens: int, score_tokens: int) -> None:
         self.cache = cache
@@ -93,7 +93,7 @@ class Scheduler:
         """Numbers of tokens that the last requests sampled."""
 
     def schedule(self) -> list[Work]:
-        """Choose what to compute in this step. The result is ordered by adapter."""
+        """Choose the tokens to compute in this forward pass. The result is ordered by adapter."""
         for request in list(self.running):
             if request.slot is not None:  # else a request earlier in this loop has just displaced it
                 self._make_room(request)

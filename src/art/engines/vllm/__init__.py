@@ -1,7 +1,7 @@
 """The vLLM engine. It talks over HTTP to vLLM servers that ART starts, or that already run.
 
     vllm_engine  implements `art.engine.Engine`: chooses the replica and the adapter, limits the number of requests
-    merged       the same with `weights="merged"`, where the server holds one policy
+    merged       an engine for `weights="merged"`, where the server holds one policy
     replica      HTTP calls to one server, and their answers
     adapters     reads LoRA files, and writes the adapter of zeros
     routing      chooses the replica that has already computed most of a prompt

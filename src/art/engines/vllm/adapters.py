@@ -1,7 +1,7 @@
 """Read PEFT LoRA files before vLLM loads them, and write an adapter of zeros that replaces the base model.
 
 vLLM reports nothing about an adapter that it has loaded, and little about what is wrong with a broken one. So ART reads
-the files too. The handshake proves what vLLM really computes with them.
+the files too. What vLLM really computes is checked later, when its log-probs are compared with the trainer's.
 """
 
 from __future__ import annotations

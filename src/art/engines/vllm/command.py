@@ -29,10 +29,10 @@ LINEAR_LAYERS = (
 )
 """Names of the linear layers, except the head, in common models.
 
-vLLM ignores the weights that an adapter has for other layers. The handshake notices that.
+vLLM ignores the weights that an adapter has for other layers. Comparing its log-probs with the trainer's shows that.
 """
 PREFILL_TOKENS = 4096
-"""Prompt tokens in one forward pass. The embedded engine has the same value."""
+"""Least value of vLLM's `max_num_batched_tokens` on CPU. The embedded engine's `prefill_tokens` has this default."""
 _PROBE = """
 import importlib.metadata as metadata, json
 def version(name):
@@ -47,7 +47,7 @@ Flags = dict[str, bool | int | float | str | list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The vLLM of a Python environment."""
+    """The vLLM that is installed in a Python environment: its interpreter, versions and device."""
 
     python: str
     vllm: str
@@ -56,12 +56,12 @@ class Installation:
 
 
 def vllm_python(configured: str | None = None) -> str:
-    """Interpreter of the environment with vLLM: the configured one, else ART_VLLM_PYTHON, else the running one."""
+    """Return the interpreter to run vLLM with: the configured one, else ART_VLLM_PYTHON, else the running one."""
     return configured or os.environ.get("ART_VLLM_PYTHON") or sys.executable
 
 
 def installed_vllm_python() -> str | None:
-    """Interpreter of the environment with vLLM; `None` without ART_VLLM_PYTHON and without vLLM in this one."""
+    """Return ART_VLLM_PYTHON, else the running interpreter if vLLM is installed for it, else `None`."""
     python = vllm_python()
     spec = importlib.util.find_spec("vllm")
     is_here = spec is not None and spec.origin is not None  # a mere folder called `vllm` has no origin
@@ -108,7 +108,7 @@ def server_command(
     lora_rank: int | None,
     sleeps: bool = False,
 ) -> list[str]:
-    """The command line of a server, without its address. (Its key is in the environment.)
+    """Make the command line of a vLLM server, without its address. (Its key is in the environment.)
 
     Args:
         lora_rank: rank of the adapters; `None` if the server will have none.
@@ -186,7 +186,7 @@ def _arguments(flags: Flags) -> list[str]:
 def server_environment(
     installation: Installation, key: str, num_threads: int | None, *, with_control: bool = False
 ) -> dict[str, str]:
-    """Environment variables of a server. They contain the key, since every user can read command lines.
+    """Make the environment variables of a vLLM server. They contain its key, since every user can read command lines.
 
     Args:
         with_control: open vLLM's development routes, e.g. for sleep and for exchanging weights. They require no key.

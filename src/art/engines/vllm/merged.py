@@ -15,7 +15,7 @@ from art.errors import AdapterError, NotFoundError
 
 
 class MergedVllmEngine(VllmEngine):
-    """Implements `art.engine.SleepingEngine`, except that weights arrive as folders through `replace_weights`."""
+    """A vLLM engine that holds one policy at a time, whose weights `replace_weights` loads. It loads no adapters."""
 
     _current: tuple[str, Policy] | None = None
     """The policy that is served, with its name in requests; `None` while the weights are being exchanged."""

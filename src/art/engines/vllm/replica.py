@@ -77,7 +77,7 @@ class Replica:
             return False
 
     async def model(self) -> tuple[str, int]:
-        """Name of the base model that is served, and its longest context in tokens."""
+        """Return the name of the base model that the server serves, and its longest context in tokens."""
         answer = orjson.loads(await self._answer("GET", "/v1/models"))
         served = next(entry for entry in answer["data"] if entry.get("parent") is None)
         return served["id"], served["max_model_len"]
@@ -107,7 +107,7 @@ class Replica:
         yield last
 
     async def score(self, token_ids: list[int], model: str) -> list[float]:
-        """Log-probs of `token_ids[1:]`. vLLM always samples at least one token, so this samples one and drops it."""
+        """Return the log-probs of `token_ids[1:]`. vLLM samples at least one token, so one is sampled and dropped."""
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = await self._post("/v1/completions", body)
         scored = answer["choices"][0]["prompt_logprobs"]
@@ -162,7 +162,7 @@ class Replica:
         )
 
     async def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name without the prefix `vllm:`, summed over the engines of a data-parallel server."""
+        """Return counters and gauges by name without the prefix `vllm:`, summed over the engines of the server."""
         async with self._request("GET", "/metrics") as response:
             text = await response.text()
         totals: dict[str, float] = {}
@@ -237,7 +237,7 @@ def _completion_body(request: GenerateRequest, model: str) -> dict[str, Any]:
 
 
 def seed_of(request: GenerateRequest) -> int:
-    """The seed of a request for vLLM, which depends on the index of its first token.
+    """Return the seed to send to vLLM with a request. It depends on the index of the request's first token.
 
     vLLM draws the tokens of a request from one random generator, in order. A resumed request needs another seed, or its
     first token would be drawn with the random number of the completion's first token. The seed has 63 bits, since vLLM

@@ -22,11 +22,11 @@ MAX_IMBALANCE = 1.25
 """A replica is busy when it runs more requests than this times the mean number per replica, plus `SLACK`."""
 SLACK = 4
 AVOID_S = 10.0
-"""How long a replica that did not answer gets no requests, if there are others."""
+"""Seconds for which a replica that did not answer gets no requests, if there are others."""
 
 
 class Router:
-    """Chooses among `count` replicas, by number."""
+    """Chooses which of `count` vLLM servers (replicas, numbered from 0) computes a request."""
 
     def __init__(self, count: int) -> None:
         self._seen: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(count)]
@@ -35,7 +35,7 @@ class Router:
         """Number of running requests per replica. The caller updates it."""
 
     def choose(self, adapter: str, token_ids: list[int]) -> int:
-        """Choose the replica for a prompt, and remember that it has the prompt in its cache."""
+        """Choose the replica for a prompt, and remember that its prefix cache will hold the prompt."""
         if len(self._seen) == 1:
             return 0
         hashes = prefix_hashes(adapter, token_ids)
@@ -48,7 +48,7 @@ class Router:
         return chosen
 
     def avoid(self, replica: int) -> None:
-        """Send a replica that did not answer no requests for `AVOID_S` seconds, if there are others."""
+        """Send no requests to a replica for `AVOID_S` seconds after it failed to answer, if there are others."""
         self._avoid_until[replica] = time.monotonic() + AVOID_S
 
     def forget(self, replica: int) -> None:
@@ -70,7 +70,7 @@ class Router:
 
 
 def prefix_hashes(adapter: str, token_ids: list[int]) -> list[bytes]:
-    """One hash per whole block, of the adapter and all tokens up to the end of the block.
+    """Return one hash per whole block of `BLOCK` tokens: of the adapter and all tokens up to the end of the block.
 
     The adapter is hashed because each adapter has cache entries of its own.
     """

@@ -66,7 +66,7 @@ class VllmServer:
         """Start a server and wait until it can sample.
 
         Args:
-            with_control: open the development routes, to this user only.
+            with_control: open vLLM's development routes, to this user only.
 
         Raises:
             ProcessError: the server ended before it was ready. The message has the error that it printed.

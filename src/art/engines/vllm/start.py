@@ -26,7 +26,7 @@ MAX_CONTEXT = 32_768
 async def start_engine(
     model: str, config: VllmConfig, *, lora_rank: int | None, python: str | None = None, sleeps: bool = False
 ) -> tuple[VllmEngine, VllmServer | None]:
-    """Return the engine, and the server that was started for it (`None` with `engine.urls`).
+    """Start a vLLM server, or connect to those in `engine.urls`. Return the engine and the started server, if any.
 
     Args:
         model: folder or hub id of the base model.

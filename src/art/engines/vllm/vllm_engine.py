@@ -1,4 +1,4 @@
-"""Implements `art.engine.Engine` with one or more vLLM servers.
+"""An engine that samples with one or more vLLM servers (replicas).
 
 It adds what vLLM does not do by itself:
 - Each load of an adapter gets a new name on the servers. vLLM's prefix cache depends on that name, so the KV of one
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 64
 AGREEMENT_NATS = 0.05
-"""Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices explains it."""
+"""Largest root mean square difference between log-probs of two replicas. bfloat16 on different devices causes less."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +55,7 @@ class Policy:
 
 
 class VllmEngine:
-    """Implements `art.engine.SleepingEngine` with vLLM servers. `close()` closes the connections, not the servers."""
+    """An engine that samples with vLLM servers. `close()` closes the connections, not the servers."""
 
     def __init__(self, replicas: list[Replica], base_name: str, info: EngineInfo, config: VllmConfig) -> None:
         self._replicas = replicas
@@ -136,7 +136,7 @@ class VllmEngine:
     async def sleep(self) -> None:
         """Put the servers to sleep. Running requests are paused, and continue after `wake` with their random numbers.
 
-        The trainer does not have to wait for the longest request. After `wake`, vLLM computes their KV again.
+        So the trainer need not wait for the longest request. After `wake`, vLLM computes their keys and values again.
         """
         async with self._switching:
             if self.asleep:

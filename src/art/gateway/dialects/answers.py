@@ -1,4 +1,4 @@
-"""Build assistant messages from the parts (text, reasoning, tool calls) in which both dialects write them."""
+"""Build assistant messages from the parts (text, reasoning, tool calls) that OpenAI's and Anthropic's APIs have."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def join_text(content: Any, where: str, kinds: tuple[str, ...], *, between: str 
 
 
 def text_field(item: dict[str, Any], key: str, where: str) -> str:
-    """Return the required string field `key`.
+    """Return the required string field `key` of a part of a request.
 
     Raises:
         InvalidRequestError: the field is missing or not a string.

@@ -20,7 +20,7 @@ _BETWEEN_BLOCKS = "\n\n"
 
 
 def to_chat(request: CountTokensRequest) -> ChatRequest:
-    """Translate to the equivalent chat request.
+    """Translate a request of Anthropic's Messages API to the equivalent chat request.
 
     Raises:
         InvalidRequestError: the request has something that chat cannot express, e.g. an image.

@@ -19,7 +19,7 @@ _PLAIN_FIELDS = ("temperature", "top_p", "seed", "chat_template_kwargs")
 
 
 def to_chat(request: ResponsesRequest, previous: list[Message]) -> ChatRequest:
-    """Translate to the equivalent chat request.
+    """Translate a request of OpenAI's Responses API to the equivalent chat request.
 
     Args:
         previous: the conversation that `previous_response_id` names, without its instructions.

@@ -30,7 +30,7 @@ BranchReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The result of a turn that does not extend the recorded one, with the reason."""
+    """Says why a prompt cannot extend the recorded tokens of the turn before. It is then rendered from its messages."""
 
     reason: BranchReason
 
@@ -40,10 +40,11 @@ THINK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
 def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool) -> str | Branch:
-    """Return the part of `after` that follows the turn end of the last recorded answer, or a branch.
+    """Return the text to add after the turn end of the last recorded answer, or a branch if earlier text changed.
 
-    Some templates print an empty think block before the last answer and remove it later. That changes no sampled
-    token, so it is no reason to branch. Dropping real reasoning is one, unless `keep_reasoning` is set.
+    `before` is the text of the recorded conversation, and `after` is its text with new messages. A template that prints
+    an empty think block before the last answer and removes it later changes no sampled token, so this is no branch.
+    Dropping real reasoning is one, unless `keep_reasoning` is set.
     """
     cut = before.rfind(turn_end)
     if cut < 0:
@@ -65,7 +66,7 @@ def extend_text(before: str, after: str, turn_end: str, *, keep_reasoning: bool)
 
 
 def without(blocks: re.Pattern[str], text: str) -> str:
-    """Remove think blocks and all whitespace, since templates put whitespace around the blocks."""
+    """Remove what `blocks` matches, and all whitespace, since templates put whitespace around think blocks."""
     return "".join(blocks.sub("", text).split())
 
 

@@ -40,21 +40,21 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What the checks of one conversation found."""
+    """Result of checking a model's text format on one test conversation."""
 
     name: str
     branch: str | None = None
-    """Reason of a declared branch, if the next turn does not extend this one."""
+    """Reason why the next prompt must be rendered again instead of extending the tokens of this turn."""
     extend_problem: str | None = None
     parse_problem: str | None = None
     refused: str | None = None
-    """Error of a template that does not accept such a conversation."""
+    """Error of a chat template that does not accept the conversation."""
     detached: bool = False
     """The rendered conversation does not begin with the prompt, so the answer's tokens cannot be told apart."""
 
 
 def plain_conversations() -> list[Conversation]:
-    """Conversations of two turns, with and without a system message."""
+    """Make test conversations of two turns, with and without a system message."""
     user: Message = {"role": "user", "content": "What is 1+1? \u00e9"}
     answer: Message = {"role": "assistant", "content": "It is 2,\n\nas \u00fcsual. \U0001f642"}
     bye: Message = {"role": "user", "content": "And 2+2?"}
@@ -66,7 +66,7 @@ def plain_conversations() -> list[Conversation]:
 
 
 def reasoning_conversation() -> Conversation:
-    """A conversation whose answer has reasoning."""
+    """Make a test conversation whose answer has reasoning."""
     answer: Message = {"role": "assistant", "content": "It is 4.", "reasoning_content": "Two and two."}
     return Conversation(
         "reasoning", [{"role": "user", "content": "What is 2+2?"}], answer, [{"role": "user", "content": "And 3+3?"}]
@@ -74,7 +74,7 @@ def reasoning_conversation() -> Conversation:
 
 
 def tool_conversations() -> list[Conversation]:
-    """A conversation with a tool call, and one whose call follows text and has arguments that need escaping."""
+    """Make a test conversation with a tool call, and one with text before a call whose arguments need escaping."""
     user: Message = {"role": "user", "content": "Look it up."}
     result: Message = {"role": "tool", "tool_call_id": "call_a", "name": "look_up", "content": "found"}
 
@@ -90,7 +90,7 @@ def tool_conversations() -> list[Conversation]:
 
 
 def examine(renderer: Renderer, conversation: Conversation) -> Examined:
-    """Render a conversation, parse its answer and extend it by the next turn."""
+    """Check a model's text format on a conversation: render it, parse its answer, extend it by the next turn."""
     name, tools = conversation.name, conversation.tools
     whole = [*conversation.asked, conversation.answer]
     try:

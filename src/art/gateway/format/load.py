@@ -44,7 +44,7 @@ def load_renderer(source: str | Path, config: RenderConfig | None = None) -> Ren
 def build_renderer(
     tokenizer: Tokenizer, template_kwargs: TemplateKwargs, *, keep_reasoning: bool | None = None
 ) -> Renderer:
-    """Choose the renderer for a loaded tokenizer; see the top of this file."""
+    """Choose the renderer for a loaded tokenizer: a hand-written one if it is known to fit, else the chat template."""
 
     def build(kwargs: TemplateKwargs) -> Renderer:
         return build_renderer(tokenizer, kwargs, keep_reasoning=keep_reasoning)

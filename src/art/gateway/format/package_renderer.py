@@ -26,7 +26,7 @@ _TAGGED = {"qwen3"}
 
 
 class PackageRenderer:
-    """Renders, bridges and parses with a hand-written renderer of the `renderers` package."""
+    """Renders prompts, extends recorded ones and parses answers with a renderer of the `renderers` package."""
 
     def __init__(
         self,

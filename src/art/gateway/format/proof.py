@@ -47,7 +47,7 @@ _REQUIRED_PROBES = 3
 
 
 def find_mismatch(renderer: Renderer) -> str | None:
-    """Name of the first probe on which a renderer and the chat template differ; `None` if there is no difference."""
+    """Name the first test conversation that a renderer and the chat template render differently; `None` if none is."""
     tokenizer, kwargs = renderer.tokenizer, renderer.template_kwargs
     for number, (name, messages, tools) in enumerate(_probes()):
         try:

@@ -64,7 +64,7 @@ class Renderer(Protocol):
         ...
 
     def parser(self, prompt_ids: list[int], tools: list[Tool] | None, *, parse_tools: bool) -> MessageParser:
-        """Make the parser for one completion of `prompt_ids`."""
+        """Make the parser for one completion of the prompt `prompt_ids`."""
         ...
 
     def with_kwargs(self, kwargs: TemplateKwargs) -> Renderer:
@@ -88,7 +88,7 @@ def parse(
 
 
 def variants(base: TemplateKwargs, build: Callable[[TemplateKwargs], Renderer]) -> Callable[[TemplateKwargs], Renderer]:
-    """Make the method `with_kwargs` of a renderer with the settings `base`. It caches what it builds."""
+    """Make the method `Renderer.with_kwargs` for a renderer with the settings `base`. It caches what it builds."""
 
     @functools.lru_cache(maxsize=_MAX_VARIANTS)
     def with_json(kwargs: str) -> Renderer:
@@ -140,7 +140,7 @@ def has_reasoning(messages: list[Message]) -> bool:
 
 
 def stop_token_ids(tokenizer: Tokenizer, turn_end_id: int | None) -> tuple[int, ...]:
-    """Tokens that end an answer: the template's turn end, the tokenizer's EOS and those of `generation_config.json`.
+    """List the tokens that end an answer: the template's turn end, the tokenizer's EOS, `generation_config.json`'s.
 
     Raises:
         ConfigError: there is no such token, so no answer would ever end.

@@ -1,4 +1,4 @@
-"""The renderer for any model with a chat template: renders with it, and bridges by comparing its texts.
+"""The renderer for any model with a chat template: renders with it, and extends recorded tokens by comparing its texts.
 
 A trial shows how the model writes tool calls: a call that the template renders must come back from the parser.
 """
@@ -30,7 +30,7 @@ from art.protocol.chat import Message, Tool, tool_call
 
 
 class TemplateRenderer:
-    """Renders with a chat template. Parses the harmony format, or the tagged grammar as far as its tags exist."""
+    """Renders with a chat template. Parses gpt-oss's harmony format, or the tags that the vocabulary has."""
 
     def __init__(
         self,

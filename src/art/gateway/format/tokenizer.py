@@ -25,7 +25,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 
 class Tokenizer:
-    """Text to token ids and back, for one model.
+    """Converts text to token ids and back, for one model.
 
     Example:
         tokenizer = Tokenizer.load("Qwen/Qwen3-0.6B")       # or a local directory
@@ -111,19 +111,19 @@ class Tokenizer:
         return text
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
-        """Id of a token, or ids of a list of tokens. An unknown token gets the id of `unk_token`, or `None`."""
+        """Return the id of a token, or a list for several. An unknown token gets the id of `unk_token`, or `None`."""
         if isinstance(tokens, str):
             token_id = self.token_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def token_id(self, token: str) -> int | None:
-        """Id of a token of the vocabulary; `None` if the vocabulary does not have it."""
+        """Return the id of a token; `None` if the vocabulary does not have it."""
         token_id: int | None = self.backend.token_to_id(token)
         return token_id
 
     def text(self, token_ids: list[int]) -> str:
-        """Exact text of sampled tokens, special tokens included. Bytes that are not valid UTF-8 are replaced."""
+        """Return the exact text of sampled tokens, special tokens included. Invalid UTF-8 bytes are replaced."""
         table = self.token_bytes
         return b"".join([table[i] for i in token_ids]).decode("utf-8", "replace")
 
@@ -181,7 +181,7 @@ class TextStream:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Replacement characters for bytes that never became a character."""
+        """Return replacement characters for the bytes that never became a character."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -48,7 +48,7 @@ def harmony_messages(messages: list[Message]) -> list[Message]:
 
 
 class HarmonyParser(SegmentParser):
-    """`MessageParser` of the harmony format."""
+    """Parses the sampled tokens of an answer in gpt-oss's harmony format."""
 
     def __init__(self, tokenizer: Tokenizer, *, parse_tools: bool) -> None:
         super().__init__(tokenizer)

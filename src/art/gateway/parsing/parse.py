@@ -29,7 +29,7 @@ class ParsedMessage:
     """Whether the completion ended inside its reasoning."""
 
     def to_message(self, exchange_id: str) -> Message:
-        """OpenAI's assistant message. The ids of its tool calls contain the exchange id."""
+        """Make OpenAI's assistant message. The ids of its tool calls contain `exchange_id`, the id of the record."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -41,7 +41,7 @@ class ParsedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A final piece of a message. Exactly one field is set."""
+    """A piece of a message that later tokens cannot change, for streaming. Exactly one field is set."""
 
     content: str = ""
     reasoning: str = ""
@@ -49,12 +49,12 @@ class Delta:
 
 
 class MessageParser(Protocol):
-    """Parses the tokens of one completion, without the token that ended it."""
+    """Interface of a parser of the tokens of one completion, without the token that ended it."""
 
     def push(self, token_ids: list[int]) -> None: ...
 
     def push_text(self, data: bytes) -> None:
-        """Add the first bytes of a token that a stop string cut."""
+        """Add the first bytes of a token whose other bytes a stop string cut off."""
         ...
 
     def take(self) -> list[Delta]:
@@ -67,7 +67,7 @@ class MessageParser(Protocol):
 
 
 def call_to_dict(call: ToolCall, exchange_id: str, index: int) -> dict[str, Any]:
-    """A tool call in OpenAI's form. Its id has at most 40 characters, OpenAI's limit."""
+    """Make a tool call in OpenAI's form. Its id has at most 40 characters, OpenAI's limit."""
     return tool_call(f"call_{exchange_id.removeprefix('ex_')}_{index}", call.name, call.arguments)
 
 
@@ -100,7 +100,7 @@ class Tags:
 
 
 class SegmentParser:
-    """What the parsers of both grammars share: the bytes of the current segment, and the parts of the message."""
+    """Base class of the parsers. It holds the bytes of the current segment and the finished parts of the message."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.token_bytes
@@ -138,7 +138,7 @@ _WHOLE_ANSWER = ("{", "<|python_tag|>")
 
 
 class TaggedParser(SegmentParser):
-    """`MessageParser` of the tagged grammar."""
+    """Parses the sampled tokens of an answer with tags around its reasoning and its tool calls."""
 
     def __init__(
         self, tokenizer: Tokenizer, tags: Tags, *, in_reasoning: bool, parse_tools: bool, calls: CallFormat = TAGGED

@@ -28,13 +28,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One format of tool calls."""
+    """A format in which models write tool calls, with the function that reads it."""
 
     name: str
     read: Callable[[str], list[ToolCall] | None]
     """Reads the calls in the text between `opening` and `closing`; returns `None` for text not in the format."""
     opening: str | None = None
-    """Token before the calls; `None` if an answer that begins with { or <|python_tag|> is calls as a whole."""
+    """Token before the calls; `None` if they are the whole answer, which then begins with { or <|python_tag|>."""
     closing: str | None = None
     """Token after the calls; `None` if they go on to the end of the answer."""
     call_id: Callable[[str, int, str], str] | None = None
@@ -145,7 +145,7 @@ def _mistral_id(_name: str, _number: int, call_id: str) -> str:
 
 
 TAGGED = CallFormat("tagged", lambda text: _all([parse_call(text)]), "<tool_call>", "</tool_call>")
-"""The format of Qwen, Hermes and many others."""
+"""The format of Qwen, Hermes and many other models: one JSON object between `<tool_call>` and `</tool_call>`."""
 
 CALL_FORMATS = (
     TAGGED,
@@ -175,7 +175,7 @@ def has_unread_call(message: Message) -> bool:
 
 
 def with_call_ids(messages: list[Message], call_format: CallFormat) -> list[Message]:
-    """Replace call ids by those that the template expects, the same in a call and in its result."""
+    """Replace the ids of tool calls by ids that the chat template expects, the same in a call and in its result."""
     make_id = call_format.call_id
     if make_id is None or not any(message.get("tool_calls") for message in messages):
         return messages

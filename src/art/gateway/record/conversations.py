@@ -1,4 +1,4 @@
-"""Find the recorded exchange that a request continues.
+"""Find the exchange (recorded request and answer) that a new request continues.
 
 A conversation is identified by a rolling hash over model, tools, template settings and messages. An exchange is stored
 under the hash of its request and answer. A request that continues it computes that hash on the way to its own:
@@ -26,7 +26,8 @@ from art.gateway.record.recorder import Exchange, Recorder
 from art.protocol.chat import Message, Tool, normalize_message
 
 MAX_BYTES_IN_MEMORY = 64 * 2**20
-"""Memory for recent exchanges: some 45,000 short ones, or the latest turns of 200 rollouts of 30,000 tokens."""
+"""Memory for recent exchanges (recorded answers): some 45,000 short ones, or the last turns of 200 rollouts of 30,000
+tokens."""
 
 _HASHED_FIELDS = ("role", "content", "name", "tool_calls")
 _MAX_PER_CONVERSATION = 256
@@ -56,7 +57,7 @@ def _canonical_json(text: str) -> str:
 def conversation_hashes(
     model: str, tools: list[Tool] | None, settings: Mapping[str, Any] | None, messages: list[Message]
 ) -> list[bytes]:
-    """The rolling hash after each message; index 0 is the hash before the first message."""
+    """Compute the rolling hash after each message; index 0 is the hash before the first message."""
     head = orjson.dumps([model, tools or None, settings or None], option=orjson.OPT_SORT_KEYS)
     hashes = [_hash(head)]
     for message in messages:
@@ -87,7 +88,7 @@ class _Entry:
 
 
 class Conversations:
-    """A cache of the latest exchanges, by exchange id and by the hash of the conversation that they end."""
+    """A cache of the latest exchanges (recorded answers), by id and by the hash of the conversation that they end."""
 
     def __init__(self, recorder: Recorder, *, max_bytes: int = MAX_BYTES_IN_MEMORY) -> None:
         self._recorder = recorder

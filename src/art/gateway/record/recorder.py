@@ -67,7 +67,7 @@ class Exchange:
     parent_id: str | None
     """The exchange whose prompt and completion are, token by token, the beginning of this prompt."""
     branch_reason: BranchReason | None
-    """Why a prompt with answers in it does not extend a recorded one. `None` with a parent, and on a first turn."""
+    """Why a prompt with earlier answers does not extend a recorded one. `None` with a parent, and on a first turn."""
     prompt_token_ids: list[int]  # [P]
     completion_token_ids: list[int]  # [C]
     sampling_logprobs: list[float]  # [C] after temperature and top_p
@@ -93,7 +93,7 @@ def new_exchange_id() -> str:
 
 
 def exchange_id_at(seconds: float) -> str:
-    """A bound that sorts after all exchange ids from before a time (seconds since the epoch), and before later ones."""
+    """Make a text that sorts between the exchange ids from before and from after a time in seconds since the epoch."""
     return f"ex_{int(seconds * 1e6):014x}"
 
 
@@ -122,7 +122,7 @@ SELECT {_COLUMNS} FROM exchanges JOIN chain USING (id)
 
 
 class Recorder:
-    """Stores and finds exchanges. Rows that arrive during a commit are written together by the next one."""
+    """Stores and finds exchanges (requests and answers). Rows that come during a commit are written by the next one."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -132,7 +132,7 @@ class Recorder:
         self._next_commit: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Create missing tables.
+        """Create the tables of the record in the database if they are missing.
 
         Raises:
             StorageError: the database cannot be written.
@@ -160,7 +160,7 @@ class Recorder:
         self._pending_counts.append((project, name, prompt, cached, completion))
 
     def token_counts(self, project: str, name: str) -> tuple[int, int, int]:
-        """Prompt, cached and completion tokens of a model since it was registered."""
+        """Return the numbers of prompt, cached and completion tokens of a model since it was registered."""
         sql = "SELECT prompt, cached, completion FROM token_counts WHERE project = ? AND name = ?"
         rows = self.database.read(sql, (project, name))
         prompt, cached, completion = rows[0] if rows else (0, 0, 0)
@@ -203,7 +203,7 @@ class Recorder:
         return self.get(row[0] for row in rows)
 
     def by_conversation(self, conversation: bytes, rollout_id: str | None) -> Exchange | None:
-        """Return the latest exchange that ended a conversation, preferably one of the given rollout."""
+        """Return the latest exchange that ended the conversation with a hash, preferably one of the rollout."""
         rows = self.database.read(
             "SELECT id FROM exchanges WHERE conversation = ? ORDER BY rollout_id IS ? DESC, id DESC LIMIT 1",
             (conversation, rollout_id),

@@ -1,4 +1,4 @@
-"""Delete old exchanges and rollouts, so that the record does not grow for ever.
+"""Delete old exchanges (recorded requests and answers) and rollouts, so that the record does not grow for ever.
 
 An exchange that a newer one continues is kept as long as that one, which stores only the tokens that it adds.
 """
@@ -38,7 +38,7 @@ DELETE FROM rollouts WHERE (project, id) IN (
 
 
 Needed = Callable[[sqlite3.Connection], Sequence[str]]
-"""Returns ids of exchanges that must be kept whatever their age. It is asked within the transaction that deletes."""
+"""Function that returns the ids of exchanges to keep at any age. It runs in the transaction that deletes."""
 
 
 async def forget_older(

@@ -9,9 +9,10 @@ from art.gateway.record.recorder import Exchange
 
 
 def rollout_histories(exchanges: list[Exchange]) -> list[dict[str, Any]]:
-    """Build one history per conversation: messages, with an OpenAI choice in place of each recorded answer.
+    """Rebuild a rollout's conversations: messages, with an OpenAI choice in place of each recorded answer.
 
-    An exchange that a later one continues is part of its history. A conversation that forked gives one history per end.
+    An exchange (a request with its answer) that a later one continues is part of the later one's conversation. A
+    conversation that forked gives one history per end.
     """
     recorded: dict[bytes, Exchange] = {}
     ends: dict[str, bytes] = {}

@@ -34,7 +34,7 @@ _FINAL = ("model", "group_id", "scenario_id", "reward", "outcome", "error", "met
 
 
 class RolloutStore:
-    """Reads and updates rollouts. A rollout that was not announced begins with its first exchange."""
+    """Reads and updates the rollouts that other programs run. An unknown rollout begins with its first request."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._database = recorder.database
@@ -56,7 +56,7 @@ class RolloutStore:
         return matches[0] if matches else None
 
     def announced_model(self, rollout_id: str, project: str | None) -> str | None:
-        """The model of a rollout; `None` if the rollout is unknown, or is in several projects and none is given."""
+        """Return the model of a rollout; `None` if the rollout is unknown, or in several projects and none is given."""
         statement = "SELECT model FROM rollouts WHERE id = ? AND project = coalesce(?, project)"
         rows = self._database.read(statement, (rollout_id, project))
         return rows[0][0] if len(rows) == 1 else None
@@ -130,14 +130,14 @@ class RolloutStore:
         )
 
     async def mark_trained(self, exchange_ids: Iterable[str], job_id: str, project: str) -> None:
-        """Note that a job trains the finished rollouts of these exchanges, as far as they belong to the project.
-        Rollouts of an earlier job stay with it."""
+        """Set `trained_by` of a project's finished rollouts of these exchanges to a job, unless an earlier job trained
+        them."""
         ids = orjson.dumps(list(exchange_ids)).decode()
         await self._database.run(lambda db: _set_trained_by(db, job_id, _TRAINABLE_OF, project, ids))
 
     @staticmethod
     def unmark_trained(db: sqlite3.Connection, job_id: str) -> None:
-        """Release the rollouts of a job that did not train them, so that another job can."""
+        """Clear `trained_by` of the rollouts of a job that did not train them, so that another job can."""
         _set_trained_by(db, None, "trained_by = ?", job_id)
 
     def _owner(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> str:

@@ -20,7 +20,7 @@ CREATE INDEX IF NOT EXISTS rollouts_by_change ON rollouts (change);
 
 
 class RolloutRow(NamedTuple):
-    """A row of the table, with its columns in order."""
+    """A row of the table of rollouts, with its columns in order."""
 
     project: str
     id: str
@@ -53,7 +53,7 @@ def next_change(db: sqlite3.Connection) -> int:
 
 
 def write_row(db: sqlite3.Connection, row: RolloutRow) -> None:
-    """Write a row that has changed."""
+    """Write the row of a rollout, and set its `change` to now."""
     db.execute(_UPSERT, row._replace(change=next_change(db)))
 
 

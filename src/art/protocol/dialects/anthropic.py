@@ -20,14 +20,14 @@ class CountTokensRequest(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
-    """`{"name": ..., "description": ..., "input_schema": <JSON schema>}`."""
+    """Tools, each `{"name": ..., "description": ..., "input_schema": <JSON schema>}`."""
     tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
-    """Passed on to the chat request; Anthropic has no such field."""
+    """Settings of the model's chat template. Anthropic's API has no such field."""
 
     # Accepted at the value that means "not used".
     thinking: dict[str, Any] | None = None
-    """Accepted without effect: the chat template decides how a model reasons."""
+    """Accepted only as `{"type": "disabled"}`: the chat template decides how a model reasons."""
     mcp_servers: list[Any] | None = None
     output_config: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    """Passed on to the chat request; Anthropic has no such field."""
+    """Sampling seed. Anthropic's API has no such field."""
 
     top_k: int | None = None
     container: str | dict[str, Any] | None = None
@@ -88,7 +88,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def parse_anthropic_request(kind: type[R], body: Any) -> R:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a request in Anthropic's dialect.
 
     Raises:
         InvalidRequestError: a field is not valid; `param` names it.

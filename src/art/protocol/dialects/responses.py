@@ -19,15 +19,15 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 class ResponsesRequest(OpenAIRequest):
     input: str | list[Item]
     instructions: str | None = None
-    """Becomes a system message before all others. Instructions of an earlier response are not carried over."""
+    """Text of a system message before all others. Instructions of an earlier response are not carried over."""
     previous_response_id: str | None = None
-    """Continues that response's conversation; every response is stored."""
+    """Id of an earlier response whose conversation this request continues. Every response is stored."""
     tools: list[dict[str, Any]] | None = None
     """`{"type": "function", "name": ..., "description": ..., "parameters": <JSON schema>}`. `strict` is accepted, but
     calls are not constrained: the answer repeats the tools with `"strict": false`."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     include: list[str] | None = None
-    """With `reasoning.encrypted_content`, reasoning items carry a reference to the record."""
+    """With `reasoning.encrypted_content`, reasoning items carry the id of the recorded request and answer."""
 
     # Accepted at the value that means "not used".
     background: bool | None = None
@@ -45,7 +45,7 @@ class ResponsesRequest(OpenAIRequest):
 
 
 class ResponsesAnswer(Answer):
-    """The fields that every response has. More fields repeat the request."""
+    """Answer of `/v1/responses`, with the fields that every response has. More fields repeat the request."""
 
     id: str
     object: Literal["response"]
@@ -72,10 +72,10 @@ _TEXT: dict[str, tuple[Any, ...]] = {"format": (None, {"type": "text"}), "verbos
 
 
 def parse_responses_request(body: Any) -> ResponsesRequest:
-    """Check a decoded JSON body.
+    """Check the decoded JSON body of a request to `/v1/responses`.
 
     Raises:
-        InvalidRequestError: with `param` naming the field at fault.
+        InvalidRequestError: a field is not valid; `param` names it.
     """
     request = parse_body(ResponsesRequest, body, _UNSUPPORTED)
     for key, value in (request.text or {}).items():

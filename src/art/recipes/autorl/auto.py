@@ -29,7 +29,7 @@ async def auto(
     on_progress: OnProgress = log_progress,
     **settings: Any,
 ) -> JudgedResult:
-    """Train an agent from a sentence, and compare it with the untrained one.
+    """Train an agent from a sentence: have a language model write its task, train, and compare with the untrained one.
 
     The files in the folder (task.toml, scenarios.jsonl, run.toml) may be edited. A later call uses them as they are and
     continues from the newest checkpoint.
@@ -85,7 +85,10 @@ async def write_task(
     on_progress: OnProgress = log_progress,
     **settings: Any,
 ) -> Dataset:
-    """Write the files of `auto` and stop, so that they can be read and edited before a training. See `auto`."""
+    """Have a language model write the task and scenarios that `auto` trains on, without training yet.
+
+    A later call of `auto` with the folder trains on them as they then are. The arguments are those of `auto`.
+    """
     files = _files(what, out, AutoConfig.complete(config, None, settings), on_progress)
     files.check(trains=False)
     return await files.write()

@@ -27,10 +27,10 @@ class AutoConfig(JudgedConfig):
     """What the judge is told is good, in prose, in place of the rubric that is written. Only for a new task."""
 
     def completed(self, folder: Path) -> AutoConfig:
-        """A copy in which settings that were not set are those of the last call in `folder`.
+        """Return a copy in which settings that are not set are those of the last call, from `run.toml` in `folder`.
 
         Raises:
-            ConfigError: `run.toml` cannot be used; names file and line.
+            ConfigError: `run.toml` cannot be used; the message names file and line.
         """
         path = folder / RUN_FILE
         kept = read_toml(path, JudgedConfig).model_dump(exclude_unset=True) if path.exists() else {}
@@ -41,7 +41,7 @@ class AutoConfig(JudgedConfig):
         return config
 
     def save(self, folder: Path) -> None:
-        """Keep the settings for the next call. A file that has them already is left as it is."""
+        """Write the settings to `run.toml` in `folder`, for the next call, unless the file has them already."""
         values = {name: getattr(self, name) for name in JudgedConfig.model_fields} | {"data_dir": str(self.data_dir)}
         path = folder / RUN_FILE
         if not path.exists() or read_toml(path, JudgedConfig) != JudgedConfig(**values):

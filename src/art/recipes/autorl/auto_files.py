@@ -1,4 +1,4 @@
-"""The folder of AutoRL: its place, and the files in it that a language model writes, task.toml and scenarios.jsonl."""
+"""The folder of a call of `auto`: where it is, and task.toml and scenarios.jsonl, which a language model writes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from art.tasks.dataset import DatasetTask
 MIN_WORDS = 3
 """Minimum number of words in a description. A shorter text is treated as a mistyped folder name."""
 PREVIEW, _PREVIEW_CHARS = 5, 110
-"""Number of scenarios to report, and of characters of each."""
+"""How many scenarios are shown as progress, and how many characters of each."""
 
 
 @dataclass(slots=True)
 class AutoFiles:
-    """Writes what is missing of a task and its scenarios, and never changes what is there."""
+    """The files of one call of `auto`. It writes the task and scenarios that are missing, and never changes others."""
 
     what: str
     """The sentence that describes the task, or the folder."""
@@ -38,13 +38,13 @@ class AutoFiles:
     on_progress: OnProgress
 
     def check(self, *, trains: bool) -> None:
-        """Check the files and options before anything is started or paid.
+        """Check the files and options before anything is started or paid for.
 
         Args:
-            trains: whether the scenarios must allow a training.
+            trains: whether training follows, which needs scenarios to train on and to test with.
 
         Raises:
-            ConfigError: the files, or the number of scenarios to write, cannot be trained with.
+            ConfigError: a file cannot be used, or there are too few scenarios.
         """
         num = self.config.num_scenarios
         if not (self.folder / TASK_FILE).exists():
@@ -56,7 +56,7 @@ class AutoFiles:
             task_of(dataset, self.config.seed)
 
     async def write(self) -> Dataset:
-        """Write what is missing, keep the options of this call, and report what there is."""
+        """Write the task and scenarios that are missing, save the options for the next call, and report the result."""
         dataset = await self._dataset()
         self.config.save(self.folder)
         self._show(dataset)
@@ -157,7 +157,7 @@ def folder_of(what: str, out: str | Path | None) -> Path:
 
 
 def slug(text: str) -> str:
-    """A name of at most 41 characters for a folder and a model.
+    """Make a name of at most 41 characters for a folder and a model from a sentence.
 
     Example: "Answer questions about our café's opening hours, politely" gives
     "answer-questions-about-our-cafes-opening".
@@ -168,5 +168,5 @@ def slug(text: str) -> str:
 
 
 def inside(folder: Path) -> str:
-    """The path as people read it: relative where that is shorter."""
+    """Return a path as text for people: relative to the working directory if that is shorter."""
     return min(os.path.relpath(folder), str(folder), key=len)

@@ -1,4 +1,4 @@
-"""The report of AutoRL: from what a run left to a page."""
+"""Makes the report of AutoRL (training from one sentence) from the results of a run."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from art.storage.atomic import write_file
 
 @dataclass(slots=True)
 class Clock:
-    """Sums of seconds, kept in a file that each addition rewrites."""
+    """Seconds spent on each activity, summed over all calls of a recipe in a file that each addition rewrites."""
 
     path: Path
     seconds: dict[str, float]

@@ -33,10 +33,10 @@ def save_comparison(out: Path, comparison: CheckpointComparison, *, step: int, r
 def load_comparison(
     out: Path, *, step: int, rollouts: int, scenarios: Sequence[Scenario], about: str = ""
 ) -> CheckpointComparison | None:
-    """The comparison that was saved with the same arguments and for these scenarios.
+    """Load the comparison of two checkpoints that an earlier call saved in `out`.
 
     Returns:
-        `None` if there is none, or if it is incomplete: the missing scenarios are tried again.
+        `None` if it was made with other arguments or scenarios, or lacks scenarios, so that it has to be made again.
     """
     path = out / EVALUATION_FILE
     if not path.exists():

@@ -11,7 +11,7 @@ from art.rewards.ruler import DEFAULT_JUDGE
 
 
 class JudgedConfig(RecipeConfig):
-    """Settings that AutoRL and MCP-RL share. AutoRL keeps exactly these in `run.toml`."""
+    """Settings that the recipes `auto` and `mcp_rl` share. `auto` keeps exactly these in `run.toml`."""
 
     judge: str = DEFAULT_JUDGE
     """Language model that compares rollouts, as litellm names it."""
@@ -26,7 +26,7 @@ class JudgedConfig(RecipeConfig):
 
     @property
     def serves_one_step(self) -> bool:
-        """Whether the untrained policy is gone once there is a newer one, so that nothing can be compared with it."""
+        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
         return self.full_finetuning and self.engine == "vllm"
 
     @property
@@ -36,6 +36,6 @@ class JudgedConfig(RecipeConfig):
         return self.generator or self.judge, url
 
     def writer_settings(self, ledger: Ledger) -> JudgeSettings:
-        """Settings of the generator's requests. `judge_price` is the price of the judge only."""
+        """Settings of requests to the model that writes scenarios. `judge_price` is used only if that is the judge."""
         settings = JudgeSettings(budget=ledger)
         return settings if self.generator else self.judge_settings(settings, ledger)

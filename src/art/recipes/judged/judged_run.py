@@ -1,4 +1,4 @@
-"""The course of a judged training: train, compare with the untrained policy, write the report.
+"""Runs a training whose rewards come from a judge: train, compare with the untrained policy, write the report.
 
     train_and_compare
       train                 the training loop, with validations on the way
@@ -42,7 +42,7 @@ ONE_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedResult(RecipeResult):
-    """What AutoRL or MCP-RL achieved."""
+    """The result of a call of AutoRL (`auto`) or MCP-RL (`mcp_rl`)."""
 
     report_path: Path
     """The report as a page. `report.json` beside it has the same for programs."""
@@ -52,7 +52,7 @@ class JudgedResult(RecipeResult):
 
 @dataclass(slots=True, kw_only=True)
 class JudgedRun:
-    """One call of a judged recipe: what it works with, and what is known of it so far."""
+    """The state of one call of AutoRL or MCP-RL: settings, model, task and judge, and the results so far."""
 
     config: JudgedConfig
     model: TrainableModel[Any, Any]
@@ -64,14 +64,14 @@ class JudgedRun:
     command: str = ""
     """Command that repeats the run, for the report."""
     about: str = ""
-    """Digest of what a comparison depends on besides checkpoint and scenarios."""
+    """Digest of what a comparison depends on besides checkpoint and scenarios. It is made again if this changes."""
     on_progress: OnProgress = log_progress
     step: int = 0
     """Step of the newest checkpoint."""
     comparison: CheckpointComparison | None = None
     groups_without_scores: int = 0
     stopped: str = ""
-    """Why the run ended early."""
+    """Why the run ended early; empty if it did not."""
     reports: list[StepReport] = field(default_factory=list)
     """The steps that this call tried."""
 
@@ -82,7 +82,7 @@ class JudgedRun:
 async def train_and_compare(
     run: JudgedRun, *, held_out: Sequence[Scenario], validation: Sequence[Scenario], describe: Callable[[], Report]
 ) -> JudgedResult:
-    """Train, compare, and write the report, however the run ends.
+    """Train, compare with the untrained policy, and write the report, however the run ends.
 
     Args:
         held_out: scenarios of the comparison after the training.
@@ -127,7 +127,7 @@ async def train_and_compare(
 
 
 async def train(run: JudgedRun, validation: Sequence[Scenario]) -> None:
-    """Train up to the last step, from the newest checkpoint."""
+    """Train the run's model from its newest checkpoint up to the last step, with validations on the way."""
     defaults = run.config.loop_defaults(run.task.defaults)
     # A judge that is down ends the run at its first step, not after many.
     scorer = GroupScorer(run.judge, window=defaults.groups_per_step)
@@ -180,7 +180,7 @@ async def validate(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
 
 
 async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
-    """Compare the newest checkpoint with step 0, unless the folder has this comparison already."""
+    """Compare the newest checkpoint with the untrained policy, unless the folder has this comparison already."""
     rollouts, step, about = run.config.evaluate, run.step, run.about
     run.comparison = load_comparison(run.out, step=step, rollouts=rollouts, scenarios=scenarios, about=about)
     if run.comparison is not None:
@@ -202,7 +202,7 @@ async def _compare(run: JudgedRun, scenarios: Sequence[Scenario], *, rollouts: i
 
 
 def publish(run: JudgedRun, report: Report) -> Path:
-    """Write the page, and report the result and the path of the page."""
+    """Write the report as a page, report its result as progress, and return the path of the page."""
     path = write_report(run.out, report)
     if (headline := report.headline) is not None:
         run.say(

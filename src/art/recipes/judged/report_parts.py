@@ -1,4 +1,4 @@
-"""The parts of a report that all judged recipes share."""
+"""Makes the parts of a report that the recipes AutoRL and MCP-RL share."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ _EXPLANATION = "RULER explanation: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportWords:
-    """What one recipe says in its report."""
+    """The texts, curves and sections that one recipe adds to the parts of a report that recipes share."""
 
     title: str
     summary: str
     remedies: Remedies
     text_of: Callable[[Scenario], str]
-    """The scenario as people read it."""
+    """Returns a scenario as text for people."""
     note_of: Callable[[Trajectory], str]
-    """A few words about how a rollout ended."""
+    """Returns a few words about how a rollout ended."""
     curves: Sequence[Curve] = ()
     """Curves after those of validation and reward."""
     sections: Sequence[Section] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings that only this recipe has."""
     warnings: Sequence[str] = ()
-    """Faults of the scenarios."""
+    """Problems of the scenarios, one sentence each."""
 
 
 def make_report(run: JudgedRun, words: ReportWords) -> Report:
-    """The report of a run as it is now."""
+    """Make the report of a run from its results so far."""
     headline = headline_of(run.comparison, run.config.evaluate)
     course = course_of(run, headline, words.remedies.endings)
     rewards = curve_of(run, "train/reward", "judged score of training rollouts", REWARD_NOTE, (0, 1))
@@ -78,7 +78,7 @@ def make_report(run: JudgedRun, words: ReportWords) -> Report:
 
 
 def headline_of(comparison: CheckpointComparison | None, rollouts: int) -> Headline | None:
-    """The judged score before and after; `None` if nothing was compared."""
+    """The judged score on held-out scenarios before and after training; `None` if nothing was compared."""
     if comparison is None or not comparison.compared:
         return None
     before = [item.before_score for item in comparison.compared]
@@ -104,7 +104,7 @@ def validation_curve(run: JudgedRun) -> Curve:
 
 
 def history_of(run: JudgedRun, metric: str) -> list[tuple[int, float]]:
-    """Steps and the mean of a metric at each, over all calls."""
+    """Pairs of a step and a metric's mean at that step, over all calls that trained the model."""
     folder = DataDir(run.config.data_dir).model(run.model.project, run.model.name)
     return sorted(means_by_step(folder.history, metric)[0].items())
 
@@ -120,7 +120,7 @@ def results_of(comparison: CheckpointComparison | None, text_of: Callable[[Scena
 
 
 def telling_comparisons(comparison: CheckpointComparison | None, words: ReportWords) -> list[Comparison]:
-    """Rollouts side by side: the largest gain, a typical scenario, and the largest loss if there is one."""
+    """Choose rollouts to show side by side: largest gain, typical scenario, and largest loss if there is one."""
     ranked = sorted(comparison.compared if comparison else (), key=lambda item: -item.change)
     if not ranked:
         return []
@@ -152,7 +152,7 @@ def _transcript(trajectory: Trajectory, note_of: Callable[[Trajectory], str]) ->
 
 
 def cost_table(run: JudgedRun) -> Table:
-    """Costs of the model over all calls, by source."""
+    """Make a table of the model's costs over all calls, by source."""
     rows = []
     for source, amount in run.model.costs.totals().items():
         usd = f"{amount.usd:.4f}" if amount.priced else "not known" if amount.unpriced else ""
@@ -164,7 +164,7 @@ def cost_table(run: JudgedRun) -> Table:
 
 
 def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str]) -> Course:
-    """What is known of the training.
+    """Collect the facts about a training from which its verdict is made.
 
     Args:
         headline: result of the comparison, if one was made.
@@ -184,7 +184,7 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
 
 
 def faults_of(run: JudgedRun, course: Course) -> list[str]:
-    """What went wrong, one sentence each."""
+    """What went wrong in a run, one sentence each; if nothing did, one sentence that says so."""
     faults = [f"The run ended early: {run.stopped}"] if run.stopped else []
     faults += [text for text in (describe_untrained(course), describe_faults(course)) if text]
     if run.config.serves_one_step:
@@ -200,7 +200,7 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
 
 
 def settings_of(run: JudgedRun) -> dict[str, str]:
-    """Everything that somebody needs to repeat the run."""
+    """The settings and versions that somebody needs to repeat the run, by name."""
     config, defaults = run.config, run.config.loop_defaults(run.task.defaults)
     # Importing `art` here would be a circle: it names this package for type checkers.
     version = sys.modules["art"].__version__
@@ -223,5 +223,5 @@ def trained_part(config: RecipeConfig) -> str:
 
 
 def scenario_table(rows: Sequence[tuple[str, int | None]]) -> Table:
-    """Scenarios and their difficulties."""
+    """Make a table of scenarios and their difficulties."""
     return Table(columns=["scenario", "difficulty"], rows=[[text, "" if d is None else str(d)] for text, d in rows])

@@ -25,7 +25,7 @@ from art.recipes.mcprl.scenario_file import ScenarioFile, load_scenarios, scenar
 from art.recipes.progress import OnProgress, Progress, ProgressKind, log_progress
 
 PREVIEW = 5
-"""Number of new scenarios to report."""
+"""How many of the new scenarios are shown as progress."""
 
 
 async def mcp_rl(
@@ -38,22 +38,22 @@ async def mcp_rl(
     command: str = "",
     **settings: Any,
 ) -> JudgedResult:
-    """Train an agent for an MCP server, and compare it with the untrained one.
+    """Train an agent for an MCP server on scenarios that a language model writes; compare it with the untrained agent.
 
     A later call with the same arguments continues, with the scenarios as they are in `scenarios.json`.
 
     Args:
-        server: an address (streamable HTTP), or the command that starts the server (stdio).
+        server: address of the MCP server (streamable HTTP), or the command that starts it (stdio).
         model: base model to train, as in the setting `base_model`.
         out: folder of scenarios and report; `mcp-rl/<name>` by default.
         config: settings as an object.
         on_progress: receives each line of progress.
-        command: shown in the report as what repeats the run.
+        command: command that repeats the run, to show in the report.
         settings: fields of `McpRlConfig`, which win over `config`.
 
     Raises:
-        ConfigError: a setting is wrong, the server has no such tools, or the base model cannot be trained here.
-        ToolServerError: the server is gone.
+        ConfigError: a setting is wrong, the server lacks a tool of `tools`, or the base model cannot be trained here.
+        ToolServerError: the MCP server cannot be reached or started.
         GenerationError: the generator wrote nothing that can be used.
         TrainingError: nothing could be learnt in several steps in a row.
         FaultRateError: too many rollouts failed, or the judge scored too few groups.

@@ -1,4 +1,4 @@
-"""Settings of MCP-RL."""
+"""Settings of MCP-RL, the recipe that trains an agent for the tools of an MCP server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class McpRlConfig(JudgedConfig):
     tools: tuple[str, ...] | None = None
     """Names of the tools that the agent may use; by default every tool."""
     max_turns: int = 10
-    """Answers of the model in a rollout."""
+    """Most answers of the model in a rollout."""
     max_completion_tokens: int | None = None
     """Most tokens of one answer; by default what fits the context."""
     max_concurrent: int = Field(default=16, ge=1)
@@ -31,4 +31,4 @@ class McpRlConfig(JudgedConfig):
     instructions: str | None = None
     """What the scenarios should be about, in your words."""
     rubric: str | None = None
-    """What the judge is told is good, in prose; RULER's own text by default."""
+    """What the judge is told is good, in prose; by default `art.rewards.DEFAULT_RUBRIC`."""

@@ -1,4 +1,4 @@
-"""The report of MCP-RL: from what a run left to a page."""
+"""Makes the report of MCP-RL (training for the tools of an MCP server) from the results of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REMEDIES = Remedies(
 
 @dataclass(slots=True, kw_only=True)
 class McpRlRun(JudgedRun):
-    """One call of MCP-RL."""
+    """The state of one call of MCP-RL: a judged run with its server, scenarios and tools."""
 
     config: McpRlConfig
     server: str

@@ -1,4 +1,4 @@
-"""The answer of a judge: its JSON schema, and how it is read.
+"""Describes the answer of a judge model as a JSON schema, and reads it.
 
 Scores are matched by id, never by position. A deviation with only one possible meaning is repaired: a number in quotes,
 a score that is written twice, a fence around the JSON, 1.0000001. Any other fault is described to the judge, which is
@@ -25,7 +25,7 @@ _MAX_STARTS = 1000
 
 
 def response_format(criteria: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of an answer as OpenAI's `response_format`. With criteria, each one has its own score."""
+    """The JSON schema of a judge's answer as OpenAI's `response_format`. With criteria, each one has its own score."""
     text, number = {"type": "string"}, {"type": "number"}
     scored = {"criteria": _object({name: number for name in criteria})} if criteria else {"score": number}
     item = _object({"trajectory_id": text, "explanation": text, **scored})
@@ -38,7 +38,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_scores(text: str, ids: Sequence[str], weights: dict[str, float]) -> tuple[dict[str, Verdict], int]:
-    """Read the verdict for every id, and count the deviations that were repaired.
+    """Read a judge's answer: a verdict for each trajectory id, and the number of deviations that were repaired.
 
     Args:
         weights: weights of the criteria by name; empty if there is a single score.

@@ -17,7 +17,10 @@ _BUSY_TIMEOUT_S = 10.0
 
 
 class JudgeCache:
-    """JSON values by key. Several processes may share the file. If it cannot be used, nothing is cached."""
+    """A cache of judgements as JSON in a file, which several processes may share. Without `path` it keeps nothing.
+
+    If the file cannot be used, a warning is logged and nothing is cached.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

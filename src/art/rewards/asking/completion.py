@@ -1,4 +1,4 @@
-"""Send requests to a judge model, with retries, time-outs, a limit of concurrent requests, and their price."""
+"""Sends requests to a judge model, with retries, time-outs, a limit of concurrent requests, and their price."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Answer:
     cached_tokens: int = 0
     """The part of `prompt_tokens` that the provider had in its cache."""
     cost_usd: float | None
-    """`None` if the price is not known."""
+    """Cost of the answer in USD; `None` if the price is not known."""
     seconds: float
-    """Time from the request to the answer."""
+    """Seconds from the request to the answer."""
 
 
 class JudgeClient:
@@ -73,7 +73,7 @@ class JudgeClient:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Model name and parameters on which the answers depend, without secrets. Part of the cache key."""
+        """The model's name and the parameters of its requests, without secrets, as a part of the cache key."""
         name = self._model if isinstance(self._model, str) else f"{self._address}/{self._model.get_inference_name()}"
         params = {k: repr(v) for k, v in self._params.items() if not any(word in k.lower() for word in _SECRETS)}
         return {"model": name, **params}
@@ -89,7 +89,7 @@ class JudgeClient:
         return self._model.inference_base_url
 
     def missing(self) -> str | None:
-        """A message that litellm has to be installed to call the model; `None` if it does not."""
+        """A message that says to install litellm, if the model needs it and it is missing; otherwise `None`."""
         if isinstance(self._model, Model) or _has_litellm():
             return None
         return (
@@ -110,7 +110,7 @@ class JudgeClient:
         return int(max_tokens) if max_tokens else None
 
     async def complete(self, messages: list[dict[str, Any]], response_format: Mapping[str, Any]) -> Answer:
-        """Get one answer. Transient failures are tried again.
+        """Send messages to the model and return its answer. Requests that fail for a passing reason are repeated.
 
         Raises:
             BudgetError: the budget is spent.

@@ -1,4 +1,4 @@
-"""Write what a judge sees as one JSON document, from which the agents' text cannot break out.
+"""Writes the evidence (what a judge sees of trajectories) as one JSON document, out of which agents' text cannot break.
 
     BEGIN EVIDENCE 5f0c91e2
     {"context": [<messages that all share>], "trajectories": [{"id": "t-k4wz", "messages": [...]}, ...]}
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def digest(self) -> str:
-        """A hash of the content."""
+        """The SHA-256 of the content, in hex. Trajectories with equal digests look the same to a judge."""
         return digest([self.messages, self.tools, self.histories])
 
 
@@ -78,17 +78,17 @@ def common_prefix(message_lists: Sequence[Sequence[Any]]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """The evidence of one request, as it is sent."""
+    """The text that shows a judge several trajectories, with the random marker and ids that it contains."""
 
     text: str
     """The JSON with its marker lines."""
     marker: str
     ids: list[str]
-    """One id per piece of evidence, in order."""
+    """One random id per trajectory, in the order in which they are shown."""
 
 
 def write_document(evidence: Sequence[Evidence], *, reference: str | None, rng: random.Random) -> Document:
-    """Write the document of one request. The common prefix is written once, as are tools if all have the same."""
+    """Write the document that shows a judge several trajectories. Messages and tools that all share appear once."""
     shared = common_prefix([item.messages for item in evidence])
     same_tools = all(item.tools == evidence[0].tools for item in evidence)
     content: dict[str, Any] = {}

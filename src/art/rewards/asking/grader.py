@@ -1,4 +1,4 @@
-"""Ask a judge model to score evidence, check its answer, and ask again if the answer cannot be used.
+"""Asks a judge model to score evidence, checks its answer, and asks again if the answer cannot be used.
 
 evidence --document--> messages --JudgeClient--> text --read_scores--> verdicts, in the order of the evidence
 """
@@ -64,7 +64,7 @@ Rubric = str | Mapping[str, Criterion]
 
 
 class Grader:
-    """Asks one judge model for scores by one rubric."""
+    """Asks one judge model to score trajectories by one rubric, and caches its judgements."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Grader:
             raise ConfigError(f"a rubric needs at least one criterion and a sum of weights above 0, got {rubric!r}")
 
     async def grade(self, evidence: Sequence[Evidence], reference: str | None = None) -> Judgement:
-        """Ask for a score of each piece of evidence, shown in this order.
+        """Ask the judge model to score trajectories by their evidence, shown in this order.
 
         Raises:
             ContextLengthError: the question is longer than the judge's context.
@@ -124,7 +124,7 @@ class Grader:
         """Return the cached judgement of this evidence, in any order, or call `grade` and cache the result.
 
         Args:
-            evidence: distinct pieces of evidence.
+            evidence: what the judge sees of each trajectory; no two may be equal.
             tag: anything else on which the question depends, part of the cache key.
         """
         digests = [item.digest for item in evidence]
@@ -154,7 +154,7 @@ class Grader:
 
     @contextlib.asynccontextmanager
     async def deadline(self, group_size: int) -> AsyncIterator[None]:
-        """Cancel the body after the settings' `deadline_s`, and raise a `JudgeError`."""
+        """Context manager: after the settings' `deadline_s`, cancel the body and raise a `JudgeError`."""
         try:
             async with asyncio.timeout(self.settings.deadline_s):
                 yield
@@ -164,7 +164,7 @@ class Grader:
             ) from None
 
     def rng(self, evidence: Sequence[Evidence]) -> random.Random:
-        """The random generator for order and ids of one group. With a seed, it depends on the evidence only."""
+        """Make the random generator for the order and ids of one group. With a seed it depends on the evidence only."""
         if self.settings.seed is None:
             return random.SystemRandom()
         return random.Random(f"{self.settings.seed}/{self._key([item.digest for item in evidence], None)}")
@@ -191,7 +191,7 @@ class Grader:
 
 
 def count_answers(answers: Sequence[Answer], num_repairs: int = 0, num_refused: int = 0) -> dict[str, MetricValue]:
-    """Metrics of requests. `judge_seconds` is the sum of their times."""
+    """Metrics of the requests for a judgement: tokens, number, summed seconds, repaired and refused answers."""
     return {
         "judge_prompt_tokens": sum(answer.prompt_tokens for answer in answers),
         "judge_completion_tokens": sum(answer.completion_tokens for answer in answers),

@@ -1,4 +1,4 @@
-"""Compare two passes over a group in opposite orders, and shrink scores by the noise that the comparison shows.
+"""Compares two passes over a group (judgements in opposite orders), and shrinks scores by the noise that this shows.
 
 Reliability r is the share of the variance within the group that both passes agree on, 2 cov / (var + var). It is 1 for
 passes that differ at most in level, and 0 for unrelated ones. The mean of two passes has reliability 2r / (1 + r)
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far two passes over a group agree."""
+    """How far two passes over a group (a judge's scores with the trajectories shown in opposite orders) agree."""
 
     disagreement: float
     """Root mean square difference of the two scores of a trajectory, each relative to the mean of its pass."""
@@ -31,7 +31,7 @@ class Agreement:
 
 
 def compare_passes(first: Sequence[float], second: Sequence[float]) -> Agreement:
-    """Measure how far two passes over the same group agree.
+    """Measure how far two passes over a group agree, from the scores of its trajectories in each.
 
     Example: (0, 1) and (0.2, 0.8) differ by 0.2 on each trajectory; reliability of one pass 0.88, of the mean 0.94.
     """

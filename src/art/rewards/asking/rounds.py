@@ -1,4 +1,4 @@
-"""Judge a group that is too large for one question in several rounds that share two trajectories, the anchors.
+"""Judges a group that is too large for one question in several rounds that share two trajectories, the anchors.
 
     round 1    a b c d e          the best and the worst, say b and e, become the anchors
     round 2    b e f g h          the anchors are judged again with new trajectories
@@ -33,7 +33,10 @@ _MIN_CONTEXT_TOKENS = 512
 
 
 async def grade_in_rounds(grader: Grader, evidence: Sequence[Evidence], order: Sequence[int]) -> Judgement:
-    """Grade evidence in as few rounds as the judge's context allows.
+    """Score a group in as few rounds (questions with a part of its trajectories) as the judge's context allows.
+
+    Args:
+        order: indices of the evidence, in the order in which it is shown.
 
     Raises:
         JudgeError: the judge gave no usable answer, or its context is too short for two of the trajectories.
@@ -73,7 +76,7 @@ async def _play(grader: Grader, evidence: Sequence[Evidence], rounds: list[list[
 
 
 def align(anchors: Sequence[float], targets: Sequence[float], scores: Sequence[float]) -> list[float]:
-    """Map scores by the straight line that maps `anchors` to `targets`, and clip them to 0 to 1.
+    """Bring scores to another scale by the straight line that maps `anchors` to `targets`, and clip them to 0 to 1.
 
     Example: with anchors 0.2 and 0.6 and targets 0.4 and 0.8, a score of 0.5 becomes 0.7.
     """
@@ -86,7 +89,7 @@ def align(anchors: Sequence[float], targets: Sequence[float], scores: Sequence[f
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Estimated number of tokens of the parts of a group."""
+    """Estimated numbers of tokens in a question about a group."""
 
     shared: int
     """Tokens of the common prefix and the instructions."""
@@ -107,7 +110,9 @@ def estimate(evidence: Sequence[Evidence]) -> Sizes:
 
 
 def plan_rounds(sizes: Sizes, order: Sequence[int], context_tokens: int | None) -> list[list[int]]:
-    """Divide a group into rounds. Later rounds reserve space for the anchors, assumed to be the longest trajectories.
+    """Divide a group into rounds that fit the judge's context, each a list of indices in `order`.
+
+    Later rounds leave room for the anchors (trajectories of the first round), assumed to be the longest.
 
     Raises:
         JudgeError: not even the smallest rounds fit into the judge's context.
@@ -136,5 +141,5 @@ def plan_rounds(sizes: Sizes, order: Sequence[int], context_tokens: int | None) 
 
 
 def num_anchors(first_round: Sequence[int]) -> int:
-    """Number of anchors: two show how the scales of rounds differ in level and width. A round of two has one."""
+    """Number of anchors, trajectories of the first round that later rounds repeat: two, or one if it has only two."""
     return 2 if len(first_round) > 2 else 1

@@ -1,4 +1,4 @@
-"""Run several questions at once, of which all are needed."""
+"""Runs several questions to judges at once, all of which must succeed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure how far scores agree with labels within a group, since only differences within a group become advantages."""
+"""Measures how far scores agree with labels within a group, since only differences within a group become advantages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pairwise_accuracy(scores: Sequence[float], labels: Sequence[float]) -> tuple
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation, with ties at their mean rank. NaN if all values of one sequence are equal.
+    """Spearman's rank correlation, with ties at their mean rank. NaN if all values of one sequence are equal.
 
     Example: (1, 2, 3) with (10, 30, 20) give 0.5.
     """

@@ -1,4 +1,4 @@
-"""Measure the noise, the order bias and the accuracy of a judge.
+"""Measures the noise, the order bias and the accuracy of a judge.
 
 Each group is judged three times per repeat, without the cache:
 
@@ -29,7 +29,7 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One group judged three times."""
+    """The scores of one group that was judged three times: in one order, again in it, and in the reverse order."""
 
     labels: list[float] | None
     first: list[float]
@@ -43,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReport:
-    """The result of a check. NaN means that a value could not be measured."""
+    """The result of `check_judge`: a judge's noise, order bias, accuracy, time and cost. NaN if not measurable."""
 
     num_groups: int
     num_trajectories: int
@@ -69,7 +69,7 @@ class JudgeReport:
     pairwise_accuracy: float = math.nan
     """Share of pairs with different labels that one pass orders correctly. 0.5 is chance."""
     two_pass_accuracy: float = math.nan
-    """Share of such pairs that the mean of both orders orders correctly."""
+    """Share of pairs with different labels that the mean of both orders puts in the right order."""
     spearman: float = math.nan
     """Rank correlation with the labels, mean over groups."""
     cost_usd: float | None = None
@@ -89,7 +89,7 @@ async def check_judge(
     seed: int = 0,
     on_trial: Callable[[], None] = lambda: None,
 ) -> JudgeReport:
-    """Ask a judge `3 * repeats` questions per group and report what the answers show.
+    """Measure a judge's noise, order bias and accuracy by asking it `3 * repeats` questions per group.
 
     Groups whose trajectories are all equal are left out.
 

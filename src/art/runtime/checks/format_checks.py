@@ -1,4 +1,4 @@
-"""Checks of a model's text format."""
+"""Checks of a model's chat template and tool parser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _REPORT = "use the model's own current chat template; if you do already, report 
 
 
 def check_template(renderer: Renderer) -> CheckResult:
-    """Check that a later turn extends the earlier one or is a declared branch, and that answers come back unchanged."""
+    """Check the chat template: the prompt of a later turn must begin with the exact tokens of the earlier turn, or be
+    a declared branch, and an answer must come back unchanged when its tokens are parsed."""
     plain = [examine(renderer, conversation) for conversation in plain_conversations()]
     reasoning = examine(renderer, reasoning_conversation())
     name = "chat template"

@@ -22,7 +22,7 @@ from art.protocol.preflight import CheckResult
 
 NAME = "observations"
 MAX_ANSWERS = 64
-"""Number of answers to score, drawn at random. The standard error is then about a tenth of their scatter."""
+"""Number of answers to score, drawn at random. The standard error is then an eighth of their standard deviation."""
 _TEACH = (
     "reinforcement learning will hardly learn behaviour that depends on it. First teach the model to use it, by "
     "supervised fine-tuning on good play (`train_sft`) or, for a tiny model, by a longer warm start on more skilled "
@@ -41,7 +41,7 @@ class _Pair:
 
 
 async def check_observations(policy: PolicyRef, groups: Sequence[ResolvedGroup]) -> CheckResult:
-    """Score answers of the rollouts with their own and with other observations."""
+    """Check that answers are less likely after another rollout's observation than after their own."""
     exchanges = {
         answer.exchange.id: answer.exchange
         for group in groups

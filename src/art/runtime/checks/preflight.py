@@ -1,4 +1,4 @@
-"""The checks before a model is trained.
+"""The checks that run before a model is trained.
 
     versions, devices, disk space, chat template, tool parser     take a second; also run before a model's first step
     memory and time, by a trial step (`trial.py`)                 take as long as a step; run when `art doctor` asks
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preflight:
-    """Runs the quick checks once for each model and its settings."""
+    """Runs the quick checks before a model is trained, once for each model and its settings."""
 
     def __init__(self) -> None:
         self._passed: set[str] = set()
@@ -56,7 +56,7 @@ class Preflight:
 
 
 async def quick_checks(host: BaseModelHost, data_dir: Path, checkpoint: Path) -> list[CheckResult]:
-    """Check versions, devices, disk space and text format."""
+    """Check versions, devices, disk space, chat template and tool parser."""
     checks = [
         await asyncio.to_thread(check_versions),
         check_devices(host.placement, await host.engine_info()),

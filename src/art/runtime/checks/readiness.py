@@ -13,13 +13,13 @@ from art.runtime.host import BaseModelHost
 from art.storage.database import Database
 
 WRITE_TIMEOUT_S = 5.0
-"""A write takes longer than this only when the disk hangs."""
+"""Longest time for a test write to the database. It takes longer only when the disk hangs."""
 
 
 async def find_obstacles(
     hosts: Iterable[BaseModelHost], database: Database, root: Path, min_free_bytes: int
 ) -> dict[str, str]:
-    """Descriptions of what keeps the server from working, by the name of the check; empty if nothing does.
+    """Describe what keeps the server from working, by the name of the check; empty if nothing does.
 
     Args:
         hosts: hosts of the base models that the server must always serve.

@@ -12,7 +12,7 @@ from art.runtime.host import BaseModelHost
 from art.runtime.registry import RegisteredModel
 
 LITTLE_HEADROOM = 0.1
-"""Share of the peak memory. With less memory left than that, a batch of another shape may not fit."""
+"""A trial that leaves less than this share of its peak memory free gives a warning: other batches may not fit."""
 _TOO_LARGE = (
     "shorten `engine.max_context` (and the trajectories), set `trainer.gradient_checkpointing`, use dtype "
     '"bfloat16", `trainer.quantization="nf4"`, another GPU for the engine, or a smaller base model'
@@ -27,7 +27,7 @@ def random_sample(*, length: int, vocab_size: int) -> TrainingSample:
 
 
 def rollout_samples(groups: list[ResolvedGroup]) -> list[TrainingSample]:
-    """Make a sample of every path of every rollout, in which the sampled tokens are learnt."""
+    """Make a training sample of every token path of every rollout. Its sampled tokens are learnt."""
     return [
         _sample(f"{trajectory.label}.paths[{number}]", path.token_ids, _sampled(path))
         for group in groups
@@ -39,7 +39,7 @@ def rollout_samples(groups: list[ResolvedGroup]) -> list[TrainingSample]:
 async def check_trial(
     name: str, model: RegisteredModel, host: BaseModelHost, samples: list[TrainingSample]
 ) -> CheckResult:
-    """Run one update on `samples`, and judge its time, memory and gradient."""
+    """Run one update on `samples`, throw its result away, and judge its time, memory and gradient."""
     longest = max((len(sample.token_ids) for sample in samples), default=0)
     what = f"a step of {len(samples)} sequence{'s' if len(samples) != 1 else ''} of up to {longest:,} tokens"
     try:

@@ -1,4 +1,4 @@
-"""What every engine and trainer process has: frames in and out, a heartbeat, and an end with its parent.
+"""What every engine and trainer process has: messages (frames) in and out, a heartbeat, and an end with its parent.
 
 A child is started as `python -m art.runtime.children.<name>_child --fd N --log FILE ...`, where N is its end of a
 socket pair and FILE receives its stderr. The main thread works. One thread reads frames into `inbox`, another sends a
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """The current process, for use by its main thread."""
+    """The connection of this child process to the server, with its inbox and heartbeat. For use by the main thread."""
 
     def __init__(
         self, sock: socket.socket, log_path: Path | None = None, heartbeat_timeout_s: float = DEFAULT_SILENCE_S
@@ -46,7 +46,7 @@ class Child:
         self.log_path = log_path
         """File that receives the process's stderr, if any."""
         self.heartbeat_timeout_s = heartbeat_timeout_s
-        """How long this process, and those that it has started, may be silent."""
+        """How long this process, and those that it has started, may be silent before they are killed."""
         self.helpers: dict[int, Path | None] = {}
         """Logs, by pid, of processes that this one has started and that write their stacks on `STACKS_SIGNAL`."""
         self.details: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def dump_stacks_on_signal() -> None:
 
 
 def child_from_argv(name: str) -> Child:
-    """Set up logging and the connection from the command line of a child process."""
+    """Connect this child process to its parent, as its command line says, and set up logging and signals."""
     parser = argparse.ArgumentParser(prog=name)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--log", type=Path, help="the file that stderr is")

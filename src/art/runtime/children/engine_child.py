@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3
-"""Steps in a row that may fail. Some errors of a device last until the process ends."""
+"""Number of failed steps in a row that ends the process. Some errors of a device last until then."""
 
 
 class EngineChild:
-    """Passes calls to engines and their outputs to replies. Engines know a request by the id of its call."""
+    """Serves the calls of the server by embedded engines. Engines know a request by the id of its call."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

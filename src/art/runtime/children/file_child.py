@@ -1,4 +1,6 @@
-"""The process of one file job. It reads one call from standard input and writes progress and result as JSON lines.
+"""The process of one job on files: it copies, exports, merges, pushes or pulls a checkpoint.
+
+It reads one call from standard input, and writes progress and result as JSON lines to standard output.
 
     in    {"call": "copy", "params": {...}}      one of `FILE_CALLS`
     out   {"progress": [done, total]}            any number
@@ -55,7 +57,7 @@ def push(call: Push, on_bytes: OnBytes) -> dict[str, Any]:
 
 
 def pull(call: Pull, on_bytes: OnBytes) -> dict[str, Any]:
-    """Fetch a checkpoint, unless its folder exists already."""
+    """Fetch a checkpoint from an S3 store into a model's folder, unless it is there already. Returns its step."""
     from art.exports.s3 import S3Store
 
     store, limit = S3Store(call.source), call.not_after_step

@@ -1,4 +1,4 @@
-"""Checkpoints as whole models, for an engine that takes no adapters: merged with the base, in a separate folder.
+"""Turn checkpoints into whole models for an engine that takes no adapters: merged with the base, in another folder.
 
 A full checkpoint is already a whole model, but its folder also has the optimiser, which vLLM would load as weights.
 """
@@ -31,17 +31,18 @@ class WholeModel:
     """Identity of the checkpoint that the model was made from."""
     folder: Path
     info: AdapterInfo
-    """`norm` is that of the adapter's change, or of the differences from the base in the engine's dtype."""
+    """What the handshake compares. Its `norm` is that of the adapter's change. For a full checkpoint it is that of the
+    differences from the base, in the engine's dtype."""
 
 
 class MergedWeights:
-    """Makes one folder at a time. Every method may be called from any thread."""
+    """Makes the folder of a whole model from a checkpoint, one at a time. Methods may be called from any thread."""
 
     def __init__(self, base_model: str, dtype: str, folder: Path) -> None:
         """
         Args:
             dtype: dtype of the engine's weights.
-            folder: used by nobody else. Files that an earlier process left in it are deleted.
+            folder: folder to make, used by nobody else. Files that an earlier process left in it are deleted.
         """
         self._base_model = base_model
         self._dtype = dtype

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class TrainerCalls:
-    """Makes the calls of one process on its one `Trainer`."""
+    """Runs the calls that a trainer process receives, on its one `Trainer`."""
 
     def __init__(self, team: Team | None = None) -> None:
         self.team = team
-        """The processes that make the same calls; `None`: this process alone."""
+        """The processes that train together and make the same calls; `None` if this process trains alone."""
         self._trainer: Trainer | None = None
         self._after: Callable[[], None] | None = None
         self.handlers: Mapping[type[Call[Any]], Callable[[Any, OnProgress | None], Any]] = {

@@ -29,7 +29,7 @@ _LAST_WORDS_S = 3.0
 
 
 class TrainerServer:
-    """Answers the frames of one `Child`."""
+    """Answers the calls that the server sends to this trainer process, one at a time."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

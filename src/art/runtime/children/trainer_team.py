@@ -1,4 +1,4 @@
-"""The other processes of a trainer that trains in several: started by the first, as `torchrun` would start them.
+"""Processes 1, 2, ... of a trainer that trains in several. Process 0 starts them, as `torchrun` would.
 
     server process -- socket --> process 0 of the trainer -- calls and gradients --> processes 1, 2, ...
 
@@ -46,7 +46,7 @@ _BEATS_PER_ROTATION = 60
 
 
 def start_team(config: TrainerConfig, child: Child) -> Team:
-    """Start processes 1, 2, ... as helpers of `child`, meet them, and return the team as process 0 sees it.
+    """Start processes 1, 2, ... as helpers of `child`, connect to them, and return the team as process 0 sees it.
 
     Raises:
         ConfigError: this machine has fewer devices than processes.
@@ -119,7 +119,7 @@ class _Member:
 
 
 def main() -> None:
-    """Run one of the processes after the first."""
+    """Run one of the processes 1, 2, ... of a trainer: make each call that process 0 passes on."""
     die_with_parent()
     ignore_ctrl_c()
     log_to_stderr(f"[{os.environ['RANK']}] ")

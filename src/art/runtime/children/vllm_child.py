@@ -29,13 +29,13 @@ from art.runtime.children.merged_weights import MergedWeights
 logger = logging.getLogger(__name__)
 
 WATCH_S = 2.0
-"""Time between two checks whether the server makes progress."""
+"""Time between two checks of whether the vLLM server makes progress."""
 DEATH_NOTICE_S = 10.0
-"""A dying server fails requests, or breaks their connections, up to this long before it is dead."""
+"""Longest time from the first request that fails because a vLLM server is dying to the end of that server."""
 
 
 class VllmChild:
-    """Passes calls to the engine, each in its own task."""
+    """Serves the calls of the ART server by a vLLM engine, each call in its own asyncio task."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -58,7 +58,7 @@ class VllmChild:
         }
 
     async def run(self) -> None:
-        """Serve until the end of the parent or of the server ends the process."""
+        """Serve until the parent or the vLLM server ends, which also ends this process."""
         loop = asyncio.get_running_loop()
 
         def pump() -> None:
@@ -182,7 +182,7 @@ class Progress:
         return moved or is_new
 
     def expect(self) -> None:
-        """Count the next request as progress, because nothing runs now."""
+        """Count the next check as progress, because nothing runs now and the next request is a new one."""
         self._is_new = True
 
     def describe(self, pid: int) -> dict[str, Any]:

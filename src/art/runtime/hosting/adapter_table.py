@@ -1,4 +1,4 @@
-"""Which policies an engine holds: loading them, making room, and exchanging the one policy of a merged engine."""
+"""Which policies an engine holds: load them, make room, and exchange the only policy of an engine without adapters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class _Weights(NamedTuple):
 
 
 class AdapterTable:
-    """Books of the adapters and full checkpoints in one engine. All of them have passed the handshake."""
+    """Keeps account of the adapters and full checkpoints in one engine, and loads and unloads them.
+
+    All of them have passed the handshake, which proves that the engine samples from the trained weights.
+    """
 
     def __init__(self, handle: EngineHandle, config: ServerConfig, *, one_policy: bool, sleeps: bool) -> None:
         """
@@ -60,7 +63,7 @@ class AdapterTable:
         return list(self._loaded)
 
     def is_loaded(self, adapter_id: str) -> bool:
-        """Tell whether requests may name the adapter now. Counts as a use of it."""
+        """Tell whether requests may name the adapter now. This counts as a use, so others are unloaded before it."""
         if adapter_id not in self._loaded or (self.one_policy and self._engine.closed.lasts):
             return False
         self._loaded.move_to_end(adapter_id)
@@ -83,10 +86,10 @@ class AdapterTable:
             return next(iter(self._loaded))
 
     async def load(self, adapter_id: str, checkpoint: Path) -> dict[str, float]:
-        """Publish `checkpoint` as `adapter_id`, unless the engine already holds these weights.
+        """Load `checkpoint` as `adapter_id` and prove it (`publish`), unless the engine already holds these weights.
 
         Returns:
-            metrics of the publish, or none.
+            the metrics of `publish`; empty if nothing was loaded.
 
         Raises: as `publish`.
         """
@@ -105,12 +108,12 @@ class AdapterTable:
             return metrics
 
     async def forget(self, adapter_id: str) -> None:
-        """Let no more requests use the adapter; returns when its last one has ended."""
+        """Unload an adapter. New requests cannot use it; the call returns when the last running one has ended."""
         if self._loaded.pop(adapter_id, None) is not None:
             await self._unload(adapter_id)
 
     async def restore(self, client: RpcClient) -> None:
-        """Publish everything again in a new engine process, since running requests name these adapters.
+        """Load and prove all adapters again in a new engine process, since running requests name them.
 
         Raises:
             ProcessError: the new process died too.

@@ -17,7 +17,7 @@ from art.runtime.supervision.process import ChildProcess, ChildSpec
 
 
 class EngineHandle:
-    """One engine process, and the engine in it."""
+    """Runs the engine process of one base model, and puts the engine to sleep."""
 
     def __init__(
         self, spec: ChildSpec, initialise: Callable[[RpcClient], Awaitable[None]], config: ServerConfig, seats: Seats

@@ -21,7 +21,7 @@ from art.runtime.supervision.waits import waiting
 
 
 class Hold:
-    """Lasts while at least one body of `held` runs. Others can wait for its end."""
+    """A hold lasts while at least one `with hold.held()` block runs. Others can wait for its end."""
 
     def __init__(self, end: str) -> None:
         """`end` describes the end of the hold, in messages about waiting for it."""
@@ -46,7 +46,8 @@ class Hold:
                 self._ended.set()
 
     async def until_ended(self, timeout_s: float) -> None:
-        """
+        """Wait until no `held` block runs.
+
         Raises:
             ProcessError: the hold lasted longer than `timeout_s`.
         """
@@ -56,7 +57,7 @@ class Hold:
 
 
 class GatedEngine(ProcessEngine):
-    """An engine process whose calls that compute something wait while `closed` is held."""
+    """An engine process with a gate: calls that sample or score tokens wait while `closed` is held."""
 
     def __init__(self, connect: Connect, attempts: int, name: str, timeout_s: float, seats: Seats) -> None:
         """
@@ -73,7 +74,7 @@ class GatedEngine(ProcessEngine):
         self._inside = Hold("requests of the previous policy to end")
 
     async def until_empty(self) -> None:
-        """Wait until no request is past the gate.
+        """Wait until all requests that have passed the gate have ended.
 
         Raises:
             ProcessError: that took longer than `timeout_s`.

@@ -25,7 +25,7 @@ STOP_WITHIN_S = 60.0
 
 
 class TrainerHandle:
-    """One trainer process. Every call but `trial` can be repeated without harm."""
+    """Sends calls to one trainer process, and repeats a call if the process dies. Only `trial` is not repeated."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TrainerHandle:
     async def train(
         self, call: Train | TrainSft, *, stop: asyncio.Event | None = None, on_progress: OnProgress | None = None
     ) -> StepResult:
-        """Make one step. If the trainer dies, the step starts over from its checkpoint.
+        """Train one step. If the trainer dies, the step starts over from its checkpoint.
 
         Args:
             stop: once it is set, the call ends after the current micro-batch.
@@ -67,7 +67,7 @@ class TrainerHandle:
             return await self._run(call, stop, on_progress)
 
     async def trial(self, samples: list[TrainingSample], lora: LoraConfig | None) -> dict[str, float]:
-        """Measure a step; see `Trainer.trial`. A trial that kills the trainer is not repeated."""
+        """Measure time, memory and gradient of a step that is thrown away; see `Trainer.trial`. It is not repeated."""
         async with self._turn("a trial step"), self._engine_aside():
             return await (await self.process.connect()).call(Trial(samples=samples, lora=lora))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 
 class FairQueue:
-    """Queues job ids of several projects."""
+    """Queues job ids. The projects that they belong to take turns."""
 
     def __init__(self, last_turns: Mapping[str, float] | None = None) -> None:
         """`last_turns` has the time of each project's last turn before a restart."""

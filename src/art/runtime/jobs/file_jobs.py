@@ -35,7 +35,7 @@ LINE_BYTES = 2**20
 
 
 async def run_file_call(call: Call[dict[str, Any]], log: Path, control: JobControl) -> dict[str, Any]:
-    """Run one call of `file_child` to its end; the process is killed when the job is cancelled.
+    """Run one call in a process of its own (`file_child`) and return its result. A cancelled job kills the process.
 
     Raises:
         JobCancelledError: the job was cancelled.

@@ -14,7 +14,8 @@ from art.storage.layout import validate_name
 
 
 def plan_fork(models: Models, project: str, name: str, request: ForkRequest) -> AdoptPayload:
-    """
+    """Plan the copy of a checkpoint of another model into the model `project/name`.
+
     Raises:
         NotFoundError: there is no such model or step.
         ConflictError: source and target are the same model.

@@ -39,7 +39,7 @@ class TrainPayload(Payload):
     references: dict[int, Path] = {}
     """Paths of checkpoints that the loss compares with, by step."""
     repeated: str | None = None
-    """A finding, if an earlier step learnt from the same answers."""
+    """Says that an earlier step learnt from the same answers; `None` if none did."""
 
     def needed_checkpoints(self) -> Sequence[str]:
         return [str(path) for path in self.references.values()]
@@ -54,12 +54,12 @@ class SftPayload(Payload):
     config: TrainSFTConfig
     samples: list[TrainingSample]
     plan: StepPlan
-    """Metrics and findings."""
+    """Metrics and findings of the request. Its own `samples` are empty."""
     repeated: None = None
 
 
 class FilePayload(Payload):
-    """An export or a push."""
+    """An export of a checkpoint, or its push to the Hugging Face hub or an S3 store."""
 
     call: Export | Push
     step: int
@@ -75,9 +75,9 @@ class AdoptPayload(Payload):
 
     call: Copy | Pull
     step: int | None
-    """`None` for the newest in a store, which only the store knows."""
+    """Step of the checkpoint; `None` for the newest in an S3 store, which only the store knows."""
     origin: str
-    """Describes the place that the checkpoint comes from, and no other."""
+    """Names the place that the checkpoint comes from. Different places have different names."""
 
     def needed_checkpoints(self) -> Sequence[str]:
         return [str(self.call.source)] if isinstance(self.call, Copy) else []
@@ -102,7 +102,7 @@ class Entry:
     project: str
     name: str
     lane: str
-    """Jobs of one lane run one at a time, see `JobRunner`."""
+    """Name of the queue in which the job waits. Jobs of one lane run one at a time."""
 
     @property
     def model_key(self) -> str:

@@ -1,4 +1,4 @@
-"""Run jobs. A job that a crash interrupted runs again.
+"""Run the jobs of a server. A job that a crash interrupted runs again.
 
     submit --> JobStore (durable) --> lane: a fair queue, one job at a time --> Work.run --> ended; waiters are told
 
@@ -72,7 +72,7 @@ class _Lane:
 
 
 class JobRunner:
-    """Queues and runs jobs."""
+    """Queues jobs, runs them lane by lane, and tells their clients how they go on."""
 
     def __init__(
         self, store: JobStore, works: Mapping[JobKind, Work], on_published: Callable[[str, int], None]
@@ -107,8 +107,8 @@ class JobRunner:
     async def submit(
         self, job_id: str, kind: JobKind, model: tuple[str, str], payload: Payload, fingerprint: int
     ) -> JobStatus:
-        """Store and queue a job of `model` (project and name); return its status. Takes and raises what `JobStore.add`
-        does. If the id is known, only the status is returned."""
+        """Store and queue a job of `model` (project and name); return its status. If the id is known, only the status
+        is returned. Raises what `JobStore.add` raises."""
         entry = self._with_lane(Entry(job_id, kind, *model, lane=""))
         status = await self.store.add(Job(job_id, kind, *model, entry.lane, payload), fingerprint)
         if status.state == "queued" and job_id not in self._live:
@@ -120,14 +120,15 @@ class JobRunner:
         return Counter("running" if live.begun else "queued" for live in self._live.values())
 
     async def status(self, job_id: str) -> JobStatus:
-        """
+        """Return the status of a job, with its place in the queue and its newest progress.
+
         Raises:
             NotFoundError: there is no such job.
         """
         return self._unrecorded.get(job_id) or self._with_now(await self.store.status(job_id))
 
     async def wait(self, job_id: str, timeout_s: float) -> JobStatus:
-        """The status of the job when it has ended, or after `timeout_s`.
+        """Wait until a job has ended, for at most `timeout_s`, and return its status.
 
         Raises:
             NotFoundError: there is no such job.
@@ -140,7 +141,7 @@ class JobRunner:
         return await self.status(job_id)
 
     async def find(self, **which: Any) -> list[JobStatus]:
-        """Jobs, newest first. Takes the arguments of `JobStore.find`."""
+        """List the statuses of jobs, newest first. Takes the arguments of `JobStore.find`."""
         return [self._unrecorded.get(job.job_id) or self._with_now(job) for job in await self.store.find(**which)]
 
     async def cancel(self, job_id: str) -> JobStatus:
@@ -195,7 +196,7 @@ class JobRunner:
                 yield None
 
     async def idle(self, project: str, name: str, *, recovered_only: bool = False) -> None:
-        """Wait until all jobs of this model have ended that are queued or running now.
+        """Wait until the jobs of a model that are queued or running now have ended.
 
         Args:
             recovered_only: wait only for jobs that an earlier server took.

@@ -152,12 +152,13 @@ class JobStore:
         return await self._database.run(recover)
 
     async def last_turns(self) -> dict[tuple[str, str], float]:
-        """When each project last had its turn, by lane and project."""
+        """Return when each project last began a job, as Unix time by (lane, project); 0 for never."""
         rows = await self._read("SELECT lane, project, max(started_at) FROM jobs GROUP BY lane, project")
         return {(lane, project): at or 0.0 for lane, project, at in rows}
 
     async def status(self, job_id: str) -> JobStatus:
-        """
+        """Return the stored status of a job.
+
         Raises:
             NotFoundError: there is no such job.
         """
@@ -169,7 +170,7 @@ class JobStore:
     async def find(
         self, *, project: str | None = None, name: str | None = None, unfinished: bool = False, limit: int = 100
     ) -> list[JobStatus]:
-        """Newest first."""
+        """List the statuses of jobs, newest first; by default those of all projects and models."""
         where = [f"state IN ({_UNFINISHED})"] if unfinished else []
         values = [(column, value) for column, value in (("project", project), ("name", name)) if value is not None]
         where += [f"{column} = ?" for column, _ in values]
@@ -218,7 +219,7 @@ class JobStore:
     async def move(
         self, job_id: str, state: JobState, *, changes: Mapping[str, Any] | None = None, from_step: int | None = None
     ) -> JobStatus:
-        """Change the state of a job, and its status by `changes`.
+        """Change the state of a job, and the fields of its status that `changes` names.
 
         Raises:
             ConflictError: the new state cannot follow the current one.
@@ -265,8 +266,8 @@ class JobStore:
         return [JobEvent.model_validate_json(event).model_copy(update={"number": number}) for number, event in rows]
 
     async def forget_progress(self, before: float) -> int:
-        """Delete the progress events of ended jobs that are older than the Unix time `before`, and the note of which
-        exchanges older than that were trained. Events of states stay and keep their numbers.
+        """Delete progress events of ended jobs that were submitted before the Unix time `before`. Events of states stay
+        and keep their numbers. Also forget that exchanges from before that time were trained.
 
         Returns:
             The number of deleted events.

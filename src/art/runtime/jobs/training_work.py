@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingWork:
-    """Runs training jobs."""
+    """Runs training jobs: the trainer makes the next checkpoint, and the engine loads it."""
 
     def __init__(self, models: Models, recorder: Recorder, store: JobStore) -> None:
         self._models = models
@@ -44,7 +44,8 @@ class TrainingWork:
         return training_lane(self._models.find(job.project, job.name)[0].base_model)
 
     def from_step(self, job: Job) -> int:
-        """
+        """Return the model's newest step, from which the job trains.
+
         Raises:
             TrainingError: the model has moved to another step since the job first began.
         """
@@ -143,7 +144,7 @@ def _untrained(job: Job, step: int, checkpoint: Path, *, refused: str | None = N
 
 
 def training_lane(base_model: str) -> str:
-    """The lane of every job that can change the step of a model trained from `base_model`."""
+    """Name the lane of the jobs that can change the step of a model of `base_model`. They run one at a time."""
     return f"training of {base_model}"
 
 

@@ -24,7 +24,8 @@ class JobControl:
         await self._report(JobProgress(phase=phase, done=done, total=total))
 
     def check(self) -> None:
-        """
+        """Stop the job here if it was cancelled.
+
         Raises:
             JobCancelledError: the job was cancelled.
         """
@@ -45,18 +46,19 @@ class Done:
 
 
 class Work(Protocol):
-    """How jobs of some kinds are done. A job runs twice if the server dies before it records the result."""
+    """Interface of a class that runs jobs. A job runs twice if the server dies before it records the result."""
 
     def lane(self, job: Entry) -> str:
-        """The lane of a job. Jobs of one lane run one at a time."""
+        """Name the lane of a job, the queue in which it waits. Jobs of one lane run one at a time."""
         ...
 
     def from_step(self, job: Job) -> int | None:
-        """The model's step to remember before the job first runs."""
+        """Return the model's newest step, which is stored when the job first runs; `None` if the job needs none."""
         ...
 
     async def run(self, job: Job, from_step: int | None, control: JobControl) -> Done:
-        """
+        """Do the job and return its result. `from_step` is the step that `from_step()` returned.
+
         Raises:
             JobCancelledError: the job was stopped and left nothing on disk.
             ArtError: the job failed.

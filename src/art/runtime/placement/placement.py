@@ -30,7 +30,7 @@ class Place:
     """The devices of the engine or of the trainer."""
 
     kind: str
-    """`cpu`, `cuda`, `mps`, or `elsewhere` for servers that run already."""
+    """`cpu`, `cuda`, `mps`, or `elsewhere` for vLLM servers that run already."""
     indices: tuple[int, ...] = ()
     """Indices of the GPUs in the server's numbering."""
 
@@ -66,7 +66,7 @@ class Placement:
 
 
 def choose_placement(settings: ModelSettings, devices: Devices) -> Placement:
-    """Place engine and trainer by the settings, else by the table above. `check_placement` tells whether it works."""
+    """Choose devices by the settings, else by the table of this module. `check_placement` tells whether they work."""
     engine, trainer = settings.engine, settings.trainer
     placed = _place(trainer, trainer.num_processes, engine.device_indices, devices)
     if isinstance(engine, VllmConfig) and engine.urls:

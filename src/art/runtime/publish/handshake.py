@@ -26,7 +26,7 @@ TOLERANCE_NATS = {"float32": 1e-3, "bfloat16": 0.15}
 """Largest allowed difference of one token, by engine dtype. Float32 kernels of trainer and engine agree to about 1e-5,
 and bfloat16 forward passes to about 3e-2."""
 FLOOR_NATS = {"float32": 2e-5, "bfloat16": 0.05}
-"""Root mean square difference that is always allowed: about ten times the usual one."""
+"""Root mean square difference that is always allowed, by engine dtype: about ten times the usual one."""
 NOISE_FACTOR = 10.0
 """How many times worse than on the base model the agreement may be, since adapters add matrix products."""
 NORM_TOLERANCE = {"float32": 1e-4, "bfloat16": 1e-2}
@@ -41,14 +41,17 @@ class Scores:
     """The engine's log-probs of the probe's tokens: lists of [T - 1]."""
 
     base_alone: list[float] | None
-    """`None` for an engine that holds one policy; `base` is then empty."""
+    """The base model scored by itself; `None` for an engine that holds one policy, and `base` is then empty."""
     policy: list[list[float]]
-    """Scored in one batch with `base`."""
+    """The trained policy, in `NUM_COPIES` requests that share a batch with those of `base`."""
     base: list[list[float]]
 
 
 async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_policy: bool) -> Scores:
-    """Score the probe with policy and base in one batch, where engines have applied adapters to the wrong requests."""
+    """Ask the engine for its log-probs of the probe's tokens under the policy and, unless `one_policy`, the base model.
+
+    Both share a batch, because some engines have applied adapters to the wrong requests of a batch.
+    """
     if one_policy:
         policy = await asyncio.gather(*(engine.score(probe.token_ids, adapter_id) for _ in range(NUM_COPIES)))
         return Scores(base_alone=None, policy=policy, base=[])
@@ -59,7 +62,7 @@ async def score_probe(engine: Engine, adapter_id: str, probe: Probe, *, one_poli
 
 
 def find_problem(scores: Scores, probe: Probe, *, dtype: str, tolerance: float | None) -> str | None:
-    """Explain why these scores do not prove the policy, or return `None`.
+    """Explain why these scores do not prove that the engine serves the trained policy; `None` if they do.
 
     Args:
         tolerance: largest allowed difference of one token; replaces all bounds of this module.
@@ -113,7 +116,7 @@ def largest_gap(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def worst_gap(copies: Sequence[Sequence[float]], logprobs: Sequence[float]) -> float:
-    """Return the largest `largest_gap` of all copies."""
+    """Return the largest absolute difference of any copy from `logprobs`; NaN when any value is NaN."""
     return _worst([largest_gap(copy, logprobs) for copy in copies])
 
 

@@ -1,4 +1,4 @@
-"""From checkpoint to served policy: load its weights, then prove that the engine samples from the trained policy.
+"""Publish a checkpoint: load its weights into the engine, then prove that it samples from the trained policy.
 
 The trainer stored its log-probs of a fixed token path in the checkpoint (`Probe`). The engine scores the same path with
 the weights that it has just loaded (`handshake.py`). Any fault on the way (a stale file, a dropped layer, an adapter

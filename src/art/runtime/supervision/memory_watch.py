@@ -35,7 +35,7 @@ class MemoryWatch:
         """Whether the process was below the limit when it began; `None` before the first heartbeat."""
 
     def add(self, rss_bytes: int, *, idle: bool, now: float) -> None:
-        """Take in a heartbeat; `now` is in seconds of a monotonic clock."""
+        """Take in the resident memory from a heartbeat; `now` is in seconds of a monotonic clock."""
         self._rss_bytes = rss_bytes
         limit = self._config.limit_bytes
         if self._fits is None and limit is not None:

@@ -31,11 +31,11 @@ from art.storage.logs import log_tail, open_log, rotate_log
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 3.0
-"""Time from the end of a child's connection to its exit."""
+"""Longest wait for a child to exit after its connection has ended."""
 CHECK_S = 1.0
 """Time between two checks of a running child."""
 LOG_CHECKS = 60
-"""Checks of the child between two checks of the length of its log."""
+"""Number of checks of a child between two checks of the length of its log."""
 START_AGAIN_AFTER_S = 1.0
 """Time between a failed start and the next. It doubles with each further failure."""
 INTERRUPT_AFTER_S = 60.0
@@ -44,14 +44,14 @@ INTERRUPT_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """How to start one kind of child."""
+    """How to start and supervise an engine process or a trainer process."""
 
     name: str
     module: str
     log_path: Path
     num_threads: int
     config: ServerConfig
-    """How long the child may take or be silent, how much memory it may use, and how often it is started again."""
+    """Limits: how long the child may take or be silent, its memory, and how often it is started again."""
     interruptible: bool = False
     """The child may restart while it is busy: its calls continue on the new process at little cost."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class ChildSpec:
 
 
 class ChildProcess:
-    """One supervised child."""
+    """An engine process or trainer process, with its supervision: it is watched, and restarted when it dies."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class ChildProcess:
 
     @property
     def live_client(self) -> RpcClient | None:
-        """The connection, if there is one. Leaves out the connection of a child that has died unnoticed."""
+        """The connection to the running child; `None` if it is not up, or has died unnoticed."""
         return self._client if self._client is not None and not self._client.closed else None
 
     @property

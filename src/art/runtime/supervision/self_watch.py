@@ -29,7 +29,7 @@ _ARM_S = 5.0
 
 
 class ServerWatch:
-    """Watches one server for its whole life. `run` needs its own task."""
+    """Lets a server write its report and stacks on signals, and when it is blocked. `run` needs its own task."""
 
     def __init__(self, data_dir: DataDir, report: Callable[[], Awaitable[str]]) -> None:
         self._data_dir = data_dir

@@ -22,7 +22,7 @@ FIRST_HEARTBEAT_S = 60.0
 
 
 class Vitals:
-    """The books of one process, from its start to its end."""
+    """What is known of one child process: its newest heartbeat, when that came, and its memory."""
 
     def __init__(self, limits: ServerConfig, pid: int) -> None:
         self._limits = limits
@@ -30,7 +30,7 @@ class Vitals:
         self._memory = MemoryWatch(limits.memory)
         self._last_heartbeat = self._last_tick = self._heard_at = time.monotonic()
         self.is_ready = False
-        """Whether the process has loaded its model. Until then `start_timeout_s` limits it."""
+        """Whether the process has loaded its model. Until then `child_start_timeout_s` limits it."""
         self.heartbeat: dict[str, Any] = {}
         """The newest heartbeat; empty before the first."""
 
@@ -51,7 +51,10 @@ class Vitals:
         return str(self.heartbeat.get("doing", "starting"))
 
     def stuck(self, pending: Sequence[PendingCall]) -> str | None:
-        """Describe what is wrong with the running child, or return `None`."""
+        """Explain why the running child counts as stuck: it is silent, makes no progress, or owes an answer.
+
+        Returns `None` if it is not stuck. `pending` has the calls that it has not answered.
+        """
         now = time.monotonic()
         silent_s, same_s = now - self._last_heartbeat, now - self._last_tick
         if silent_s > max(self._limits.heartbeat_timeout_s, 0.0 if self.heartbeat else FIRST_HEARTBEAT_S):

@@ -22,7 +22,7 @@ class Wait:
     """Name of the asyncio task."""
     what: str
     since: float
-    """`time.monotonic()`."""
+    """Start of the wait, by `time.monotonic()`."""
     within_s: float
 
     def __str__(self) -> str:

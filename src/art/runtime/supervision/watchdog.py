@@ -17,11 +17,11 @@ from art.runtime.supervision.waits import current_waits
 logger = logging.getLogger(__name__)
 
 CHECKS_PER_REPORT = 20
-"""Checks within the time after which a report is due."""
+"""Number of checks within `after_s`, the time without progress after which a report is due."""
 
 
 class Watchdog:
-    """Reports after `after_s` without progress, and again when the wait has doubled. `run` needs its own task."""
+    """Logs a report after `after_s` without progress, and again when the wait has doubled. `run` needs its own task."""
 
     def __init__(
         self, processes: Callable[[], list[ChildProcess]], report: Callable[[], Awaitable[str]], after_s: float

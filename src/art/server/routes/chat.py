@@ -35,7 +35,7 @@ async def chat_completions(call: Call) -> dict[str, Any] | None:
 
 
 async def responses(call: Call) -> dict[str, Any] | None:
-    """Sample an answer, in OpenAI's Responses dialect."""
+    """Sample an answer, as OpenAI's Responses API does."""
     request = parse_responses_request(await call.json())
     chat = responses_input.to_chat(request, _previous(call, request.previous_response_id))
     translate = partial(responses_output.to_response, request), partial(responses_output.to_events, request)
@@ -43,7 +43,7 @@ async def responses(call: Call) -> dict[str, Any] | None:
 
 
 async def messages(call: Call) -> dict[str, Any] | None:
-    """Sample an answer, in Anthropic's Messages dialect."""
+    """Sample an answer, as Anthropic's Messages API does."""
     request = parse_anthropic_request(MessagesRequest, await call.json())
     translate = partial(anthropic_output.to_message, request), partial(anthropic_output.to_events, request)
     return await _sample(call, anthropic_input.to_chat(request), *translate, anthropic_output.error_body)
@@ -88,7 +88,7 @@ def _responses_error(error: ArtError) -> dict[str, Any]:
 
 
 async def count_tokens(call: Call) -> TokenCount:
-    """Count the tokens of a prompt, in Anthropic's Messages dialect."""
+    """Count the tokens of a prompt, as Anthropic's Messages API does."""
     chat = anthropic_input.to_chat(parse_anthropic_request(CountTokensRequest, await call.json()))
     chat.model = call.own_model(chat.model)
     count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))

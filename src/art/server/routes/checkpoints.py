@@ -20,25 +20,25 @@ from art.server.files import send_file
 
 
 async def list_checkpoints(call: Call) -> CheckpointList:
-    """Checkpoints with their metrics. The best one has the highest mean of `metric`."""
+    """List the checkpoints of a model with their metrics. The best one has the highest mean of `metric`."""
     metric = call.query("metric") or BEST_METRIC
     checkpoints = await call.runtime.checkpoints.list_all(*_model(call), metric)
     return CheckpointList(steps=[info.step for info in checkpoints], checkpoints=checkpoints)
 
 
 async def delete_checkpoints(call: Call) -> DeleteCheckpointsResponse:
-    """Delete all checkpoints except the named ones, the newest, the best, and those in use."""
+    """Delete the checkpoints of a model except the named ones, the newest, the best, and those in use."""
     request = await call.body(DeleteCheckpointsRequest)
     return DeleteCheckpointsResponse(deleted_steps=await call.runtime.checkpoints.delete(*_model(call), request))
 
 
 async def list_files(call: Call) -> FileList:
-    """The files of a checkpoint, or of its export in a format, with their hashes."""
+    """List the files of a checkpoint, or of its export in a format, with their SHA-256 hashes."""
     return await call.runtime.checkpoints.files(*_model(call), _step(call), call.path.get("format"))
 
 
 async def get_file(call: Call) -> None:
-    """One file. `Range` and `If-Range` resume a download that broke off."""
+    """Download one file of a checkpoint or export. `Range` and `If-Range` resume a download that broke off."""
     path, info = await call.runtime.checkpoints.file(
         *_model(call), _step(call), call.path["file"], call.path.get("format")
     )
@@ -53,7 +53,7 @@ async def log_metrics(call: Call) -> Recorded:
 
 
 async def fork(call: Call) -> JobStatus:
-    """Queue a copy of another model's checkpoint, which becomes the newest of this one."""
+    """Queue a job that copies another model's checkpoint, as the newest checkpoint of this model."""
     request = await call.job_body(ForkRequest)
     if request.from_project is not None:
         call.caller.check_project(request.from_project)
@@ -61,17 +61,17 @@ async def fork(call: Call) -> JobStatus:
 
 
 async def export(call: Call) -> JobStatus:
-    """Queue an export for other programs."""
+    """Queue a job that exports a checkpoint in a format for other programs."""
     return await call.runtime.checkpoints.export(*_model(call), await call.job_body(ExportRequest))
 
 
 async def push(call: Call) -> JobStatus:
-    """Queue sending a checkpoint or export to a hub or a store, with the server's own keys."""
+    """Queue a job that sends a checkpoint or export to a hub or store, with the server's own credentials."""
     return await call.runtime.checkpoints.push(*_model(call), await call.job_body(PushRequest))
 
 
 async def pull(call: Call) -> JobStatus:
-    """Queue fetching a checkpoint from a store, with the server's own keys."""
+    """Queue a job that fetches a checkpoint from a store, with the server's own credentials."""
     request = await call.job_body(PullRequest)
     if request.from_project is not None:
         call.caller.check_project(request.from_project)

@@ -14,19 +14,19 @@ MAX_WAIT_S = 60.0
 """Longest time that a status request waits for its job to end."""
 MAX_LISTED = 1000
 RETRY_MS = 1000
-"""Time after which a browser reconnects to a broken stream."""
+"""Milliseconds after which a browser reconnects to a broken stream of events."""
 NO_CONTENT = 204
 
 
 async def job_status(call: Call) -> JobStatus:
-    """The state of a job. With `wait_s` the answer waits for the job to end, but not longer than that."""
+    """Return the state of a job. With `wait_s` the answer waits up to that many seconds for the job to end."""
     wait_s = _wait_s(call.query("wait_s"))
     async with cancel_on_disconnect(call.receive):
         return await call.runtime.jobs.wait(call.path["job_id"], wait_s)
 
 
 async def list_jobs(call: Call) -> JobList:
-    """Jobs, newest first. A key for one project sees the jobs of that project."""
+    """List jobs, newest first. A key for one project sees the jobs of that project."""
     project = call.query("project")
     if call.caller.project is not None:
         call.caller.check_project(project or call.caller.project)
@@ -43,7 +43,7 @@ async def cancel_job(call: Call) -> JobStatus:
 
 
 async def job_events(call: Call) -> None:
-    """Events of a job after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
+    """Stream a job's events after number `Last-Event-ID`, until the job has ended. Status 204 if there are no more."""
     last = header(call.scope, b"last-event-id")
     after = _whole_number("Last-Event-ID", last or call.query("after") or "0")
     stream = contextlib.aclosing(call.runtime.jobs.events(call.path["job_id"], after))

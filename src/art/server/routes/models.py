@@ -7,7 +7,7 @@ from art.server.call import INFERENCE_BASES, Call, Route
 
 
 async def list_models(call: Call) -> ModelList:
-    """The models that can be sampled from."""
+    """List the models that can be sampled from."""
     models = call.runtime.models.list_all()
     cards = [
         ModelCard(id=model.inference_name, owned_by=model.project, base_model=model.base_model, step=model.step)

@@ -15,12 +15,12 @@ NOT_READY = 503
 
 
 async def health(call: Call) -> dict[str, Any]:
-    """Whether the server answers at all."""
+    """Return status `ok` if the server answers at all, and details for a key for all projects."""
     return await call.runtime.health() if _is_trusted(call) else {"status": "ok"}
 
 
 async def ready(call: Call) -> None:
-    """Whether the server is ready for work; status 503 if not."""
+    """Return whether the server is ready for work; HTTP status 503 if not."""
     if call.server.is_draining:
         obstacles = {"server": "it is shutting down"}
     else:
@@ -31,7 +31,7 @@ async def ready(call: Call) -> None:
 
 
 async def metrics(call: Call) -> None:
-    """Current and total numbers for Prometheus."""
+    """Return current numbers and totals in the text format of Prometheus."""
     if call.caller.project is not None:
         raise PermissionDeniedError("metrics cover all projects; use a key that is not limited to one project")
     measurements = [*call.server.measurements(), *await call.runtime.measurements()]
@@ -40,7 +40,7 @@ async def metrics(call: Call) -> None:
 
 
 async def openapi(call: Call) -> None:
-    """This document."""
+    """Return this OpenAPI document."""
     await send_bytes(call.send, 200, await asyncio.to_thread(call.server.openapi))
 
 

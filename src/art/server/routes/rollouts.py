@@ -9,7 +9,7 @@ from art.server.call import Call, Route
 
 
 async def get_rollout(call: Call) -> RolloutRecord:
-    """The outcome of a rollout, and the conversations recorded under its base URL."""
+    """Return the outcome of a rollout, and the conversations recorded under its base URL."""
     return await call.runtime.gateway.rollouts.get(call.path["rollout_id"], _project(call, call.query("project")))
 
 
@@ -22,7 +22,7 @@ async def put_rollout(call: Call) -> RolloutStatus:
 
 
 async def list_rollouts(call: Call) -> RolloutPage:
-    """Rollouts in the order of their last change."""
+    """List rollouts in the order of their last change."""
     values: dict[str, Any] = {name: call.query(name) for name in RolloutQuery.model_fields}
     values["project"] = _project(call, values["project"])
     query = RolloutQuery.model_validate({name: value for name, value in values.items() if value is not None})

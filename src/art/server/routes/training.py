@@ -10,7 +10,7 @@ from art.server.machine import check_registration
 
 
 async def register(call: Call) -> ModelStatus:
-    """Make a model known and ready to be sampled from and trained."""
+    """Register a model, so that it can be sampled from and trained."""
     request = await call.body(RegisterRequest)
     call.caller.check_project(request.project)
     check_registration(request, call.caller, call.server.config)
@@ -18,12 +18,12 @@ async def register(call: Call) -> ModelStatus:
 
 
 async def model_status(call: Call) -> ModelStatus:
-    """A model, its newest step and its token counts."""
+    """Return a model's status, with its newest step and its token counts."""
     return await call.runtime.models.status(call.path["project"], call.path["name"])
 
 
 async def train(call: Call) -> JobStatus:
-    """Queue a training step on groups of trajectories."""
+    """Queue one step of reinforcement learning on groups of trajectories."""
     request = await call.job_body(TrainRequest)
     for term in request.config.terms:
         if isinstance(term, DistillConfig):
@@ -32,7 +32,7 @@ async def train(call: Call) -> JobStatus:
 
 
 async def train_sft(call: Call) -> JobStatus:
-    """Queue supervised fine-tuning."""
+    """Queue supervised fine-tuning on the assistant messages of trajectories."""
     request = await call.job_body(TrainSFTRequest)
     return await call.runtime.training.train_sft(call.path["project"], call.path["name"], request)
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NUM_CONVERSATIONS = 3000
 NUM_PROBED = 32
-"""Number of answers on which `reads` is measured."""
+"""Number of answers on which it is measured whether the model reads what it was shown."""
 
 
 def build_tiny_model(

@@ -1,8 +1,8 @@
 """The warm start of a tiny model: supervised fine-tuning of all weights on scripted conversations, in this process.
 
-It teaches the format and to read what is shown. Reinforcement learning then teaches skill. A batch is one prefix tree,
-as in the trainer, so shared system prompts, tools and openings are computed once. The loss is the mean over the tokens
-of all answers.
+It teaches the model the format, and to read what it is shown. Reinforcement learning then teaches skill. A batch is
+one prefix tree, as in the trainer, so shared system prompts, tools and openings are computed once. The loss is the mean
+over the tokens of all answers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WarmStartConfig:
 def warm_start(
     model: Any, tokenizer: Any, texts: Sequence[str], config: WarmStartConfig, *, on_progress: Progress | None = None
 ) -> None:
-    """Train `model` in place, in one thread. The same model, texts and config give the same weights.
+    """Train `model` in place on the answers in `texts`, in one thread. Equal arguments give equal weights.
 
     Args:
         texts: conversations as the chat template writes them.
@@ -85,7 +85,7 @@ def warm_start(
 
 
 def mean_answer_logprob(model: Any, tokenizer: Any, texts: Sequence[str]) -> float:
-    """Mean log-prob of the last answer of the conversations, in nats per answer."""
+    """Return the mean log-prob of the last answer of each conversation, in nats per answer."""
     paths = _tokenize(tokenizer, texts, max_length=model.config.max_position_embeddings, last_only=True)
     with torch.no_grad(), _tree_attention(model):
         return float(_answer_logprobs(model, paths).sum() / len(paths))

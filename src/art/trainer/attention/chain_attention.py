@@ -1,4 +1,4 @@
-"""Softmax attention over the chains of a prefix tree, forward and backward, as one autograd function.
+"""Softmax attention over a prefix tree, chain by chain (unbranched runs of tokens), as one autograd function.
 
 Rows are kept as [G, T + 1, R, D]: key head, place in the layout, query head of that key head. So one matrix product per
 block serves all query heads that share a key. The last place is not part of the layout. It is zero, for padding.
@@ -20,7 +20,7 @@ _KEEP_BYTES = 2**26
 def attend_chains(
     query: Tensor, key: Tensor, value: Tensor, work: Work, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
-    """Let the queries of every chain attend to their paths, in float32.
+    """Compute attention over a prefix tree in float32: each query sees the keys on its path from the root.
 
     query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]; returns [1, T, H, E]. `sinks` [H] are logits that take
     part in the softmax and have no value.

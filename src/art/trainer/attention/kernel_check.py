@@ -1,4 +1,4 @@
-"""Testing an attention kernel on the first batch that uses it, before anything is trained with it."""
+"""Test an attention kernel on the first batch that uses it, before anything is trained with it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def check_kernel(base: BaseModel, kernel: KernelName, paths: Sequence[SamplePath]) -> None:
-    """Compare `kernel` with the dense reference: outputs and gradients, on the first of `paths`.
+    """Compare an attention kernel with the dense reference: outputs and gradients, on the first samples of `paths`.
 
     Raises:
-        TrainingError: they differ.
+        TrainingError: they differ by more than rounding.
     """
     if kernel == "dense":
         return

@@ -1,4 +1,4 @@
-"""Choosing the attention kernel for a layout by its size and the device; on CUDA by measuring.
+"""Choose the attention kernel for a prefix tree's layout by its size and the device; on CUDA by measuring.
 
     up to 256 tokens     dense
     more, on the CPU     chains
@@ -43,7 +43,7 @@ _NUM_WARM_UPS, _NUM_PASSES = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Properties of a model that the time of a kernel depends on."""
+    """Properties of a model that the time of an attention kernel depends on."""
 
     num_heads: int
     num_groups: int
@@ -74,7 +74,7 @@ class HeadShape:
         )
 
     def random_inputs(self, num_tokens: int) -> list[torch.Tensor]:
-        """Query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H]: random, but always the same."""
+        """Make query [1, H, T, D], key [1, G, T, D], value [1, G, T, E] and maybe sinks [H] from one fixed seed."""
         generator = torch.Generator().manual_seed(0)
         rows = [(self.num_heads, self.size), (self.num_groups, self.size), (self.num_groups, self.value_size)]
         shapes: list[tuple[int, ...]] = [(1, count, num_tokens, size) for count, size in rows]
@@ -84,7 +84,10 @@ class HeadShape:
 
 
 def choose_kernel(base: BaseModel, num_tokens: int) -> KernelName:
-    """The kernel for a layout of `num_tokens` tokens. On CUDA the first call of a size class takes seconds."""
+    """Choose the attention kernel for a layout of `num_tokens` tokens.
+
+    On CUDA the first call of a size class takes seconds, because kernels are measured.
+    """
     if num_tokens <= _DENSE_UP_TO:
         return "dense"
     if base.device.type == "cuda":
@@ -98,7 +101,7 @@ def size_class(num_tokens: int) -> int:
 
 @cache
 def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
-    """The candidate that takes least time. The first call measures, later ones return the same."""
+    """Return the CUDA attention kernel that takes least time. The first call measures, later ones return the same."""
     seconds = {kernel: time_kernel(kernel, heads, num_tokens) for kernel in _CANDIDATES}
     chosen = min(_CANDIDATES, key=lambda kernel: seconds[kernel])
     _log.info(
@@ -113,7 +116,7 @@ def fastest_kernel(heads: HeadShape, num_tokens: int) -> KernelName:
 
 
 def time_kernel(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float:
-    """Seconds of a forward and backward pass. Infinite if memory runs out, or if flex does not compile."""
+    """Measure the seconds of a forward and backward pass: infinite if memory runs out, or if flex does not compile."""
     try:
         return _time_passes(kernel, heads, num_tokens)
     except Exception as error:  # from a compiler: Triton, a C compiler or support for this head size is missing
@@ -149,7 +152,7 @@ def _time_passes(kernel: KernelName, heads: HeadShape, num_tokens: int) -> float
 
 
 def example_layout(num_tokens: int, device: torch.device) -> TreeLayout:
-    """A layout of about `num_tokens` tokens: half of them a shared prompt, the other half its completions."""
+    """Make a layout of about `num_tokens` tokens: half of them a shared prompt, the other half its completions."""
     answer = max(1, num_tokens // (2 * _NUM_COMPLETIONS))
     prompt = max(1, num_tokens - answer * _NUM_COMPLETIONS)
     ends = prompt + answer * np.arange(1, _NUM_COMPLETIONS + 1)

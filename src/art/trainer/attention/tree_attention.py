@@ -42,7 +42,7 @@ _SINK_WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What one layer's attention computes over the tree."""
+    """Parameters of the attention formula in one layer."""
 
     scale: float
     window: int | None = None
@@ -53,7 +53,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class TreeLayout:
-    """A `PrefixTree` on the device of the model."""
+    """A batch's prefix tree, in which shared prefixes occur once, as T tokens on the device of the model."""
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]
@@ -65,7 +65,7 @@ class TreeLayout:
 
 
 def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -> TreeLayout:
-    """Copy `tree` to `device`, prepared for `kernel`."""
+    """Copy `tree` to `device`, with what the attention kernel needs."""
     return TreeLayout(
         token_ids=torch.from_numpy(tree.token_ids).to(device),
         positions=torch.from_numpy(tree.positions).to(device),
@@ -76,7 +76,7 @@ def make_layout(tree: PrefixTree, *, device: torch.device, kernel: KernelName) -
 
 
 def register_attention() -> None:
-    """Register `ATTENTION_NAME` with transformers. May be called again."""
+    """Register the attention over prefix trees with transformers, as `ATTENTION_NAME`. May be called repeatedly."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -97,7 +97,7 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls in every layer. Returns [1, T, H, D].
+    """Compute one layer's attention over a prefix tree: [1, T, H, D]. transformers calls this in every layer.
 
     Raises:
         ConfigError: the model's layers do not pass on the layout, or use a feature that the trainer does not compute.
@@ -118,7 +118,7 @@ def attend(
 
 
 def attend_dense(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
-    """Attention with the rule as a [T, T] boolean mask. Memory and time are quadratic in the layout."""
+    """Compute attention over a prefix tree with a [T, T] boolean mask. Memory and time are quadratic in T."""
     if (mask := layout.derived.get(("dense", formula.window))) is None:
         mask = dense_mask(layout.positions, layout.subtree_end, formula.window)
         layout.derived["dense", formula.window] = mask
@@ -141,7 +141,10 @@ def _with_sink_key(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor) -> 
 
 
 def dense_mask(positions: Tensor, subtree_end: Tensor, window: int | None) -> Tensor:
-    """The rule as [T, T] booleans, queries by keys. With `window` a key is at most `window - 1` positions back."""
+    """Make the prefix tree's attention mask, [T, T] booleans, queries by keys.
+
+    A query sees its ancestors and itself; with `window`, only keys that are at most `window - 1` positions back.
+    """
     index = torch.arange(len(subtree_end), device=subtree_end.device)
     mask = (index[None, :] <= index[:, None]) & (index[:, None] < subtree_end[None, :])
     if window is not None:
@@ -158,7 +161,7 @@ def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout
 
 
 def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, formula: Formula) -> Tensor:
-    """Attention by FlexAttention with a block mask of the rule."""
+    """Compute attention over a prefix tree by torch's FlexAttention with a block mask."""
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
     window, sinks = formula.window, formula.sinks
@@ -178,7 +181,7 @@ def attend_flex(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, f
 
 
 def flex_rule(positions: Tensor, subtree_end: Tensor, window: int | None) -> Callable[..., Tensor]:
-    """The rule as a function of single indices, which FlexAttention takes."""
+    """Return the prefix tree's attention rule as a function of single indices, the form that FlexAttention expects."""
 
     def rule(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         allowed = (k <= q) & (q < subtree_end[k])

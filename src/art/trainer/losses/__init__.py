@@ -1,4 +1,4 @@
-"""Losses of single targets, one file per algorithm. The trainer sums what they return.
+"""Losses of single targets (trained tokens), one file per algorithm. The trainer sums what they return.
 
 A loss is a function from `LossInputs` and its config to `TokenLoss`, all [N].
 """
@@ -37,5 +37,5 @@ _LOSSES: Mapping[str, Callable[[LossInputs, Any], TokenLoss]] = {
 
 
 def term_loss(inputs: LossInputs, term: LossConfig) -> TokenLoss:
-    """Compute the loss that `term` configures, without its weight."""
+    """Compute the loss of each target that `term` configures, without the weight of `term`."""
     return _LOSSES[term.type](inputs, term)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """N targets of S whole samples. All tensors are [N]."""
+    """Input of a loss: N targets (trained tokens) of S whole samples. All tensors are [N]."""
 
     policy_logprobs: Tensor  # differentiable
     anchor_logprobs: Tensor  # denominator of importance ratios: the sampler, or the policy at the step's start
@@ -31,13 +31,15 @@ class TokenLoss:
 
 
 def unclipped(values: Tensor) -> TokenLoss:
-    """A loss that drops and clips no target."""
+    """Return the loss `values` [N] of targets of which none is dropped or clipped."""
     none = torch.zeros_like(values, dtype=torch.bool)
     return TokenLoss(values, none, none)
 
 
 def weighted_logprobs(inputs: LossInputs, advantages: Tensor, *, low: float = 0.0, high: float | None) -> TokenLoss:
-    """-stop_gradient(clip(r, low, high)) * A * log pi, with r = pi / anchor; `None` is no upper bound.
+    """Compute -stop_gradient(clip(r, low, high)) * A * log pi, with A = `advantages` and r = pi / anchor.
+
+    pi is the policy's probability and anchor that of the sampler, or of the policy at the step's start.
 
     `clipped_low` and `clipped_high` mark where the weight was clipped. Those tokens are still trained.
     """
@@ -48,7 +50,7 @@ def weighted_logprobs(inputs: LossInputs, advantages: Tensor, *, low: float = 0.
 
 
 def log_ratio(inputs: LossInputs, limit: float = 20.0) -> Tensor:
-    """log(policy / anchor) [N], clamped to +-`limit` so that neither its exponential nor the gradient overflows.
+    """Compute the log importance ratio, log(policy / anchor) [N], clamped to +-`limit` to avoid overflow.
 
     A ratio above exp(20) = 5e8 means that something broke. It has no gradient.
     """

@@ -27,20 +27,23 @@ from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """Loss and statistics of preference pairs."""
+    """DPO loss and statistics of preference pairs, each of a chosen (better) and a rejected rollout."""
 
     loss: float
-    """Mean over pairs."""
+    """Mean loss of the pairs."""
     accuracy: float
-    """Share of pairs with m > 0: the policy prefers the chosen rollout."""
+    """Share of pairs in which the policy prefers the chosen rollout, i.e. the margin is positive."""
     margin: float
-    """Mean m."""
+    """Mean of beta * (h(chosen) - h(rejected)) over the pairs; h is a rollout's sum of log pi - log reference."""
     coefficients: dict[str, float]
     """Derivative of the loss with respect to each rollout's summed log-prob, by rollout id."""
 
 
 def judge_preferences(gains: Mapping[str, float], pairs: Sequence[tuple[str, str]], config: DpoConfig) -> Preferences:
-    """Compute the loss of `pairs` (at least one) of (chosen, rejected) rollout ids. `gains` is h by rollout id."""
+    """Compute the DPO loss of `pairs` (at least one) of (chosen, rejected) rollout ids.
+
+    `gains` is by rollout id the sum of log pi - log reference over the rollout's tokens.
+    """
     names = {name: i for i, name in enumerate(gains)}
     h = torch.tensor(list(gains.values()), dtype=torch.float64, requires_grad=True)
     chosen, rejected = (torch.tensor([names[pair[side]] for pair in pairs]) for side in (0, 1))
@@ -57,5 +60,8 @@ def judge_preferences(gains: Mapping[str, float], pairs: Sequence[tuple[str, str
 
 
 def dpo_loss(inputs: LossInputs) -> TokenLoss:
-    """Linear loss of each target. Its advantage is minus the coefficient of its rollout (`judge_preferences`)."""
+    """Compute a loss that is linear in the log-probs and has the gradient of the DPO loss.
+
+    The advantage of each target must be minus the coefficient of its rollout (see `judge_preferences`).
+    """
     return unclipped(-inputs.advantages * inputs.policy_logprobs)

@@ -12,10 +12,10 @@ from art.trainer.losses.base import LossInputs, TokenLoss, unclipped
 
 
 def sft_loss(policy_logprobs: Tensor) -> TokenLoss:
-    """Cross-entropy [N] of targets with log-probs `policy_logprobs` [N]."""
+    """Compute the cross-entropy [N] of targets with log-probs `policy_logprobs` [N]."""
     return unclipped(-policy_logprobs)
 
 
 def rejection_loss(inputs: LossInputs) -> TokenLoss:
-    """Cross-entropy of targets with positive advantage, 0 for the others."""
+    """Compute the cross-entropy of targets with positive advantage; the others have a loss of 0."""
     return unclipped(torch.where(inputs.advantages > 0, -inputs.policy_logprobs, 0.0))

@@ -119,7 +119,7 @@ class Team:
             raise
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank. For use within `call`."""
+        """Collect `value` from all processes and return the values by rank. For use within `call`."""
         return [value] if self.size == 1 else self._exchange(value, None)
 
     def _exchange(self, value: T, error: ArtError | None) -> list[T]:
@@ -139,7 +139,7 @@ class Team:
         return self.broadcast(value)  # type: ignore[return-value]  # what `make` made
 
     def broadcast(self, value: T) -> T:
-        """The value that the first process passed."""
+        """Return on all processes the value that the first process passed."""
         values = [value]
         if self.size > 1:
             with _reporting_lost_processes():

@@ -1,4 +1,4 @@
-"""Memory of this process: what it took at most, what was left then, and how to recognise that it ran out."""
+"""Measure the memory that this process took at most and what was left then, and recognise that it ran out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed. Devices have an error type for it; on a CPU only the message of torch tells."""
+    """Return whether `error` is a failed allocation, by its type, or on a CPU by torch's message."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
@@ -27,13 +27,13 @@ def release_memory() -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let `peak_bytes` start again, where the device can: on CUDA."""
+    """Restart the measurement of `peak_bytes`, which is possible only on CUDA."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
-    """On CUDA the most that tensors took since `reset_peak`. Else the most this process ever had resident."""
+    """Return the peak memory: on CUDA of tensors since `reset_peak`, else what this process ever had resident."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -41,7 +41,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def headroom_bytes(device: torch.device) -> int:
-    """Free memory at the process's peak: what is free now, minus what the process has given back since its peak."""
+    """Return how much memory was free at the process's peak: what is free now, minus what it has freed since."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device))
@@ -49,7 +49,7 @@ def headroom_bytes(device: torch.device) -> int:
 
 
 def available_bytes() -> int | None:
-    """Main memory that can be used without swapping. `None` if the system does not tell."""
+    """Return the main memory that can be used without swapping; `None` if the system does not tell."""
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         return int(fields["MemAvailable"].split()[0]) * 1024

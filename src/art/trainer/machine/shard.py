@@ -1,4 +1,4 @@
-"""Splitting the frozen base weights over processes with torch's FSDP2, for models that do not fit one device.
+"""Split the frozen base weights over processes with torch's FSDP2, for models that do not fit one device.
 
 The weights of a decoder layer are gathered when it runs, forward and backward, and freed afterwards. The adapter is not
 sharded: it is injected later, and `fully_shard` manages only what exists when it is called. Embedding, final norm and
@@ -37,6 +37,6 @@ def shard_layers(model: Any, device: torch.device) -> None:
 
 
 def idle_layout(device: torch.device) -> TreeLayout:
-    """A layout of one token, for a pass that contributes nothing while another process has one more micro-batch."""
+    """Make a layout of one token, for an empty pass while another process computes one more micro-batch."""
     token = torch.zeros(1, dtype=torch.int64, device=device)
     return TreeLayout(token_ids=token, positions=token, subtree_end=token + 1, chains=[], kernel="dense")

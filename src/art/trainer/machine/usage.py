@@ -34,7 +34,7 @@ _NUM_PRODUCTS = 3
 
 
 def measure_usage(policy: Policy, record: StepRecord, updates_s: float, *, peak_flops: float) -> dict[str, float]:
-    """Metrics of updates that took `updates_s` seconds, on a device with `peak_flops` operations per second."""
+    """Compute throughput metrics of updates that took `updates_s` s, on a device with `peak_flops` operations per s."""
     flops_per_s = count_flops(policy.base, record, trains_base_weights=policy.trains_base_weights) / updates_s
     return {
         "throughput/train_tree_tokens_per_s": record.num_tree_tokens / updates_s,
@@ -46,7 +46,7 @@ def measure_usage(policy: Policy, record: StepRecord, updates_s: float, *, peak_
 
 
 def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: bool = False) -> float:
-    """Floating-point operations that the updates need. A multiplication and an addition are two operations.
+    """Count the floating-point operations that updates need. A multiplication and an addition are two operations.
 
     Per token and weight: 2 forward, 2 for the gradient of the input, and 2 for the gradient of the weight if it is
     trained. With a frozen base that is 4 N D, where arXiv 2001.08361 has 6 N D; the small products of the adapter are
@@ -61,7 +61,7 @@ def count_flops(base: BaseModel, record: StepRecord, *, trains_base_weights: boo
 
 
 def count_active_weights(base: BaseModel) -> int:
-    """Weights of the backbone's linear layers that one token uses; in a mixture, only those of its experts."""
+    """Count the weights of the decoder's linear layers that one token uses: in a mixture, only those of its experts."""
     linear = sum(
         module.in_features * module.out_features
         for name, module in base.backbone.named_modules()
@@ -79,7 +79,7 @@ def count_active_weights(base: BaseModel) -> int:
 
 @functools.cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Peak operations per second of the device in `dtype`, on a CPU with the threads of the first call."""
+    """Return the device's peak operations per second: in bfloat16 on a known GPU its data sheet's, else measured."""
     on_gpu = device.type == "cuda" and dtype == torch.bfloat16
     if on_gpu and (known := known_peak(torch.cuda.get_device_name(device))) is not None:
         return known
@@ -94,5 +94,5 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def known_peak(gpu: str) -> float | None:
-    """Peak from the data sheet, or `None`. The first entry whose words are in the GPU's name counts."""
+    """Return the peak of a GPU from its data sheet, or `None`. The first entry whose words are in its name counts."""
     return next((peak for name, peak in _GPU_PEAKS.items() if re.search(rf"\b{name}\b", gpu)), None)

@@ -1,4 +1,4 @@
-"""The frozen base model: loading it, checking that it can be trained, and running layouts through it."""
+"""Load the frozen base model, check that it can be trained, and run layouts through it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def load_base_model(name: str, config: TrainerConfig) -> BaseModel:
 
 
 def run_backbone(base: BaseModel, layout: TreeLayout, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """Final hidden states [T, H] of a layout. `weights` replace parameters of the backbone, by name."""
+    """Compute the final hidden states [T, H] of a layout. `weights` replace parameters of the backbone, by name."""
     inputs: dict[str, Any] = {
         "input_ids": layout.token_ids[None],
         "position_ids": layout.positions[None],
@@ -148,7 +148,7 @@ def _own_logprobs(base: BaseModel, token_ids: list[int]) -> Tensor:
 
 
 def choose_device(config: TrainerConfig) -> torch.device:
-    """The configured device; for "auto" the first available of CUDA, Apple's MPS and CPU."""
+    """Return the configured device; for "auto" the first available of CUDA, Apple's MPS and CPU."""
     if config.device != "auto":
         return torch.device(config.device)
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Running decoder layers through torch.compile: fewer passes over memory, after minutes of compilation."""
+"""Run decoder layers through torch.compile: fewer passes over memory, after minutes of compilation."""
 
 from __future__ import annotations
 

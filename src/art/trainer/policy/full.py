@@ -41,7 +41,7 @@ _NORM_ELEMENTS = 2**24
 
 
 class FullPolicy(Policy):
-    """A trained copy of the decoder. Names in `tensors` are those of the Hugging Face model."""
+    """A policy for full fine-tuning: a trained copy of the decoder. `tensors` has the Hugging Face model's names."""
 
     weights_file = checkpoints.MODEL_WEIGHTS
     trains_base_weights = True
@@ -94,11 +94,15 @@ class FullPolicy(Policy):
             tensor.copy_(self._start[name])
 
     def files(self) -> dict[str, bytes]:
-        """A folder that transformers can load: all weights, frozen ones included, configuration and tokenizer."""
+        """Return the files of a whole model for transformers, by name: all weights, configuration and tokenizer."""
         return {**self._files, checkpoints.MODEL_WEIGHTS: dump_named(self._all_weights())}
 
     def load(self, data: bytes) -> None:
-        """Load a whole model, strictly (see `Policy.load`). Its frozen weights must equal those of the base model."""
+        """Load the weights of a whole model. Its frozen weights must equal those of the base model.
+
+        Raises:
+            AdapterError: the tensors do not fit this model, or a frozen one differs.
+        """
         expected = self._all_weights()
         weights = read_named(data, expected, checkpoints.MODEL_WEIGHTS)
         for name in expected.keys() - self.tensors.keys():
@@ -111,13 +115,13 @@ class FullPolicy(Policy):
             tensor.copy_(weights[name])
 
     def norm(self) -> float:
-        """Norm of the change of all weights, rounded to the dtype of the layers as an engine serves them."""
+        """Return the norm of the change of all weights since step 0, rounded to the dtype that an engine serves."""
         self._round()
         weights = dict(self._twin.model.named_parameters())
         return _norm(weights[name].detach().float() - start.float() for name, start in self._start.items())
 
     def change_norm(self, before: Tensor) -> float:
-        """Norm of the change since `before` [P], in float32: changes that rounding would hide count too."""
+        """Return the norm of the change since `before` [P], in float32: changes that rounding would hide count too."""
         return _norm((self.values - before).split(_NORM_ELEMENTS))
 
     def _all_weights(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The decoder layers of a Hugging Face causal LM."""
+"""Find the decoder layers of a Hugging Face causal LM."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from art.errors import ConfigError
 
 
 def decoder_layers(model: Any, *, option: str) -> list[Any]:
-    """The modules that `model` names as its decoder layers.
+    """Return the modules that `model` names as its decoder layers.
 
     Args:
-        option: the setting that needs them, for the error.
+        option: name of the setting that needs the layers, for the error.
 
     Raises:
         ConfigError: the model names none.

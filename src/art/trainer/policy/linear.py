@@ -34,12 +34,12 @@ _MAX_MERGED_BYTES = 2**29
 
 
 class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed by the type checker
-    """peft's layer with a faster forward pass. Names, files and switches are those of peft."""
+    """A linear layer with a LoRA adapter, used like peft's layer but with faster forward and backward passes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.packed: tuple[Tensor, Tensor] | None = None
-        """Copies of W and its transpose in oneDNN's order, once `pack` has been called."""
+        """Copies of the weight W and its transpose in oneDNN's order; `None` until `pack` is called."""
         self._merged: Tensor | None = None
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -51,7 +51,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return _MergedProduct.apply(x, a, b, self._merged, base.bias, scale)
 
     def merge(self) -> None:
-        """Compute W + scale * B A from the current factors, and use it until the next call."""
+        """Compute the weight W + scale * B A from the adapter's current A and B, and use it until the next call."""
         a, b, scale = self._factors()
         self._merged = torch.addmm(self.base_layer.weight, b.detach(), a.detach(), alpha=scale)
 
@@ -61,7 +61,7 @@ class AdaptedLinear(PeftLinear):  # type: ignore[misc]  # peft is not followed b
         return self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
 
     def pack(self) -> None:
-        """Use packed copies of W in all products from now on."""
+        """Use copies of the weight in oneDNN's order in all products from now on."""
         weight = self.base_layer.weight.detach()
         self.packed = pack(weight, _ROWS), pack(weight.T.contiguous(), _ROWS)
 
@@ -137,13 +137,13 @@ def _grad_b(grad: Tensor, inner: Tensor, scale: float) -> Tensor:
 
 
 def layers_to_merge(layers: Sequence[AdaptedLinear]) -> list[AdaptedLinear]:
-    """The layers to merge: those that are not packed, or none if the copies would be too large."""
+    """Choose the layers that run on merged weights: those not packed, or none if the copies would be too large."""
     plain = [layer for layer in layers if layer.packed is None]
     return plain if sum(layer.base_layer.weight.nbytes for layer in plain) <= _MAX_MERGED_BYTES else []
 
 
 def pack_where_faster(layers: Sequence[AdaptedLinear]) -> None:
-    """Pack the layers whose shape measures faster that way, if the copies fit into memory."""
+    """Pack (reorder for oneDNN) the weights of layers that measure faster that way, if the copies fit into memory."""
     large = [layer for layer in layers if layer.base_layer.weight.numel() >= MIN_ELEMENTS]
     weights = [layer.base_layer.weight for layer in large]
     pays = [packing_pays(*w.shape, num_rows=_ROWS, dtype=w.dtype, backward=True) for w in weights]

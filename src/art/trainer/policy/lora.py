@@ -33,7 +33,7 @@ _EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "
 
 
 class LoraPolicy(Policy):
-    """The base model with one adapter. Names in `tensors` are those of PEFT files."""
+    """A policy made of the frozen base model and one trained LoRA adapter. `tensors` has the names of PEFT files."""
 
     config: LoraConfig
     weights_file = checkpoints.ADAPTER_WEIGHTS
@@ -80,18 +80,18 @@ class LoraPolicy(Policy):
                 tensor.zero_()
 
     def files(self) -> dict[str, bytes]:
-        """The files of the adapter, in the format of peft."""
+        """Return the files of the adapter by name, in the format of peft."""
         return {checkpoints.ADAPTER_WEIGHTS: self.dump(), checkpoints.ADAPTER_CONFIG: self.adapter_config()}
 
     def dump(self) -> bytes:
-        """The content of `adapter_model.safetensors`."""
+        """Return the content of `adapter_model.safetensors`."""
         return dump_named(self.tensors)
 
     def load(self, data: bytes) -> None:
         copy_named(data, self.tensors, "adapter")
 
     def adapter_config(self) -> bytes:
-        """The content of `adapter_config.json`."""
+        """Return the content of `adapter_config.json`."""
         values = self._peft_model.peft_config[_ADAPTER].to_dict()
         values["base_model_name_or_path"] = self.base.name
         values["target_modules"] = sorted(values["target_modules"])
@@ -102,7 +102,7 @@ class LoraPolicy(Policy):
         return self._norm_of_products(self._factors(self.tensors).values())
 
     def change_norm(self, before: Tensor) -> float:
-        """Frobenius norm of the change of all scale * B A since `values` were `before` [P].
+        """Return the Frobenius norm of the change of all scale * B A since `values` were `before` [P].
 
         B A - B' A' = (B - B') A + B' (A - A') is the product of [B - B', B'] and [A; A - A']. This form does not
         subtract large numbers that are almost equal.

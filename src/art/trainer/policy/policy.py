@@ -1,4 +1,4 @@
-"""The interface of what is trained: some weights, kept in flat vectors, on a base model."""
+"""The interface of a policy that is trained: weights on a base model, kept in flat vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Policy(ABC):
     values: Tensor  # [P]
     grads: Tensor  # [P]
     tensors: dict[str, Tensor]
-    """Views of `values`, named as in `weights_file`."""
+    """Trained tensors as views of `values`, named as in the weights file of a checkpoint."""
 
     weights_file: ClassVar[str]
     """Name of the file with the weights in a checkpoint."""
@@ -49,7 +49,7 @@ class Policy(ABC):
 
     @abstractmethod
     def files(self) -> dict[str, bytes]:
-        """The files of a checkpoint, by name: `weights_file`, and what other programs need to load it."""
+        """Return the files of a checkpoint by name: `weights_file`, and what other programs need to load it."""
 
     @abstractmethod
     def load(self, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Policy(ABC):
         """Use the weights of another checkpoint's `weights_file` inside the block.
 
         Raises:
-            AdapterError: see `load`.
+            AdapterError: the weights do not fit this model and configuration.
         """
         own = self.values.clone()
         try:
@@ -75,29 +75,29 @@ class Policy(ABC):
 
     @abstractmethod
     def norm(self) -> float:
-        """Frobenius norm of the change of all weights since step 0, as an engine serves them."""
+        """Return the Frobenius norm of the change of all weights since step 0, as an engine serves them."""
 
     @abstractmethod
     def change_norm(self, before: Tensor) -> float:
-        """Frobenius norm of the change of all weights since `values` were `before` [P]."""
+        """Return the Frobenius norm of the change of all weights since `values` were `before` [P]."""
 
     @abstractmethod
     def hidden_states(self, layout: TreeLayout) -> Tensor:
-        """Final hidden states [T, H] of a layout under the policy. Differentiable inside `accumulate_gradients`."""
+        """Compute the policy's final hidden states [T, H] of a layout, differentiable inside `accumulate_gradients`."""
 
     @abstractmethod
     def base_hidden_states(self, layout: TreeLayout) -> Tensor:
-        """Final hidden states [T, H] of a layout under the base model."""
+        """Compute the base model's final hidden states [T, H] of a layout."""
 
     @abstractmethod
     def accumulate_gradients(self) -> AbstractContextManager[None]:
-        """Add up the gradients of all backward passes in the block. `grads` holds the sum after it."""
+        """Return a context manager that adds up the gradients of all backward passes in its block, in `grads`."""
 
     def remove(self) -> None:  # noqa: B027  # nothing to do for a policy that leaves the base model as it is
         """Restore the base model to how it was loaded. The policy cannot be used afterwards."""
 
 
 def named_views(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views of `flat` [P] with the names and shapes of `like`, in its order."""
+    """Split `flat` [P] into views with the names and shapes of `like`, in its order."""
     parts = flat.split([tensor.numel() for tensor in like.values()])
     return {name: part.view(tensor.shape) for (name, tensor), part in zip(like.items(), parts, strict=True)}

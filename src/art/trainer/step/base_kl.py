@@ -1,4 +1,4 @@
-"""Measuring how far the policy has moved from its base model, on a small part of each step.
+"""Measure how far the policy has moved from its base model, on a small part of each step.
 
 If a loss compares with the base model, all of its log-probs are known already. Otherwise they are computed for as many
 samples as fit into `_BUDGET` of the step's tokens. A forward pass takes a third to a half of the time of training a
@@ -25,7 +25,7 @@ _BUDGET = 1 / 16
 
 
 def with_sampled_base(paths: list[SamplePath], measurer: Measurer, *, step: int) -> list[SamplePath]:
-    """`paths`, where some have the base model's log-probs as stream `SAMPLED_BASE`. Unchanged if all have `BASE`."""
+    """Add the base model's log-probs (stream `SAMPLED_BASE`) to some of the samples, unless all have them (`BASE`)."""
     if all(BASE in path.streams for path in paths):
         return paths
     chosen = choose_paths(paths, step=step)
@@ -40,7 +40,7 @@ def with_sampled_base(paths: list[SamplePath], measurer: Measurer, *, step: int)
 
 
 def choose_paths(paths: Sequence[SamplePath], *, step: int) -> list[int]:
-    """Indices of the samples to measure in `step`: different in each step, and the same if a step is repeated."""
+    """Choose by index the samples whose KL to the base model is measured. A repeated step chooses the same."""
     order, shared = sort_paths(paths)
     ranks = [rank for rank, index in enumerate(order) if paths[index].sample.component == "rl"]
     if not ranks:

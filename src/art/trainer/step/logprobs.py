@@ -33,7 +33,7 @@ time as 2**19; 2**21 take 5 % more, 2**22 10 % more. Fewer tiles gained no wall 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The frozen language-model head."""
+    """The frozen language-model head, which maps a hidden state to V logits."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None  # [V]
@@ -41,7 +41,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """Targets grouped by the row of logits that they read. There is one row per (query, temperature)."""
+    """N targets (trained tokens), grouped by the row of logits that predicts them.
+
+    There is one row per query (the token before a target) and temperature.
+    """
 
     queries: Tensor  # [R] index into the layout
     temperatures: Tensor  # [R]
@@ -52,7 +55,7 @@ class TargetRows:
 
 
 def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
-    """Group `targets` by the row of logits that they read, on `device`."""
+    """Group `targets` by the row of logits that predicts them, on `device`."""
     keys = np.stack([targets.queries.astype(np.float64), targets.temperatures.astype(np.float64)])
     order = np.lexsort((keys[1], keys[0]))
     keys = keys[:, order]
@@ -70,7 +73,7 @@ def group_by_row(targets: Targets, device: torch.device) -> TargetRows:
 
 
 def target_logprobs(hidden: Tensor, head: Head, rows: TargetRows) -> tuple[Tensor, Tensor]:
-    """Log-probs [N] of the targets in the order of `rows`, and the entropy [R] of each row's distribution.
+    """Compute the log-probs [N] of the targets in the order of `rows`, and the entropy [R] of each row's distribution.
 
     `hidden` [T, H] are the final hidden states of a layout. The entropy carries no gradient.
     """

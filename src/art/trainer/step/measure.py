@@ -27,11 +27,11 @@ from art.trainer.streams import BASE
 from art.trainer.tree.tree import FloatArray, SamplePath
 
 HiddenStates = Callable[[TreeLayout], Tensor]
-"""Final hidden states [T, H] of a layout: `Policy.hidden_states` or `Policy.base_hidden_states`."""
+"""Function that computes the final hidden states [T, H] of a layout, under the policy or the base model."""
 
 
 class Measurer:
-    """Adds log-probs to the samples of one step, before its first update."""
+    """Adds log-probs under the policy, base model or other checkpoints to a step's samples, before its first update."""
 
     def __init__(
         self, policy: Policy, batcher: MicroBatcher, progress: Progress, references: Mapping[int, Path] | None = None
@@ -43,7 +43,7 @@ class Measurer:
         self._references = references or {}
 
     def add_stream(self, paths: list[SamplePath], source: int | str, name: str) -> list[SamplePath]:
-        """`paths` with one more stream, `name`: the log-probs of all targets under `source`.
+        """Return `paths` with one more stream `name`: the log-probs of all targets under the weights `source`.
 
         `source` is `POLICY`, `BASE`, or the step of a checkpoint.
 
@@ -72,7 +72,7 @@ def add_stream(
     batcher: MicroBatcher,
     progress: Progress | None = None,
 ) -> list[SamplePath]:
-    """`paths` with the log-probs of all their targets as stream `name`.
+    """Return `paths` with the log-probs of all their targets under the model `hidden_states`, as stream `name`.
 
     Where memory runs out, smaller micro-batches are used, and `batcher` makes smaller ones from then on: what does not
     fit without a gradient does not fit with one.
@@ -106,7 +106,7 @@ def add_stream(
 
 
 def target_logprobs_in_order(micro_batch: MicroBatch, base: BaseModel, hidden_states: HiddenStates) -> FloatArray:
-    """[N] log-probs of the targets, in the targets' own order."""
+    """Compute the log-probs [N] of a micro-batch's targets, in the order of `micro_batch.targets`."""
     rows = micro_batch.rows
     by_row, _ = target_logprobs(hidden_states(micro_batch.layout), base.head, rows)
     logprobs: FloatArray = torch.empty_like(by_row).index_copy_(0, rows.order, by_row).cpu().numpy()

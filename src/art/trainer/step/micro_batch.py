@@ -50,7 +50,7 @@ def make_micro_batch(paths: list[SamplePath], base: BaseModel) -> MicroBatch:
 def split_micro_batches(
     paths: list[SamplePath], base: BaseModel, *, max_tokens: int, team: Team = ALONE
 ) -> list[MicroBatch]:
-    """The micro-batches of this process, of at most `max_tokens` tree tokens each. A longer path gets its own."""
+    """Make the micro-batches of this process, of at most `max_tokens` tree tokens each. A longer path gets its own."""
     shares = pack_shares(paths, max_tokens=max_tokens, num_shares=team.size)
     return [make_micro_batch([paths[index] for index in part], base) for part in shares[team.rank]]
 
@@ -65,7 +65,7 @@ class MicroBatcher:
         self.base = base
         self.team = team
         self.max_tokens = max_tokens
-        """Tokens per micro-batch. Shrinks when memory runs out, to what did fit."""
+        """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
         self._checked_kernels: set[KernelName] = set()
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
@@ -88,7 +88,7 @@ class MicroBatcher:
 
 
 def count_idle_passes(micro_batches: list[MicroBatch], base: BaseModel, team: Team) -> int:
-    """How many empty passes this process must add: all processes must run a sharded model equally often."""
+    """Count the empty passes that this process must add so that all processes run a sharded model equally often."""
     return max(team.gather(len(micro_batches))) - len(micro_batches) if base.is_sharded else 0
 
 

@@ -49,9 +49,10 @@ def correct_mismatch(log_ratio: Tensor, samples: Tensor, num_samples: int, confi
 
 
 def find_mismatched(log_ratio: Tensor, samples: Tensor, num_samples: int, config: MismatchConfig) -> Tensor:
-    """Which samples differ too much: [num_samples] booleans, False for a sample without targets.
+    """Find samples whose probabilities differ too much between trainer and sampler: [num_samples] booleans.
 
-    `log_ratio` [N] is policy minus sampling log-prob of each target, `samples` [N] the index of its sample.
+    `log_ratio` [N] is policy minus sampling log-prob of each target, `samples` [N] the index of its sample. A sample
+    without targets gets False.
     """
     zeros = log_ratio.new_zeros(num_samples)
     counts = zeros.index_add(0, samples, torch.ones_like(log_ratio))
@@ -63,7 +64,7 @@ def find_mismatched(log_ratio: Tensor, samples: Tensor, num_samples: int, config
 
 
 def judge_mismatch(num_masked: int, num_samples: int, config: MismatchConfig) -> float:
-    """Return the share of masked samples. Logs a warning if it is above `config.alarm`.
+    """Return the share of samples that the mismatch gate masks. Log a warning if it is above `config.alarm`.
 
     Raises:
         TrainingError: the share is above `config.abort`.

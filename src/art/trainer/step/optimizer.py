@@ -53,7 +53,7 @@ class Optimizer:
         return norm
 
     def dump(self) -> bytes:
-        """The content of `optimizer.safetensors`: both moments of every trained tensor."""
+        """Return the content of `optimizer.safetensors`: both moments of every trained tensor."""
         return dump_named(self._named_moments())
 
     def load(self, data: bytes, num_updates: int) -> None:

@@ -1,4 +1,4 @@
-"""Which optimiser updates a step makes: from checked samples and a configuration, before anything is trained."""
+"""Plan the optimiser updates of a step from checked samples and a configuration, before anything is trained."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ class UpdatePlan:
 
     updates: list[Update]
     metrics: dict[str, float] = field(default_factory=dict)
-    """These replace metrics of the same names that the updates report."""
+    """Metrics that replace those of the same names that the updates report."""
 
 
 def plan_rl(
     paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer, *, step: int
 ) -> UpdatePlan:
-    """One update per mini-batch. Measures first what the losses compare the policy with.
+    """Plan one update per mini-batch of a reinforcement-learning step. First add the log-probs that the losses need.
 
     Raises:
-        NothingTrainableError, TrajectoryError: see `prepare_paths`.
+        NothingTrainableError: the loss is dpo and no pair can be compared.
+        TrajectoryError: the loss is distillation and a sample lacks its teacher's log-probs.
     """
     paths, metrics = prepare_paths(paths, config, pairs, measurer)
     paths = with_sampled_base(paths, measurer, step=step)
@@ -50,7 +51,7 @@ def plan_rl(
 
 
 def plan_sft(paths: list[SamplePath], config: TrainSFTConfig) -> UpdatePlan:
-    """One update per batch of trajectories.
+    """Plan one update per batch of trajectories for a step of supervised fine-tuning.
 
     Raises:
         ConfigError: the number of learning rates is not the number of batches.

@@ -1,4 +1,4 @@
-"""Preparing the samples of a reinforcement-learning step before its first update.
+"""Prepare the samples of a reinforcement-learning step before its first update.
 
 references (KL, DPO)         log-probs of the base model or another checkpoint are added as streams
 anchor at the step's start   the policy's own log-probs are added, if several updates follow
@@ -28,7 +28,7 @@ from art.trainer.tree.tree import SamplePath
 def prepare_paths(
     paths: list[SamplePath], config: TrainConfig, pairs: Sequence[tuple[str, str]], measurer: Measurer
 ) -> tuple[list[SamplePath], dict[str, float]]:
-    """The paths with everything that the updates read, and metrics that are known already.
+    """Add to the samples `paths` all that the updates read. Return them, and metrics that are known already.
 
     Raises:
         NothingTrainableError: the loss is dpo and no pair can be compared.

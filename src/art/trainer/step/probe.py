@@ -18,7 +18,7 @@ _STRIDE = 7919
 
 
 def fresh_probe_tokens(vocab_size: int) -> list[int]:
-    """The token path of the probe at step 0, where nothing was sampled yet."""
+    """Make up the tokens of the probe, on which engine and trainer are compared, for step 0: none was sampled yet."""
     return [(1 + _STRIDE * i) % vocab_size for i in range(_FRESH_PROBE_TOKENS)]
 
 

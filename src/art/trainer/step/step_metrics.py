@@ -31,16 +31,16 @@ class MicroBatchRecord:
     clipped_high: NDArray[np.bool_]
     is_rl: NDArray[np.bool_]
     base_logprobs: NDArray[np.float32]
-    """NaN where the base model was not measured."""
+    """Log-probs under the base model, NaN where they were not measured."""
 
     def where(self, chosen: NDArray[np.bool_]) -> MicroBatchRecord:
-        """The record of some of the targets."""
+        """Return the record of the targets for which `chosen` [N] is true."""
         return MicroBatchRecord(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a step observed; filled while it runs."""
+    """Measurements of a training step, from which its metrics are computed. They are added while it runs."""
 
     micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # per update
@@ -53,14 +53,14 @@ class StepRecord:
     num_rows: int = 0
     """Number of hidden states that went through the language-model head."""
     num_gated: int = 0
-    """Number of reinforcement-learning samples that the gate judged."""
+    """Number of reinforcement-learning samples that the mismatch gate judged."""
     num_mismatched: int = 0
     num_mismatched_targets: int = 0
     num_truncated_targets: int = 0
 
 
 def summarise(record: StepRecord, paths: list[SamplePath], *, step: int, max_grad_norm: float) -> dict[str, float]:
-    """Metrics that follow from the record of a step. `step` is the checkpoint that it continued from."""
+    """Compute the metrics of a training step from its record. `step` is the checkpoint that it continued from."""
     targets = _join(record.micro_batches)
     unshared = sum(len(path.sample.token_ids) for path in paths)
     grad_norms = np.asarray(record.grad_norms)
@@ -108,7 +108,7 @@ def _join(parts: list[MicroBatchRecord]) -> MicroBatchRecord:
 
 
 def summarise_weights(policy: Policy, before: Tensor, *, learning_rate: float) -> dict[str, float]:
-    """Metrics of the weights after a step. `before` [P] are `policy.values` from before it."""
+    """Compute metrics of the weights after a step. `before` [P] are `policy.values` from before it."""
     norm = policy.norm()
     return {
         "loss/learning_rate": learning_rate,

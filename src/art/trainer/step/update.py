@@ -39,21 +39,22 @@ from art.trainer.tree.tree import FloatArray, SamplePath, Targets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Everything that determines one optimiser update."""
+    """Everything that determines one optimiser update: its samples, learning rate and losses."""
 
     paths: list[SamplePath]
     learning_rate: float
     terms: tuple[LossConfig, ...] = ()
     """Losses of the "rl" samples. Their weighted sum is trained."""
     anchor: Literal["sampler", "step_start"] = "sampler"
-    """`step_start` reads the stream `ANCHOR`. If there is none, the policy is its own anchor (a single update)."""
+    """Denominator of importance ratios: the sampler's probability, or the policy's at the start of the step. The latter
+    is the stream `ANCHOR`, or without it (a single update) the current policy's."""
     mismatch: MismatchConfig | None = None
 
 
 def run_updates(
     loaded: Loaded, updates: list[Update], optimizer: OptimizerConfig, batcher: MicroBatcher, progress: Progress
 ) -> StepRecord:
-    """Change the weights of `loaded` by all of `updates`; return what was observed meanwhile.
+    """Change the weights of `loaded` by all of `updates`, one after the other. Return the measurements of the step.
 
     Raises:
         TrainingError: a loss or a gradient is not finite, too many samples do not come from the policy, a single sample
@@ -81,7 +82,7 @@ def compute_gradient(
     progress: Progress | None = None,
     team: Team = ALONE,
 ) -> int | None:
-    """Leave the gradient of the update's loss in `policy.grads`, and fill `record`.
+    """Compute the gradient of an update's loss into `policy.grads`, and add its measurements to `record`.
 
     `micro_batches` are those of this process. Gradient, record and errors are those of all processes, on every process.
     Where memory runs out, a process starts again on smaller micro-batches of the same samples, which have the same

@@ -1,4 +1,4 @@
-"""Planning tree attention on the CPU, chain by chain.
+"""Plan attention over a prefix tree on the CPU, chain by chain.
 
 A chain of the layout is what one path adds to the paths before it: `n` tokens in a row, without branches, whose keys
 are the path from the root. Attention of a chain is that of the last `n` tokens of an ordinary causal sequence. So only
@@ -34,7 +34,7 @@ _MAX_PADDED = 1.25
 
 @dataclass(frozen=True, slots=True)
 class ChainKeys:
-    """A chain of a layout, and its keys as runs of the layout, from the root to the chain's own tokens."""
+    """A chain, an unbranched run of a prefix tree, and its keys as runs from the root to the chain's own tokens."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class ChainKeys:
 
 
 def make_chain_keys(chain: Chain) -> ChainKeys:
-    """Split `chain.path` into runs. There are few, because the path only jumps where it skips a sibling."""
+    """Split the path of a chain into runs of consecutive places. It jumps only where it skips a sibling."""
     borders = np.flatnonzero(np.diff(chain.path) != 1) + 1
     runs = tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(chain.path, borders))
     return ChainKeys(start=chain.start, end=chain.end, runs=runs)
@@ -96,7 +96,10 @@ Work = Sequence[ChainWork]
 
 
 def plan_chains(chains: Sequence[ChainKeys], *, num_tokens: int, num_heads: int, window: int | None) -> Work:
-    """Plan the attention of all chains of a layout of `num_tokens` tokens, with an optional sliding window."""
+    """Plan the attention of all chains (unbranched runs) of a prefix tree of `num_tokens` tokens.
+
+    `window` is the size of the sliding window, if any.
+    """
     short = [chain for chain in chains if chain.num_queries <= BLOCK]
     short.sort(key=lambda chain: (chain.num_queries, chain.num_keys), reverse=True)
     work = [_long(chain, window) for chain in chains if chain.num_queries > BLOCK]

@@ -1,4 +1,4 @@
-"""Sharing out the micro-batches of an update among several processes, by the number of tree tokens."""
+"""Divide the micro-batches of an update among several processes, by the number of tree tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PRECISION = 0.02
 
 
 def pack_shares(paths: Sequence[SamplePath], *, max_tokens: int, num_shares: int) -> list[list[list[int]]]:
-    """The micro-batches of each share, as indices into `paths`.
+    """Split `paths` into micro-batches for `num_shares` processes. Return indices into `paths`, by process.
 
     Tries several token budgets up to `max_tokens` and takes the one with the smallest largest share. A smaller budget
     spreads the work more evenly, but cuts more trees, and each part of a tree repeats its prefix. The result is the
@@ -62,6 +62,6 @@ def _sizes(paths: Sequence[SamplePath], packed: Sequence[list[int]]) -> list[int
 
 
 def count_tree_tokens(paths: Sequence[SamplePath]) -> int:
-    """Number of tokens in the tree of `paths`, computed without building the tree."""
+    """Count the tokens in the prefix tree of `paths` without building the tree."""
     _, shared = sort_paths(paths)
     return sum(len(path.token_ids) for path in paths) - sum(shared)

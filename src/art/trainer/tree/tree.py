@@ -34,7 +34,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePath:
-    """A validated `TrainingSample` with at least one target, as arrays."""
+    """A checked training sample as arrays: a sequence of tokens with at least one target (a token to train on)."""
 
     sample: TrainingSample
     token_ids: IntArray  # [T] tokens up to the last query
@@ -49,7 +49,7 @@ class SamplePath:
 
     @property
     def share(self) -> float:
-        """What the sample adds to the normaliser of its component."""
+        """What the sample adds to the number by which the summed loss of its component ("rl" or "sft") is divided."""
         if self.sample.share is not None:
             return self.sample.share
         return self.sample.weight * len(self.query_positions)
@@ -60,7 +60,7 @@ class SamplePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """The N targets of one layout. Several may share a query."""
+    """The N targets (trained tokens) of one layout. Several may share a query, the token before them."""
 
     queries: IntArray  # [N] index into the layout: the token *before* the target
     token_ids: IntArray  # [N] the token to predict there
@@ -87,7 +87,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixTree:
-    """A depth-first layout of `T` tokens."""
+    """The prefix tree of a batch of samples: a depth-first layout of T tokens."""
 
     token_ids: IntArray  # [T]
     positions: IntArray  # [T] depth of the token in its own sequence
@@ -153,7 +153,7 @@ def check_sample(sample: TrainingSample, *, vocab_size: int) -> SamplePath | Non
 
 
 def sort_paths(paths: Sequence[SamplePath]) -> tuple[list[int], list[int]]:
-    """The order in which paths are laid out, and how many tokens each shares with the path before it.
+    """Sort paths by their tokens. Return their order, and how many tokens each shares with the path before it.
 
     Equal paths are ordered by sample id, so the layout does not depend on the order of `paths`.
     """

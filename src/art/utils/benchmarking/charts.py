@@ -1,4 +1,4 @@
-"""Charts of the data frames of `load_trajectories`."""
+"""Draws charts of the data frames that `load_trajectories` returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logged trajectories and metrics of a project as polars data frames."""
+"""Loads logged trajectories and metrics of a project as polars data frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_trajectories(
     A number is null where a trajectory does not have that metric.
 
     Args:
-        models: Names of those to read; by default all that have logged.
+        models: Names of the models to read; by default all that have logged.
         debug: Log what is read.
         art_path: Data directory; by default `.art`.
 
@@ -58,7 +58,7 @@ def load_trajectories(
 def load_aggregated_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | Path | None = None
 ) -> pl.DataFrame:
-    """Load the means of reward and metrics, and `num_trajectories`, by model, split and step."""
+    """Load the mean reward and metrics of logged trajectories, and `num_trajectories`, by model, split and step."""
     frame = load_trajectories(project_name, models, debug, art_path)
     polars = _polars()
     if frame.is_empty():
@@ -72,7 +72,7 @@ def load_aggregated_trajectories(
 def load_latest_metrics(
     project_name: str, models: list[str] | None = None, art_path: str | Path | None = None
 ) -> pl.DataFrame:
-    """Load the last value of every metric in `history.jsonl`, one row per model."""
+    """Load the last logged value of every metric of a project's models, one row per model."""
     rows = []
     for folder in _folders(project_name, models, art_path):
         latest: dict[str, Any] = {"model": folder.name}

@@ -1,4 +1,4 @@
-"""The models of a chart."""
+"""`BenchmarkModelKey`, which says what model a chart shows and how it is labelled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchmarkModelKey:
-    """A model in a chart: its label, and the split that is shown."""
+    """A model in a chart: its name, its label, and the split whose trajectories are shown."""
 
     name: str
     display_name: str | None = None

@@ -18,6 +18,7 @@ from art.engines.torch.embedded import Output
 from art.engines.torch.pool import EnginePool
 from art.engines.torch.weights import full
 from art.errors import AdapterError, ArtError, HandshakeError, NotFoundError
+from art.protocol.calls import TrainSft
 from art.protocol.samples import plain_sample
 from art.runtime.publish.publish import publish
 from art.storage.checkpoints import read_probe
@@ -78,13 +79,14 @@ def train(model: Path, folder: Path, dtype: Any = "float32", learning_rate: floa
     trainer.init_checkpoint(folder / "0", None)
     norms = []
     for number in (1, 2):
-        result = trainer.train_sft(
-            [replace(plain_sample(tokens(number, 30), "probe"), component="sft")],
-            TrainSFTConfig(learning_rate=learning_rate),
+        call = TrainSft(
+            samples=[replace(plain_sample(tokens(number, 30), "probe"), component="sft")],
+            config=TrainSFTConfig(learning_rate=learning_rate),
             from_checkpoint=folder / str(number - 1),
             to_checkpoint=folder / str(number),
             job_id=f"job-{number}",
         )
+        result = trainer.train(call)
         norms.append(result.metrics["loss/adapter_norm"])
     return norms
 

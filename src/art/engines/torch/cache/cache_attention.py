@@ -31,7 +31,7 @@ _DENSE_GAIN = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """Formula of the attention in one layer."""
+    """Parameters of the attention formula in one layer."""
 
     scale: float
     window: int | None = None
@@ -42,7 +42,7 @@ class Formula:
 
 @dataclass(slots=True)
 class Write:
-    """Where to store the new keys and values of one pool."""
+    """Where one pool of the KV cache stores the keys and values of a batch's tokens."""
 
     pool: Pool
     tokens: slice | Tensor  # indices into the batch
@@ -52,7 +52,7 @@ class Write:
 
 @dataclass(slots=True)
 class DecodeGroup:
-    """Sequences of one pool that add one token each."""
+    """Plan of the attention for sequences in one pool of the KV cache that add one token each (decoding)."""
 
     pool: Pool
     tokens: slice | Tensor  # indices into the batch
@@ -64,7 +64,7 @@ class DecodeGroup:
     windows: dict[int, tuple[int, Tensor | None]] = field(default_factory=dict)
 
     def window(self, size: int, like: Tensor) -> tuple[int, Tensor | None]:
-        """The first key that any row sees in a window of `size`, and the mask of the keys from there on."""
+        """Return the first key that any row sees in a sliding window of `size`, and the mask of the keys from it on."""
         if self.num_keys <= size:
             return 0, self.mask
         if size not in self.windows:
@@ -76,7 +76,10 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class PrefillSegment:
-    """Tokens `[start, end)` of the batch, which continue a sequence at `offset`. Without a pool they are all of it."""
+    """Tokens `[start, end)` of the batch, which continue the sequence in row `row` of `pool` at position `offset`.
+
+    Without a pool they are a whole sequence.
+    """
 
     start: int
     end: int
@@ -87,7 +90,7 @@ class PrefillSegment:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """Attention of one step, for all layers."""
+    """Plan of the attention in one forward pass: what to store in the KV cache, and which keys each query sees."""
 
     writes: list[Write] = field(default_factory=list)
     decode: list[DecodeGroup] = field(default_factory=list)
@@ -102,7 +105,10 @@ def decode_group(
     positions: npt.NDArray[np.int64],
     like: Tensor,
 ) -> DecodeGroup:
-    """Plan the attention of the tokens `tokens` [n] of the batch, at `positions` [n] of the rows `rows` [n]."""
+    """Plan the attention of sequences that add one token each.
+
+    Their tokens have the indices `tokens` [n] in the batch, and are at `positions` [n] of rows `rows` [n] of `pool`.
+    """
     low, high = int(rows.min()), int(rows.max()) + 1
     lengths, num_keys = positions + 1, int(positions.max()) + 1
     row_index: Tensor | slice
@@ -127,7 +133,7 @@ def _decode_mask(hidden: npt.NDArray[np.bool_], like: Tensor) -> Tensor:
 
 
 def slice_or_index(values: npt.NDArray[np.int64], like: Tensor) -> slice | Tensor:
-    """A slice if `values` are consecutive, which avoids a copy, else an index tensor."""
+    """Return `values` as a slice if they are consecutive, which avoids a copy, else as an index tensor."""
     first, last = int(values[0]), int(values[-1])
     if last - first + 1 == len(values) and (np.diff(values) == 1).all():
         return slice(first, last + 1)
@@ -139,7 +145,7 @@ def to_device(values: npt.NDArray[np.int64], like: Tensor) -> Tensor:
 
 
 def attend(plan: AttentionPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, formula: Formula) -> Tensor:
-    """Store the new keys and values, then attend: q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] ->
+    """Store keys and values in the cache, then attend: q [N, heads, d], k [N, kv heads, d], v [N, kv heads, e] ->
     [N, heads, e]."""
     for write in plan.writes:
         write.pool.keys[layer][write.rows, :, write.positions] = k[write.tokens]
@@ -276,7 +282,7 @@ def hf_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`attend` with the signature that transformers requires: query [1, heads, N, d] -> [1, N, heads, e]."""
+    """Call `attend`, with the signature that transformers requires: query [1, heads, N, d] -> [1, N, heads, e]."""
     if art_probe is not None:
         art_probe.see(module.layer_idx, query, key, value, kwargs)
         if art_probe.problems:
@@ -292,6 +298,6 @@ def hf_mask(*_args: Any, **_kwargs: Any) -> None:
 
 
 def no_cache_plan(lengths: Sequence[int]) -> AttentionPlan:
-    """A plan for whole sequences of `lengths`, packed one after the other, that stores nothing in the cache."""
+    """Make an attention plan for whole sequences of `lengths`, packed one after the other, without a KV cache."""
     ends = np.cumsum(lengths).tolist()
     return AttentionPlan(prefill=[PrefillSegment(start=end - n, end=end) for end, n in zip(ends, lengths, strict=True)])

@@ -1,4 +1,4 @@
-"""Choosing the size of the KV cache."""
+"""Choose the size of the KV cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARE = {"cpu": 0.25, "cuda": 0.4, "mps": 0.25}
 
 
 def kv_budget(model: LoadedModel, config: EngineConfig) -> int:
-    """Tokens that the KV cache may hold: the configured number, else what requests need and memory allows.
+    """Return how many tokens the KV cache may hold: the configured number, else what requests need and memory allows.
 
     Raises:
         ConfigError: a single request of full length would not fit.

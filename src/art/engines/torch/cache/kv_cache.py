@@ -31,7 +31,7 @@ MIN_SHARED_PREFIX = 4
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One row of a pool, in use by one sequence."""
+    """One row of a pool. It holds the keys and values of one sequence, whose request runs or has ended."""
 
     pool: Pool
     row: int
@@ -57,7 +57,7 @@ class LayerShape:
 
 
 class Pool:
-    """Rows of one capacity. Keys and values are head-major, so that one row's attention reads contiguous memory."""
+    """KV cache rows of one capacity. Keys and values are head-major, so attention reads contiguous memory of a row."""
 
     def __init__(self, capacity: int, shapes: Sequence[LayerShape], dtype: torch.dtype, device: str) -> None:
         self.capacity = capacity
@@ -107,7 +107,7 @@ class Pool:
         self.num_known[row] = self.num_computed[row] = 0
 
     def clear(self, row: int) -> None:
-        """Free `row`."""
+        """Mark the row `row` as free, without content."""
         self.slots[row] = None
         self.uids[row], self.busy[row] = -1, False
         self.num_known[row] = self.num_computed[row] = 0
@@ -115,7 +115,7 @@ class Pool:
     def record(
         self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]
     ) -> None:
-        """Mark tokens as computed. All arguments are [n]; positions of the same row must ascend."""
+        """Note that the rows now hold these tokens. All arguments are [n]; positions of the same row must ascend."""
         self.tokens[rows, positions] = token_ids
         self.num_computed[rows] = positions + 1  # for equal rows the last assignment counts
         self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
@@ -136,7 +136,7 @@ class Pool:
 
 @dataclass(slots=True)
 class Match:
-    """How much of a prompt the cache holds."""
+    """Result of a search in the KV cache for the longest prefix of a prompt."""
 
     slot: Slot | None = None
     length: int = 0
@@ -148,7 +148,10 @@ class Match:
 
 
 class KVCache:
-    """All slots. `budget` limits the tokens of all rows together; it must allow one row of `max_context`."""
+    """Keys and values of all sequences, in slots.
+
+    `budget` limits the tokens of all rows together; it must allow one row of `max_context`.
+    """
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class KVCache:
         self._clock = 0
 
     def acquire(self, uid: int, tokens: npt.NDArray[np.int32], match: Match, expected: int = 0) -> Slot | None:
-        """A slot for a sequence that starts with `tokens`, filled with what could be reused (never all tokens).
+        """Take a slot for a sequence that starts with `tokens`, filled with what could be reused (never all tokens).
 
         Args:
             match: the current result of `match(uid, tokens)`.
@@ -208,7 +211,7 @@ class KVCache:
         return slot
 
     def grow(self, slot: Slot, length: int) -> bool:
-        """Make room for `length` tokens in a busy slot, which may move it. False if there is no room now."""
+        """Make room for `length` tokens in a busy slot, which may move it. Return false if there is no room now."""
         old = slot.pool
         if length <= old.capacity:
             return True
@@ -232,7 +235,7 @@ class KVCache:
         slot.pool.last_used[slot.row] = self._clock
 
     def discard(self, slot: Slot, *, wipe: bool = False) -> None:
-        """Free a slot's row. `wipe` overwrites it with 0: a NaN in masked keys would still reach later users."""
+        """Free a slot's row. `wipe` overwrites it with 0, since a NaN would reach later sequences despite masks."""
         pool = slot.pool
         if wipe:
             for tensor in (*pool.keys, *pool.values):
@@ -256,7 +259,7 @@ class KVCache:
         }
 
     def match(self, uid: int, tokens: npt.NDArray[np.int32]) -> Match:
-        """The longest prefix of `tokens` that a slot of adapter `uid` holds."""
+        """Find the longest prefix of `tokens` that a slot of adapter `uid` holds."""
         best = Match()
         for pool in self.pools:
             rows = np.flatnonzero(pool.uids == uid)

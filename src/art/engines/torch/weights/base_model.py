@@ -1,4 +1,4 @@
-"""Loading a Hugging Face causal language model for serving, and checking that it computes what transformers computes.
+"""Load a Hugging Face causal language model for serving, and check that it computes what transformers computes.
 
 In general the model's own forward pass is used, with attention and linear layers replaced by ours. The Llama family has
 a faster loop (`llama`). In both cases a packed trial batch is compared with transformers' eager forward pass before the
@@ -42,14 +42,14 @@ _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn", "proportional"}
 
 
 class Decoder(Protocol):
-    """A model that computes packed batches."""
+    """Protocol of a language model that computes the logits of packed batches."""
 
     parts: dict[str, Part]
     """The linear layers that adapters may change, by Hugging Face module name."""
     num_linears: int
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits [rows to sample, vocabulary] of a batch."""
+        """Compute the logits [rows to sample, vocabulary] of a batch."""
 
 
 @dataclass(slots=True)
@@ -86,9 +86,9 @@ class HfDecoder:
         return logits if rows is None or picks_rows else logits[rows]
 
     def find_parts(self, batch: Batch) -> None:
-        """Find the layers that see one row per token, with a trial batch that computes all logits.
+        """Find the linear layers whose input has one row per token, by computing all logits of a trial batch.
 
-        Other layers (in some mixtures an expert sees only its tokens) cannot apply the adapters of a mixed batch.
+        Other layers (e.g. experts that see only the tokens routed to them) cannot apply the adapters of a mixed batch.
         """
         self._context.num_rows = batch.token_ids.shape[0]
         self.logits(batch)
@@ -126,7 +126,7 @@ def load_model(path: str, config: EngineConfig, inspect_model: Callable[[Any], N
 
 
 def choose_device(config: EngineConfig) -> tuple[str, torch.dtype | str]:
-    """The device, and the dtype to load with (`"auto"` is the dtype of the checkpoint).
+    """Return the device and the dtype to load a model with (`"auto"` is the dtype of its files).
 
     Raises:
         ConfigError: the configured device does not exist.
@@ -148,9 +148,9 @@ def _load_hf(path: str, device: str, dtype: torch.dtype | str, quantization: Qua
     AttentionInterface.register(attention.NAME, attention.hf_attention)
     AttentionMaskInterface.register(attention.NAME, attention.hf_mask)
     options = loading_options(quantization, device=device, dtype=dtype)
-    options |= {"dtype": dtype, "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True}
+    options |= {"dtype": dtype, "attn_implementation": "eager"}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
+        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"cannot load base model {path!r}: {error}") from error
     if not getattr(model, "_supports_attention_backend", False):

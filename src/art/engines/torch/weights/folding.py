@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 30
 
 
 class Folding:
-    """Keeps track of which adapter is folded into `linears`."""
+    """Folds one adapter at a time into (adds it to a copy of) the weights of `linears`, and knows which."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         weights = [linear.weight for linear in linears]
@@ -32,7 +32,7 @@ class Folding:
         self._num_steps = 0
 
     def covers(self, runs: list[Run], num_rows: int) -> bool:
-        """Whether all `num_rows` rows of the batch use the folded adapter, which may be folded by this call."""
+        """Return whether all `num_rows` rows of a batch use the folded adapter. This call may fold it first."""
         if not self._linears or len(runs) != 1 or runs[0].end - runs[0].start != num_rows:
             self._last_uid = None
             return False

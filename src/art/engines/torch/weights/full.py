@@ -1,4 +1,4 @@
-"""Loading a full checkpoint, after checking that it is the base model with other weights."""
+"""Load a full checkpoint (all weights were trained), after checking that it is the base model with other weights."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Adapter:
     """Loaded LoRA weights. They never change: loading a name again makes a new `Adapter`."""
 
     uid: int
-    """Unique in the engine. KV cache entries refer to it. The base model has 0."""
+    """Number of the adapter, unique in the engine. KV cache entries refer to it. The base model has 0."""
     factors: list[Factors | None]  # by `Linear.index`
     info: AdapterInfo
     num_users: int = 0
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One Hugging Face linear layer: the output columns `[start, end)` of `linear`."""
+    """One linear layer of the Hugging Face model, computed as the output columns `[start, end)` of `linear`."""
 
     linear: Linear
     start: int
@@ -59,7 +59,7 @@ class Part:
 
 
 class Linear:
-    """`y = x W^T + bias`, plus the adapters of the rows. May consist of several fused layers, side by side."""
+    """A linear layer `y = x W^T + bias` plus the adapters of the rows. It may be several layers, fused side by side."""
 
     __slots__ = ("_folded", "bias", "index", "is_packed", "num_in", "num_out", "weight")
 
@@ -88,7 +88,7 @@ class Linear:
             self.weight = self._folded = pack(weight, _ROWS)
 
     def fold(self, factors: Factors | None) -> None:
-        """Keep W + (a b)^T beside W for batches of one adapter. Without `factors` that is W itself."""
+        """Store W + (a b)^T in addition to W, for batches of this one adapter. Without `factors` it is W itself."""
         self._folded = self.weight
         if factors is not None:
             plain = self.weight.to_dense() if self.is_packed else self.weight

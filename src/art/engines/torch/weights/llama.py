@@ -36,7 +36,7 @@ class _Layer:
 
 
 class LlamaDecoder:
-    """A `base_model.Decoder`. It takes the weights out of `hf_model`, which cannot be used afterwards."""
+    """Fast decoder for the Llama family. It takes the weights out of `hf_model`, which cannot be used afterwards."""
 
     def __init__(self, hf_model: Any, *, windows: Sequence[int | None], max_context: int) -> None:
         """`windows` are the sliding windows of the layers, `None` for layers without one."""

@@ -1,4 +1,4 @@
-"""Reading PEFT LoRA files (`adapter_config.json` and `adapter_model.safetensors`) without importing peft.
+"""Read PEFT LoRA files (`adapter_config.json` and `adapter_model.safetensors`) without importing peft.
 
 Everything that could make an adapter behave differently from how it was trained is refused: unreadable files, keys that
 match no layer, shapes that do not fit, and settings that this engine does not support.
@@ -43,7 +43,7 @@ _PLAIN_INITS = (True, False, None, "gaussian", "orthogonal", "eva", "lora_ga")
 
 
 def read_adapter(name: str, path: Path, model: LoadedModel) -> tuple[list[Factors | None], AdapterInfo]:
-    """Read the adapter in folder `path`. Returns its factors by `Linear.index`, `None` for layers without any.
+    """Read the LoRA adapter in folder `path`. Return its factors by `Linear.index` (`None` if a layer has none).
 
     Raises:
         AdapterError: a file is unreadable, or does not fit the base model or this engine. Names the file and the key.
