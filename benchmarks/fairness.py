@@ -56,7 +56,7 @@ def floods(at_once: int) -> list[Flood]:
     return [
         Flood(f"{at_once} at once, answers of 16 tokens", at_once, 16),
         Flood(f"{at_once} at once, answers of 256 tokens", at_once, 256),
-        Flood(f"{at_once} at once, prompts of 300 words", at_once, 16, prompt_words=300),
+        Flood(f"{at_once} at once, prompts of 180 words", at_once, 16, prompt_words=180),
         Flood(f"{5 * at_once} sent in one moment, answers of 16 tokens", 5 * at_once, 16, is_burst=True),
     ]
 

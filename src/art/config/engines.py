@@ -44,7 +44,7 @@ class EngineConfig(EngineSettings):
     kv_cache_tokens: int | None = Field(default=None, ge=16)
     """Size of the KV cache in tokens; `None` fits `max_running` average requests, within the memory that is free."""
     prefill_tokens: int = Field(default=4096, ge=16)
-    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding."""
+    """Limit of prompt tokens in one forward pass, so that long prompts do not delay decoding. Keys share it."""
     quantization: Quantization = "none"
     """Rounding of the base weights; by default that of the trainer, which it must equal. With `nf4` the engine computes
     with the rounded values, stored in `dtype`, so it is neither smaller nor faster."""
