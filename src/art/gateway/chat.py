@@ -67,6 +67,7 @@ class _Turn:
     seed: int
     grammar: AnswerGrammar | None
     """What the whole answer must match."""
+    key: str
 
 
 class Gateway:
@@ -86,18 +87,21 @@ class Gateway:
         self._workers = Workers()
         self.conversations = conversations or Conversations(recorder)
 
-    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None) -> dict[str, Any]:
+    async def complete(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> dict[str, Any]:
         """Answer a request with one `chat.completion` object of OpenAI's API.
 
         It has three fields more: `policy_version`, an `exchange_id` in every choice, which is the id of its record, and
         `stop_reason` in a choice that ended at a stop string. `logprobs` lists every sampled token, including the one
         that ended the answer.
 
+        Args:
+            key: id of the caller's key. Keys take turns at the engine.
+
         Raises:
             InvalidRequestError, ContextLengthError, NotFoundError, OverloadedError: the request cannot be served.
             ProcessError: the engine died. StorageError: the exchange could not be recorded.
         """
-        turn = await self._prepare(request, rollout_id)
+        turn = await self._prepare(request, rollout_id, key)
         completions = await self._sample_all(turn, None)
         return {
             **_envelope(turn, "chat.completion"),
@@ -105,14 +109,14 @@ class Gateway:
             "usage": _usage(turn, completions),
         }
 
-    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None) -> ChatStream:
+    async def stream(self, request: ChatRequest, *, rollout_id: str | None = None, key: str = "") -> ChatStream:
         """Answer a request with OpenAI's `chat.completion.chunk` objects.
 
         The chunk with a `finish_reason` comes after the answer is recorded. Closing the generator of chunks cancels
         the engine's work. The errors are those of `complete`: this call raises what is wrong with the request, the
         generator raises what goes wrong later.
         """
-        turn = await self._prepare(request, rollout_id)
+        turn = await self._prepare(request, rollout_id, key)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
     async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
@@ -121,7 +125,7 @@ class Gateway:
         Raises:
             ContextLengthError: it is many times as long.
         """
-        return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
+        return len((await self._prepare(request, rollout_id, "", check_length=False)).prompt_token_ids)
 
     async def reasoning_settings(self, model: str, rollout_id: str | None, *, reasons: bool) -> TemplateKwargs:
         """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
@@ -160,7 +164,9 @@ class Gateway:
         finally:
             await _cancel(tasks)
 
-    async def _prepare(self, request: ChatRequest, rollout_id: str | None, *, check_length: bool = True) -> _Turn:
+    async def _prepare(
+        self, request: ChatRequest, rollout_id: str | None, key: str, *, check_length: bool = True
+    ) -> _Turn:
         if rollout_id is not None:
             validate_name(rollout_id, param="rollout_id")
         size = work_size(request.messages, request.tools)
@@ -198,6 +204,7 @@ class Gateway:
             grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine)
             if check_length
             else None,
+            key=key,
         )
 
     async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
@@ -235,6 +242,7 @@ class Gateway:
             top_k=max(0, request.top_k or 0),
             min_p=request.min_p or 0.0,
             num_top_logprobs=request.top_logprobs or 0,
+            sender=(policy.project, turn.key),
         )
         # With stop strings, read the tokens as they are sampled, to stop at the first match.
         chunks = policy.engine.generate(generate, stream=writer is not None or bool(request.stop_strings))
