@@ -29,6 +29,7 @@ from art.gateway.format.bridge import Branch, BranchReason
 from art.gateway.format.reasoning import reasoning_settings
 from art.gateway.format.renderer import RecordedTurn, Renderer, TemplateKwargs
 from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
+from art.gateway.format.text_renderer import TextRenderer
 from art.gateway.policies import ModelResolver, PolicyRef
 from art.gateway.record.conversations import Conversations, conversation_hashes, extend_hash
 from art.gateway.record.deleted_responses import DeletedResponses
@@ -115,13 +116,13 @@ class Gateway:
         turn = await self._prepare(request, rollout_id)
         return ChatStream(num_prompt_tokens=len(turn.prompt_token_ids), chunks=self._chunks(turn))
 
-    async def count_tokens(self, request: ChatRequest, *, rollout_id: str | None = None) -> int:
-        """Count the prompt tokens of a request, even of one that is longer than the model's context.
+    async def prompt_token_ids(self, request: ChatRequest, *, rollout_id: str | None = None) -> list[int]:
+        """Return the prompt tokens of a request, even of one that is longer than the model's context.
 
         Raises:
             ContextLengthError: it is many times as long.
         """
-        return len((await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids)
+        return (await self._prepare(request, rollout_id, check_length=False)).prompt_token_ids
 
     async def reasoning_settings(self, model: str, rollout_id: str | None, *, reasons: bool) -> TemplateKwargs:
         """The settings of a model's chat template that switch its reasoning on or off; none where there is no choice.
@@ -129,7 +130,7 @@ class Gateway:
         Raises:
             InvalidRequestError: the model should reason, and never does.
         """
-        policy = self._resolver.resolve_ready(model) or await self._resolve(model, rollout_id)
+        policy = await self.find_policy(model, rollout_id)
         return reasoning_settings(policy.renderer, reasons=reasons, param="thinking")
 
     async def _chunks(self, turn: _Turn) -> AsyncGenerator[dict[str, Any], None]:
@@ -165,14 +166,16 @@ class Gateway:
             validate_name(rollout_id, param="rollout_id")
         size = work_size(request.messages, request.tools)
         messages = await self._workers.run(size, normalize_messages, request.messages)
-        policy = self._resolver.resolve_ready(request.model) or await self._resolve(request.model, rollout_id)
+        policy = await self.find_policy(request.model, rollout_id)
         if rollout_id is not None:
             self.rollouts.check_open(rollout_id, policy.project)
-        renderer = _renderer(policy, request)
+        renderer = choose_renderer(policy, request)
         tools = request.tools or None
         limit = SizeLimit(policy.max_context, renderer.tokenizer, 1 if check_length else COUNTED_CONTEXTS)
         await self._workers.run(size, check_size, messages, tools, limit)
         model = f"{policy.project}/{policy.name}"
+        if request.prompt_token_ids is not None:
+            model += " without template"  # no chat continues the tokens of a bare prompt
 
         def hash_with(tools: list[Tool] | None) -> list[bytes]:
             return conversation_hashes(model, tools, request.chat_template_kwargs, messages)
@@ -200,11 +203,13 @@ class Gateway:
             else None,
         )
 
-    async def _resolve(self, model: str, rollout_id: str | None) -> PolicyRef:
+    async def find_policy(self, model: str, rollout_id: str | None) -> PolicyRef:
         """Find the policy for a model name. An unknown name means the model that its rollout was announced with.
 
         That serves agents whose model name cannot be changed.
         """
+        if (ready := self._resolver.resolve_ready(model)) is not None:
+            return ready
         try:
             return await self._resolver.resolve(model)
         except NotFoundError:
@@ -217,7 +222,7 @@ class Gateway:
         """Sample, parse and record one choice. With `put`, stream it."""
         request, renderer, policy = turn.request, turn.renderer, turn.policy
         while not self._resolver.is_ready(policy):  # its adapter was unloaded while this request waited
-            policy = await self._resolve(request.model, turn.rollout_id)
+            policy = await self.find_policy(request.model, turn.rollout_id)
         parse_tools = bool(turn.tools) and request.tool_choice != "none"
         parser = renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools)
         completion = Completion(index, request, renderer, parser)
@@ -330,8 +335,15 @@ def _build_prompt(
     return _Prompt(renderer.render(messages, tools), messages, None, None if branch is None else branch.reason)
 
 
-def _renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
+def choose_renderer(policy: PolicyRef, request: ChatRequest) -> Renderer:
+    """Return the renderer of a policy with the settings of a request.
+
+    Raises:
+        InvalidRequestError: the chat template lacks a setting, or the model cannot call tools.
+    """
     renderer = policy.renderer
+    if request.prompt_token_ids is not None:
+        return TextRenderer(renderer, request.prompt_token_ids)
     if request.chat_template_kwargs:
         try:
             renderer = renderer.with_kwargs(request.chat_template_kwargs)
