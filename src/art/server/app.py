@@ -33,7 +33,7 @@ from art.server.errors import METHOD_NOT_ALLOWED, REQUEST_ID, error_body, failur
 from art.server.headers import answer_preflight, is_preflight, request_id, with_headers
 from art.server.openapi import build_openapi
 from art.server.paths import HiddenPaths
-from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, training
+from art.server.routes import chat, checkpoints, jobs, models, operations, rollouts, stored_responses, text, training
 from art.server.state import ServerState
 from art.storage.keys import KeyStore
 from art.storage.layout import validate_name
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 CLIENT_LEFT = 499
 """Status in the metrics for a request whose client hung up before the answer; nginx uses the same number."""
 _NOT_SERVED = {
-    "completions": "bare prompts", "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
+    "embeddings": "embeddings", "images": "images", "audio": "audio", "files": "files",
     "moderations": "moderation", "batches": "batches", "realtime": "realtime sessions", "assistants": "assistants",
     "threads": "threads", "vector_stores": "vector stores", "fine_tuning": "fine-tuning jobs of OpenAI",
 }  # fmt: skip
 """What follows `/v1/` in addresses of OpenAI's API that clients know and ART does not serve."""
 ROUTES: list[Route] = [
     *chat.ROUTES,
+    *text.ROUTES,
     *stored_responses.ROUTES,
     *models.ROUTES,
     *rollouts.ROUTES,
@@ -218,8 +219,6 @@ def _not_served(path: str) -> str | None:
     kind = path.partition("/v1/")[2].partition("/")[0]
     if kind not in _NOT_SERVED:
         return None
-    if kind == "completions":
-        return "this server renders messages and takes no bare prompts; use POST /v1/chat/completions"
     return f"this server samples text and serves no {_NOT_SERVED[kind]}; ask another server for them"
 
 

@@ -95,8 +95,8 @@ async def count_tokens(call: Call) -> TokenCount:
     request, chat = await call.parse(partial(_read_messages, CountTokensRequest))
     chat = await _with_thinking(call, request, chat)
     chat.model = call.own_model(chat.model)
-    count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
-    return TokenCount(input_tokens=count)
+    token_ids = await call.runtime.gateway.prompt_token_ids(chat, rollout_id=call.path.get("rollout_id"))
+    return TokenCount(input_tokens=len(token_ids))
 
 
 _STREAMED = ("application/json", "text/event-stream")

@@ -75,8 +75,8 @@ async def count_input_tokens(call: Call) -> InputTokens:
     """Count the tokens of a prompt, in OpenAI's Responses dialect."""
     _, chat = await read_conversation(call)
     chat.model = call.own_model(chat.model)
-    count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
-    return InputTokens(input_tokens=count)
+    token_ids = await call.runtime.gateway.prompt_token_ids(chat, rollout_id=call.path.get("rollout_id"))
+    return InputTokens(input_tokens=len(token_ids))
 
 
 async def read_conversation(call: Call) -> tuple[ResponsesRequest, ChatRequest]:
