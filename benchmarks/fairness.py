@@ -178,6 +178,8 @@ async def flooding(target: Target, kind: Flood) -> AsyncIterator[multiprocessing
         if not kind.is_burst:
             await asyncio.sleep(SETTLE_S)
         yield is_over
+        if process.exitcode:
+            raise RuntimeError(f"the flood of {kind.name} ended early")
     finally:
         process.kill()
         process.join()
@@ -203,7 +205,9 @@ async def _send(target: Target, kind: Flood, started: multiprocessing.synchroniz
                 "max_tokens": kind.max_tokens, "temperature": HOT,
             }  # fmt: skip
             with contextlib.suppress(OSError, EOFError, TimeoutError):
-                await connection.request("/v1/chat/completions", body)
+                answer = await connection.request("/v1/chat/completions", body)
+                if answer.status == 400:
+                    raise RuntimeError(f"the flood is refused: {answer.body[:200]!r}")
             if kind.is_burst:
                 connection.close()
                 return
