@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -67,9 +68,14 @@ def parameter_schemas(tools: list[Tool] | None) -> Schemas:
 def load_json(text: str) -> Any:
     """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=read_float)
     except (ValueError, RecursionError):
         return None
+
+
+def read_float(text: str) -> float:
+    """Read a number; one that no float can hold is read as the largest float, since JSON has no infinity."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
 def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
@@ -79,7 +85,7 @@ def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
     try:
         arguments = call.get(key, {})
         if isinstance(arguments, str):  # some models write the object as a JSON string
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_float=read_float)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from art.gateway.parsing.calls import read_float
+
 _MAX_LITERAL_CHARS = 20_000
 """Longest text that is read as a Python literal; `ast` needs much memory for longer ones."""
 
@@ -33,7 +35,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
 def load_literal(text: str) -> Any:
     """Decode JSON or a Python literal of JSON's types; `None` for other text, too."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=read_float)
     except (ValueError, RecursionError):
         pass
     if len(text) > _MAX_LITERAL_CHARS:
