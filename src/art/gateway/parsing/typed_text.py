@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -53,9 +52,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {
