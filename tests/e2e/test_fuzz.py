@@ -240,3 +240,6 @@ def test_what_is_asked_by_id(prober: Prober) -> None:
     print(f"{statuses.total()} requests by id: {dict(statuses)}")
     assert statuses[200] > 0
     assert statuses[404] > 0
+    for number in (LONG_NUMBER, "9" * 300):
+        assert prober.get(f"/v1/models/agent@{number}").status_code == 404
+        assert prober.get(f"/v1/responses/{answers[0]['id']}/input_items", limit=number).status_code == 400

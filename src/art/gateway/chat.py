@@ -194,9 +194,7 @@ class Gateway:
             branch_reason=prompt.branch_reason,
             max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % _SEEDS,
-            grammar=await self._structures.prepare(
-                request, renderer, prompt.token_ids, policy.engine, model_name=model
-            )
+            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine, model_name=model)
             if check_length
             else None,
         )

@@ -296,7 +296,7 @@ async def test_strict_tools_without_a_grammar_are_named_once_for_each_model(
     async with open_bench(tmp_path, tokenizer_dir) as plain:
         for name in ("agent", "agent", "other", "agent", "other"):
             plain.resolver.policy = replace(plain.resolver.policy, name=name)
-            plain.answers("ok")
+            plain.answers("ok", "ok")
             await plain.chat(user("hi"), tools=[tool("play", strict=True)])
             await plain.chat(user("hi"), tools=TOOLS)
     assert [text.partition(":")[0] for text in warnings(caplog)] == ["games/agent", "games/other"]
