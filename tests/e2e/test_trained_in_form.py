@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -144,3 +147,57 @@ async def test_steps_on_answers_of_likely_tokens_are_exact(form: Form | None, mo
     ]
     result = await train(model, with_spread(groups), 1e-3)
     assert result.trained
+
+
+async def kill_during(task: asyncio.Future[Any], backend: art.LocalBackend, kind: str, after_s: float) -> None:
+    await asyncio.sleep(after_s)
+    health = await (await backend._connection()).health()
+    assert not task.done()
+    os.kill(health["base_models"][0][kind]["pid"], signal.SIGKILL)
+
+
+@dataclass
+class Run:
+    """What three steps sampled and computed."""
+
+    answers: list[Any] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    restarts: list[int] = field(default_factory=list)
+
+
+async def run(tiny_model: Path, data_dir: Path, *, disturbed: bool) -> Run:
+    """Three steps. In the second one, the engine is killed while it samples and the trainer while it trains."""
+    made = Run()
+    requests: list[tuple[Form, dict[str, Any]]] = [
+        ("json", {}),
+        ("tool", {"extra_body": {"top_k": 6}}),
+        ("json", CUTS[0]),
+    ]
+    async with art.LocalBackend(path=data_dir) as backend:
+        model = art.TrainableModel(name="agent", project=PROJECT, base_model=str(tiny_model))
+        await model.register(backend)
+        for step, (form, cut) in enumerate(requests):
+            playing = asyncio.ensure_future(play_groups(model, form, step, **cut))
+            if disturbed and step == 1:
+                await kill_during(playing, backend, "engine", after_s=0.1)
+            groups = with_spread(await playing)
+            training = asyncio.ensure_future(train(model, groups, 5e-3))
+            if disturbed and step == 1:
+                await kill_during(training, backend, "trainer", after_s=0.05)
+            metrics = (await training).metrics
+            made.numbers += [metrics[f"loss/{name}"] for name in ("grad_norm", "entropy", "adapter_norm")]
+            made.answers += [played.text for group in groups for played in group]
+        health = await (await backend._connection()).health()
+        made.restarts = [health["base_models"][0][kind]["restarts"] for kind in ("engine", "trainer")]
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_killed_processes_go_on_inside_their_constraints(tiny_model: Path, tmp_path: Path) -> None:
+    """Answers go on at their next token, and the step is replayed from the record."""
+    calm = await run(tiny_model, tmp_path / "calm", disturbed=False)
+    disturbed = await run(tiny_model, tmp_path / "disturbed", disturbed=True)
+    assert (calm.restarts, disturbed.restarts) == ([0, 0], [1, 1])
+    assert disturbed.answers == calm.answers
+    assert disturbed.numbers == pytest.approx(calm.numbers, rel=1e-3, abs=1e-6)

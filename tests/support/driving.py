@@ -81,6 +81,8 @@ class Played:
     action: str | None
     """The action of a finished answer; `None` for an answer that was cut off."""
     num_tokens: int
+    text: str
+    """The sampled tokens as text."""
 
 
 async def play(
@@ -93,7 +95,7 @@ async def play(
     """
     form_of_answer = {} if form is None else REQUESTS[form]
     completion = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=[_user(situation)], max_completion_tokens=MAX_TOKENS, seed=seed,
+        model=model.get_inference_name(), messages=[_user(situation)], max_completion_tokens=MAX_TOKENS, seed=seed, logprobs=True,
         **form_of_answer, **request,
     )  # fmt: skip
     (choice,) = completion.choices
@@ -104,7 +106,9 @@ async def play(
         reward=float(action == RIGHT[situation]),
     )
     assert completion.usage is not None
-    return Played(trajectory, action, completion.usage.completion_tokens)
+    assert choice.logprobs is not None
+    text = "".join(entry.token for entry in choice.logprobs.content or ())
+    return Played(trajectory, action, completion.usage.completion_tokens, text)
 
 
 def _action(form: Form, choice: Any) -> str:

@@ -77,7 +77,8 @@ class Structures:
             return None
         if not info.grammars:
             if asked == _STRICT:
-                return self._without_grammar(model_name, "its engine does not sample under a grammar")
+                self._warn_of_strict(model_name, "its engine does not sample under a grammar")
+                return None
             raise InvalidRequestError(
                 f"`{asked}` needs an engine that samples under a grammar, which this model's engine does not; leave it "
                 "out",
@@ -88,10 +89,11 @@ class Structures:
         if problem is None:
             return await asyncio.to_thread(_compile, request, renderer, prompt_token_ids, model, asked)
         if asked == _STRICT:
-            return self._without_grammar(model_name, problem)
+            self._warn_of_strict(model_name, problem)
+            return None
         raise InvalidRequestError(f"`{asked}` cannot be enforced for this model: {problem}", param=asked)
 
-    def _without_grammar(self, model_name: str, problem: str) -> None:
+    def _warn_of_strict(self, model_name: str, problem: str) -> None:
         if model_name not in self._warned:
             self._warned.add(model_name)
             logger.warning(
