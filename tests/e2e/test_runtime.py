@@ -37,7 +37,7 @@ from art.errors import (
 from art.gateway.record.retention import forget_older
 from art.metrics import catalogue
 from art.protocol.calls import Train
-from art.protocol.chat import parse_chat_request
+from art.protocol.dialects.chat_completions import parse_chat_request
 from art.protocol.training import JobStatus, ModelStatus, RegisterRequest, TrainRequest, TrainSFTRequest
 from art.runtime.hosting.trainer_handle import TrainerHandle
 from art.runtime.jobs import runner as jobs

@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from art import errors
-from art.protocol.chat import invalid_request
+from art.protocol.dialects.chat_completions import invalid_request
 
 logger = logging.getLogger(__name__)
 

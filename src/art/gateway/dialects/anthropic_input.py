@@ -12,8 +12,9 @@ from typing import Any
 from art.errors import InvalidRequestError
 from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
-from art.protocol.chat import MAX_STOP_STRINGS, ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.chat import Message, Tool, short
 from art.protocol.dialects.anthropic import CountTokensRequest, MessagesRequest
+from art.protocol.dialects.chat_completions import MAX_STOP_STRINGS, ChatRequest, parse_chat_request
 from art.protocol.dialects.structured import ContentForm, read_format
 
 _BETWEEN_BLOCKS = "\n\n"

@@ -11,7 +11,8 @@ from typing import Any
 from art.errors import InvalidRequestError
 from art.gateway.dialects.answers import AnswerParts, join_text, text_field
 from art.gateway.dialects.ids import exchange_of
-from art.protocol.chat import ChatRequest, Message, Tool, parse_chat_request, short
+from art.protocol.chat import Message, Tool, short
+from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.responses import Item, ResponsesRequest
 from art.protocol.dialects.structured import read_format
 

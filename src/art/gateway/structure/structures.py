@@ -22,7 +22,7 @@ from art.gateway.structure.proof import find_problems
 from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint
 from art.gateway.structure.style import AnswerStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
-from art.protocol.chat import ChatRequest
+from art.protocol.dialects.chat_completions import ChatRequest
 
 _STRICT = "tools"
 """Asked for where only strict tools want a grammar. They are kept to their schema where that is possible."""

@@ -18,7 +18,7 @@ from tools.families.build import FAMILIES, build_tokenizer
 
 NAMES = [family.name for family in FAMILIES]
 WITHOUT_TOOLS = {"Gemma 3", "Phi-3"}
-MANY = {"Qwen2.5", "Qwen3", "Qwen3-MoE", "Mistral", "DeepSeek-V3", "Kimi K2 (as DeepseekV3)"}
+MANY = {"Qwen2.5", "Qwen3", "Qwen3-MoE", "Mistral", "DeepSeek-V3", "Llama 3", "Kimi K2 (as DeepseekV3)"}
 """Families that write several calls in one answer."""
 
 
