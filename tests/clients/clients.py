@@ -32,6 +32,11 @@ class Client:
     needs: Path
     """What `make test-clients` makes for this client. Without it the client is skipped."""
 
+    @property
+    def why_not(self) -> str:
+        """Why the client is skipped."""
+        return f"there is no {self.needs.relative_to(ROOT)}; `make test-clients` makes it"
+
 
 def python_clients() -> dict[str, Client]:
     """One for each file in requirements/: its own environment runs `programs/run_NAME.py`."""

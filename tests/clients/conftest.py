@@ -40,7 +40,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if not config.getoption("--write-page"):
+    if not config.getoption("write_page", default=False):
         return
     table = config.stash[TABLE]
     missing = [f"{name} {column}" for name in CLIENTS for column in COLUMNS if (name, column) not in table.cells]

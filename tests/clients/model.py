@@ -28,12 +28,31 @@ def call(name: str, **arguments: object) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
+def fields(**texts: str) -> str:
+    """An answer in the text format of DSPy, which does not use tool calls by itself."""
+    parts = [f"[[ ## {name} ## ]]\n{text}\n" for name, text in {**texts, "completed": ""}.items()]
+    return "\n".join(parts)
+
+
 TURNS: Mapping[str, list[Turn]] = {
     "tools": [[call("look_up", key="a b")], [ANSWER]],
-    "structured": [[json.dumps(PLACE), *(call(name, **PLACE) for name in ("Place", "final_result", "final_answer"))]],
+    "structured": [[json.dumps(PLACE), *(call(name, **PLACE) for name in ("Place", "PartialPlace", "final_result"))]],
 }
 """Turns of a task, unless `TURNS_OF` has others for the client. Streamed tasks have those of the task that is not."""
-TURNS_OF: Mapping[tuple[str, str], list[Turn]] = {}
+TURNS_OF: Mapping[tuple[str, str], list[Turn]] = {
+    ("instructor", "tools"): [
+        [call("LookUp", key="a b"), call("PartialLookUp", key="a b")],
+        [call("Answer", text=ANSWER), call("PartialAnswer", text=ANSWER)],
+    ],
+    ("smolagents", "tools"): [[call("look_up", key="a b")], [call("final_answer", answer=ANSWER)]],
+    ("smolagents", "structured"): [[json.dumps({"thought": "I know.", "code": f"final_answer({PLACE})"})]],
+    ("dspy", "tools"): [
+        [fields(next_thought="I look it up.", next_tool_name="look_up", next_tool_args='{"key": "a b"}')],
+        [fields(next_thought="I know it now.", next_tool_name="finish", next_tool_args="{}")],
+        [fields(reasoning="It was looked up.", answer=ANSWER)],
+    ],
+    ("dspy", "structured"): [[json.dumps({"place": PLACE})]],
+}
 
 
 def turns_of(name: str, task: str) -> list[Turn]:

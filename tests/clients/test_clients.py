@@ -6,10 +6,8 @@ is scripted, so that a model without any training calls the tool; the rest is th
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import os
 from typing import Any
 
 import pytest
@@ -18,29 +16,13 @@ from art.client.submission import wire_groups
 from art.config import TrainConfig
 from art.credit.plan import plan_step
 from art.credit.resolve import exchange_ids, resolve
-from tests.clients.clients import CLIENTS, FOLDER, TASKS
+from tests.clients.clients import CLIENTS, TASKS
 from tests.clients.model import ANSWER, PLACE, turns_of
+from tests.clients.program import each_client, run
 from tests.support.app import KEY
 from tests.support.served_app import ServedApp
 
-
-async def run(url: str, name: str, task: str) -> dict[str, Any]:
-    """Run one task of a client's program against the base URL of a rollout, and return what it printed."""
-    client = CLIENTS[name]
-    if not client.needs.exists():
-        pytest.skip(f"there is no {client.needs.name} for it; `make test-clients` makes it")
-    environment = {
-        "PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", ""), "PYTHONPATH": str(FOLDER / "programs"),
-        "CLIENT_URL": url, "CLIENT_KEY": KEY, "CLIENT_MODEL": "games/agent", 
-    }  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
-        *client.command, task, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    async with asyncio.timeout(300):
-        printed, errors = await process.communicate()
-    assert process.returncode == 0, f"{name} {task}: {errors.decode()[-4000:]}"
-    said: dict[str, Any] = json.loads(printed.decode().splitlines()[-1])
-    return said
+pytestmark = pytest.mark.timeout(400)
 
 
 async def check_trainable(served: ServedApp, rollout_id: str) -> list[Any]:
@@ -62,20 +44,23 @@ async def check_trainable(served: ServedApp, rollout_id: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", each_client())
 async def test_a_task(served: ServedApp, name: str, task: str, record_property: Any) -> None:
     turns = turns_of(name, task)
     served.app.bench.engine.turns = list(turns)
-    said = await run(f"{served.url}/rollouts/{name}-{task}", name, task)
+    said = await run(CLIENTS[name], task, url=f"{served.url}/rollouts/{name}-{task}", key=KEY, model="games/agent")
     record_property("version", said["version"])
     if "unsupported" in said:
         pytest.xfail(said["unsupported"])
     assert said["answer"] == (PLACE if task.startswith("structured") else ANSWER)
     made = await check_trainable(served, f"{name}-{task}")
     assert len(made) == len(turns)
+    assert all(exchange.constraint is not None for exchange in made) or not task.startswith("structured")
     for before, after in itertools.pairwise(made):
         assert "value of a b" in json.dumps(after.request_messages)
         if after.branch_reason is not None:
             record_property("note", f"it branches: `{after.branch_reason}`")
+        elif after.parent_id is None:
+            record_property("note", "each request is a conversation of its own")
         else:
             assert after.parent_id == before.id

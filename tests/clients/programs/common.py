@@ -40,4 +40,5 @@ def main(package: str, **tasks: Callable[[], Any] | str) -> None:
     """
     task = tasks[sys.argv[1]]
     said = {"unsupported": task} if isinstance(task, str) else {"answer": task()}
+    print()  # some libraries leave a line without an end
     print(json.dumps({"version": f"{package} {version(package)}", **said}))
