@@ -48,4 +48,24 @@ def python_clients() -> dict[str, Client]:
     return clients
 
 
-CLIENTS: Mapping[str, Client] = python_clients()
+NODE = ROOT / ".venv-clients-node"
+NODE_CLIENTS: Mapping[str, list[str]] = {
+    "node-openai-chat": ["openai_chat.mjs"],
+    "node-openai-responses": ["openai_responses.mjs"],
+    "node-ai-sdk": ["ai_sdk.mjs", "openai"],
+    "node-ai-sdk-compatible": ["ai_sdk.mjs", "openai-compatible"],
+    "node-langchain": ["langchain.mjs"],
+}
+"""A program of node/ and its arguments. All share the one environment of node/package.json."""
+
+
+def node_clients() -> dict[str, Client]:
+    """The environment has a link to the programs; node looks for packages from where that is, not from where it leads."""
+    node = [str(NODE / "bin/node"), "--preserve-symlinks", "--preserve-symlinks-main"]
+    return {
+        name: Client(name, [*node, str(NODE / "programs" / program), *arguments], needs=NODE / "bin/node")
+        for name, (program, *arguments) in NODE_CLIENTS.items()
+    }
+
+
+CLIENTS: Mapping[str, Client] = python_clients() | node_clients()
