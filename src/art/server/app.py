@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel
 
 from art.config import ServerConfig
-from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
+from art.errors import AuthenticationError, DirectoryGoneError, KeysUnavailableError, NotFoundError
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.bodies.body import BodyLimits
@@ -127,7 +127,12 @@ class App:
         caller.check_scope(route.scope)
         with self.state.limiter.admit(caller, samples=route.samples):
             await self._check_path(path, caller)
-            await _run(route, call)
+            try:
+                await _run(route, call)
+            except DirectoryGoneError as error:
+                if caller.may("admin"):
+                    raise
+                raise DirectoryGoneError("the data directory of this server is gone; tell its operator") from error
 
     def _identify(self, scope: Scope, route: Route | None) -> Caller:
         try:
