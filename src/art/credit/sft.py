@@ -3,13 +3,18 @@
 No exchange was recorded for these texts, so here, and only here, text becomes training tokens. Each assistant message
 is rendered in the context that the model would see when it writes the message: `prompt = render(messages before)` with
 the generation prompt, and the completion is what rendering the message adds. Some templates rewrite history and do not
-add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted. Prefixes that
-samples share merge in the prefix tree.
+add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted.
+
+Messages whose prompt continues the tokens of the message before share one sample, so that a conversation of n messages
+takes space in proportion to n, not to n squared:
+
+    prompt P1, completion C1, prompt P1 C1 P2, completion C2     sample: P1 C1 P2 C2, learnt: C1 and C2
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from art.errors import NothingTrainableError
 from art.gateway.format.renderer import Renderer
@@ -18,21 +23,38 @@ from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
 
 
+@dataclass(slots=True)
+class _Path:
+    """Tokens of a conversation up to its last learnt message."""
+
+    token_ids: list[int]
+    learnt: list[tuple[int, int]]
+    """Where each learnt message begins and ends."""
+    first: int
+    """Index of the first learnt message in the conversation."""
+
+
 def sft_samples(
     trajectories: list[WireTrajectory], renderer: Renderer
 ) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Make one sample per assistant message, and count messages for the metrics (`data/...`, `ledger/...`).
+    """Make samples of all assistant messages, and count messages for the metrics (`data/...`, `ledger/...`).
 
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
     """
-    made = [
-        sample
-        for t, trajectory in enumerate(trajectories)
-        for h, history in enumerate(trajectory.histories)
-        for sample in _history_samples(history, renderer, rollout_id=f"trajectories[{t}]", number=h)
-    ]
-    samples = [sample for sample in made if sample is not None]
+    samples: list[TrainingSample] = []
+    num_learnt = num_dropped = 0
+    known: dict[int, int] = {}
+    for t, trajectory in enumerate(trajectories):
+        for h, history in enumerate(trajectory.histories):
+            paths: list[_Path] = []
+            for made in _messages_of(history, renderer):
+                if made is None:
+                    num_dropped += 1
+                else:
+                    num_learnt += 1
+                    _add(paths, *made)
+            samples += [_sample(path, t, h, known) for path in paths]
     if not samples:
         raise NothingTrainableError(
             f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
@@ -40,32 +62,46 @@ def sft_samples(
         )
     metrics = {
         "data/step_num_trajectories": float(len(trajectories)),
-        "ledger/retokenised_messages": float(len(samples)),
-        "ledger/dropped_messages/template_rewrites_history": float(len(made) - len(samples)),
+        "ledger/retokenised_messages": float(num_learnt),
+        "ledger/dropped_messages/template_rewrites_history": float(num_dropped),
     }
     return samples, metrics
 
 
-def _history_samples(
-    history: WireHistory, renderer: Renderer, *, rollout_id: str, number: int
-) -> Iterator[TrainingSample | None]:
-    """A sample for each assistant message after the first message, `None` for one that cannot be learnt exactly."""
+def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
+    """The index, prompt and completion of each assistant message after the first message, `None` for one that cannot be
+    learnt exactly."""
     messages = normalize_messages([item["choice"]["message"] if "choice" in item else item for item in history.items])
     for i, message in enumerate(messages):
         if message["role"] != "assistant" or i == 0:
             continue
         prompt = renderer.render(messages[:i], history.tools)
         completion = renderer.completion(messages[: i + 1], history.tools, prompt)
-        if completion is None:
-            yield None
-            continue
-        before, learnt = len(prompt), len(completion)
-        yield TrainingSample(
-            sample_id=f"{rollout_id}.histories[{number}].messages[{i}]",
-            rollout_id=rollout_id,
-            token_ids=prompt + completion,
-            loss_mask=[False] * before + [True] * learnt,
-            sampling_logprobs=[0.0] * (before + learnt),
-            advantages=[0.0] * (before + learnt),
-            component="sft",
-        )
+        yield None if completion is None else (i, prompt, completion)
+
+
+def _add(paths: list[_Path], index: int, prompt: list[int], completion: list[int]) -> None:
+    """Add a message to the last path if its prompt continues it, or begin a new path."""
+    whole, learnt = prompt + completion, (len(prompt), len(prompt) + len(completion))
+    if paths and prompt[: len(paths[-1].token_ids)] == paths[-1].token_ids:
+        paths[-1].token_ids = whole
+        paths[-1].learnt.append(learnt)
+    else:
+        paths.append(_Path(whole, [learnt], index))
+
+
+def _sample(path: _Path, trajectory: int, history: int, known: dict[int, int]) -> TrainingSample:
+    """Make the sample of a path. `known` has one number object for each token, as millions of equal ones take memory."""
+    length = len(path.token_ids)
+    loss_mask, zeros = [False] * length, [0.0] * length
+    for start, end in path.learnt:
+        loss_mask[start:end] = [True] * (end - start)
+    return TrainingSample(
+        sample_id=f"trajectories[{trajectory}].histories[{history}].messages[{path.first}]",
+        rollout_id=f"trajectories[{trajectory}]",
+        token_ids=[known.setdefault(token, token) for token in path.token_ids],
+        loss_mask=loss_mask,
+        sampling_logprobs=zeros,
+        advantages=zeros,
+        component="sft",
+    )
