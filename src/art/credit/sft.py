@@ -6,14 +6,16 @@ the generation prompt, and the completion is what rendering the message adds. So
 add the message after that prompt. Such a message cannot be learnt exactly; it is dropped and counted.
 
 Messages whose prompt continues the tokens of the message before share one sample, so that a conversation of n messages
-takes space in proportion to n, not to n squared:
+takes space in proportion to n, not to n squared. Until the job runs, they wait as packed paths:
 
-    prompt P1, completion C1, prompt P1 C1 P2, completion C2     sample: P1 C1 P2 C2, learnt: C1 and C2
+    prompt P1, completion C1, prompt P1 C1 P2, completion C2     path: P1 C1 P2 C2, learnt: C1 and C2
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from art.errors import NothingTrainableError
@@ -23,39 +25,45 @@ from art.protocol.samples import TrainingSample
 from art.protocol.training import WireHistory, WireTrajectory
 
 
-@dataclass(slots=True)
-class _Path:
-    """Tokens of a conversation up to its last learnt message."""
+@dataclass(frozen=True, slots=True)
+class SftPath:
+    """The tokens of a conversation up to its last learnt message, and which of them are learnt."""
 
-    token_ids: list[int]
+    sample_id: str
+    rollout_id: str
+    token_ids: str
+    """32-bit numbers in base64: a list of numbers takes ten times the memory."""
     learnt: list[tuple[int, int]]
     """Where each learnt message begins and ends."""
+
+
+@dataclass(slots=True)
+class _Path:
+    token_ids: list[int]
+    learnt: list[tuple[int, int]]
     first: int
     """Index of the first learnt message in the conversation."""
 
 
-def sft_samples(
-    trajectories: list[WireTrajectory], renderer: Renderer
-) -> tuple[list[TrainingSample], dict[str, float]]:
-    """Make samples of all assistant messages, and count messages for the metrics (`data/...`, `ledger/...`).
+def sft_paths(trajectories: list[WireTrajectory], renderer: Renderer) -> tuple[list[SftPath], dict[str, float]]:
+    """Make paths of all assistant messages, and count messages for the metrics (`data/...`, `ledger/...`).
 
     Raises:
         NothingTrainableError: there is no assistant message that can be learnt.
     """
-    samples: list[TrainingSample] = []
+    paths: list[SftPath] = []
     num_learnt = num_dropped = 0
-    known: dict[int, int] = {}
     for t, trajectory in enumerate(trajectories):
         for h, history in enumerate(trajectory.histories):
-            paths: list[_Path] = []
-            for made in _messages_of(history, renderer):
-                if made is None:
+            made = list[_Path]()
+            for message in _messages_of(history, renderer):
+                if message is None:
                     num_dropped += 1
                 else:
                     num_learnt += 1
-                    _add(paths, *made)
-            samples += [_sample(path, t, h, known) for path in paths]
-    if not samples:
+                    _add(made, *message)
+            paths += [_pack(path, f"trajectories[{t}]", h) for path in made]
+    if not paths:
         raise NothingTrainableError(
             f"no assistant message to learn from in {len(trajectories)} trajectories; `messages_and_choices` must hold "
             "assistant messages after at least one other message"
@@ -65,7 +73,13 @@ def sft_samples(
         "ledger/retokenised_messages": float(num_learnt),
         "ledger/dropped_messages/template_rewrites_history": float(num_dropped),
     }
-    return samples, metrics
+    return paths, metrics
+
+
+def sft_samples(paths: Iterable[SftPath]) -> list[TrainingSample]:
+    """Unpack paths to what the trainer takes."""
+    known: dict[int, int] = {}  # one number object per token: millions of equal ones take memory
+    return [_unpack(path, known) for path in paths]
 
 
 def _messages_of(history: WireHistory, renderer: Renderer) -> Iterator[tuple[int, list[int], list[int]] | None]:
@@ -90,16 +104,24 @@ def _add(paths: list[_Path], index: int, prompt: list[int], completion: list[int
         paths.append(_Path(whole, [learnt], index))
 
 
-def _sample(path: _Path, trajectory: int, history: int, known: dict[int, int]) -> TrainingSample:
-    """Make the sample of a path. `known` has one number object for each token, as millions of equal ones take memory."""
-    length = len(path.token_ids)
-    loss_mask, zeros = [False] * length, [0.0] * length
+def _pack(path: _Path, rollout_id: str, history: int) -> SftPath:
+    return SftPath(
+        sample_id=f"{rollout_id}.histories[{history}].messages[{path.first}]",
+        rollout_id=rollout_id,
+        token_ids=base64.b64encode(array("I", path.token_ids)).decode(),
+        learnt=path.learnt,
+    )
+
+
+def _unpack(path: SftPath, known: dict[int, int]) -> TrainingSample:
+    token_ids = [known.setdefault(token, token) for token in array("I", base64.b64decode(path.token_ids))]
+    loss_mask, zeros = [False] * len(token_ids), [0.0] * len(token_ids)
     for start, end in path.learnt:
         loss_mask[start:end] = [True] * (end - start)
     return TrainingSample(
-        sample_id=f"trajectories[{trajectory}].histories[{history}].messages[{path.first}]",
-        rollout_id=f"trajectories[{trajectory}]",
-        token_ids=[known.setdefault(token, token) for token in path.token_ids],
+        sample_id=path.sample_id,
+        rollout_id=path.rollout_id,
+        token_ids=token_ids,
         loss_mask=loss_mask,
         sampling_logprobs=zeros,
         advantages=zeros,

@@ -16,10 +16,11 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, DirectoryGoneError, KeysUnavailableError, NotFoundError
+from art.gateway.json_pieces import json_pieces
+from art.gateway.workers import INLINE
 from art.server.asgi import ClientDisconnected, Receive, Scope, Send, send_bytes
 from art.server.auth import ANONYMOUS, Caller, Keyring
 from art.server.bodies.body import BodyLimits
@@ -194,8 +195,18 @@ def _openapi_document() -> bytes:
 async def _run(route: Route, call: Call) -> None:
     result = await route.handler(call)
     if result is not None:
-        body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
-        await send_bytes(call.send, route.status, body)
+        await send_bytes(call.send, route.status, await _encode(result))
+
+
+async def _encode(answer: Any) -> bytes:
+    """Encode an answer. Between parts of a large one, others are answered."""
+    body, size = bytearray(), 0
+    for piece in json_pieces(answer, 2):
+        body += piece
+        if len(body) - size > INLINE:
+            size = len(body)
+            await asyncio.sleep(0)
+    return bytes(body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from art.credit.sft import sft_samples
+from art.credit.sft import sft_paths, sft_samples
 from art.errors import NothingTrainableError
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
@@ -58,7 +58,8 @@ def learnt_of(samples: list[Any]) -> list[tuple[tuple[int, ...], int]]:
 
 def test_the_answers_of_a_conversation_share_one_sample(renderer: Renderer) -> None:
     items = talk(40)
-    (sample,), metrics = sft_samples([trajectory(items)], renderer)
+    paths, metrics = sft_paths([trajectory(items)], renderer)
+    (sample,) = sft_samples(paths)
     learnt = learnt_of([sample])
     assert set(learnt) == expected(items, renderer)
     assert len(learnt) == len(set(learnt)), "each token is learnt once"
@@ -70,7 +71,8 @@ def test_the_answers_of_a_conversation_share_one_sample(renderer: Renderer) -> N
 def test_an_answer_whose_prompt_is_rewritten_begins_another_sample(renderer: Renderer) -> None:
     """The template drops the reasoning of earlier turns, so the later prompt is not what the first answer ended with."""
     items = [user("a"), said("b", reasoning_content="hmm"), user("c"), said("d"), user("e"), said("f")]
-    samples, metrics = sft_samples([trajectory(items, talk(2))], renderer)
+    paths, metrics = sft_paths([trajectory(items, talk(2))], renderer)
+    samples = sft_samples(paths)
     learnt = learnt_of(samples)
     assert set(learnt) == expected(items, renderer) | expected(talk(2), renderer)
     assert len(learnt) == len(set(learnt))
@@ -85,4 +87,4 @@ def test_an_answer_whose_prompt_is_rewritten_begins_another_sample(renderer: Ren
 
 def test_without_an_answer_there_is_nothing_to_learn(renderer: Renderer) -> None:
     with pytest.raises(NothingTrainableError):
-        sft_samples([trajectory([said("first")])], renderer)
+        sft_paths([trajectory([said("first")])], renderer)

@@ -7,20 +7,22 @@ store reports those exchanges as needed, and the recorder keeps them until the j
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import to_json
 
 from art.config import TrainConfig, TrainSFTConfig
 from art.credit.plan import StepPlan
+from art.credit.sft import SftPath
+from art.gateway.json_pieces import json_pieces
 from art.protocol.calls import Copy, Export, Pull, Push
 from art.protocol.job_states import JobKind
-from art.protocol.samples import TrainingSample
-from art.protocol.training import WireTrajectory
+
+_DEPTH = 4
+"""Levels from a request to the trajectories in its groups."""
 
 
 def make_fingerprint(what: str, request: BaseModel) -> str:
@@ -30,22 +32,9 @@ def make_fingerprint(what: str, request: BaseModel) -> str:
         what: kind of job, and the model that it is for.
     """
     digest = hashlib.sha256(what.encode() + b"\0")
-    for piece in _pieces(request):
+    for piece in json_pieces(request, _DEPTH):
         digest.update(piece)
     return f"sha256:{digest.hexdigest()}"
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    """The JSON text of a request in pieces, so that a large one is not in memory a second time."""
-    if isinstance(value, WireTrajectory) or not isinstance(value, BaseModel | list):
-        yield to_json(value)
-        return
-    parts = value if isinstance(value, list) else [part for pair in value for part in pair]
-    yield b"[" if isinstance(value, list) else b"{"
-    for part in parts:
-        yield from _pieces(part)
-        yield b","
-    yield b"]" if isinstance(value, list) else b"}"
 
 
 class Payload(BaseModel):
@@ -89,7 +78,7 @@ class SftPayload(Payload):
     """A supervised step. Its texts were never recorded, so it holds their tokens itself."""
 
     config: TrainSFTConfig
-    samples: list[TrainingSample]
+    paths: list[SftPath]
     plan: StepPlan
     """Metrics and findings of the request. Its own `samples` are empty."""
     repeated: None = None
