@@ -33,7 +33,7 @@ def test_the_text_is_that_of_the_whole(value: Any, depth: int) -> None:
 
 
 def test_no_piece_is_larger_than_a_trajectory() -> None:
-    largest = len(REQUEST.groups[0].trajectories[0].model_dump_json())
+    largest = len(REQUEST.groups[0].trajectories[0].model_dump_json().encode())
     assert max(map(len, json_pieces(REQUEST, 4))) == largest
 
 
