@@ -71,7 +71,7 @@ class Submission:
         fingerprint = await asyncio.to_thread(make_fingerprint, f"{type(request).__name__} {model.key}", request)
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             if known.state not in ("failed", "cancelled"):  # the server may have died before it could mark them
-                await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+                await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
             return known
         warnings = await self._ensure_ready(model, host)
         references = reference_checkpoints(request.config, self._models.data_dir.model(project, name))
@@ -80,11 +80,11 @@ class Submission:
             plan = await asyncio.to_thread(plan_step, groups, request.config, step=model.step)
         except TrajectoryError as error:
             at_fault = exchange_ids(groups_at_fault(request.groups, error))
-            await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message)
+            await self._rollouts.mark_refused(exchange_ids(request.groups), at_fault, error.message, project)
             raise
         plan.findings += warnings
         if plan.samples and (teacher := teacher_name(request.config)) is not None:
-            await self._ask_teacher(teacher, host, plan)
+            await self._ask_teacher(self._resolver.name_in(project, teacher) or teacher, host, plan)
         repeated = await self._jobs.store.repeated_step(plan.exchange_ids) if plan.samples else None
         payload = TrainPayload(
             config=request.config,
@@ -93,7 +93,7 @@ class Submission:
             repeated=None if repeated is None else describe_repeated(len(plan.exchange_ids), repeated),
         )
         status = await self._jobs.submit(request.job_id, "train", (project, name), payload, fingerprint)
-        await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id)
+        await self._rollouts.mark_trained(exchange_ids(request.groups), request.job_id, project)
         return status
 
     async def train_sft(self, project: str, name: str, request: TrainSFTRequest) -> JobStatus:

@@ -206,7 +206,7 @@ async def test_metrics_without_a_data_directory_are_503_and_show_no_path(tmp_pat
     _, monitor = store.create("monitor", project=None, scopes=["infer"])
     real = RealRuntime(tmp_path / "data", ServerConfig())
     runtime.measurements = real.measurements  # type: ignore[method-assign]
-    app = App(runtime, api_key="k", keys=store)  # type: ignore[arg-type]
+    app = App(runtime, api_key="k", keys=store, data_dir=tmp_path / "data")  # type: ignore[arg-type]
     headers = {"authorization": f"Bearer {monitor}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://t", verify=False) as http:
         await asyncio.to_thread(real._lock.acquire, 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from art.gateway.chat import choose_renderer
 from art.gateway.dialects.text_completions import (
     all_of,
     exact_text,
@@ -16,6 +15,7 @@ from art.gateway.dialects.text_completions import (
 )
 from art.gateway.format.size import COUNTED_CONTEXTS, SizeLimit, check_size, work_size
 from art.gateway.policies import PolicyRef
+from art.gateway.turn import choose_renderer
 from art.protocol.chat import normalize_messages
 from art.protocol.dialects.chat_completions import ChatRequest, parse_chat_request
 from art.protocol.dialects.text_completions import (
@@ -39,13 +39,13 @@ async def completions(call: Call) -> dict[str, Any] | None:
     policy = await _find_policy(call, request)
     size = sum(map(len, request.prompts))
     chats = await call.server.workers.run(size, to_chats, request, policy)
-    rollout_id, gateway = call.path.get("rollout_id"), call.runtime.gateway
+    rollout_id, key, gateway = call.path.get("rollout_id"), call.caller.key_id, call.runtime.gateway
     async with cancel_on_disconnect(call.receive):
         if not request.stream:
-            ask = [partial(gateway.complete, chat, rollout_id=rollout_id) for chat in chats]
+            ask = [partial(gateway.complete, chat, rollout_id=rollout_id, key=key) for chat in chats]
             return to_completion(request, await all_of(ask))
-        streams = await all_of([partial(gateway.stream, chat, rollout_id=rollout_id) for chat in chats])
-        await send_events(call.send, to_chunks(request, streams))
+        streams = await all_of([partial(gateway.stream, chat, rollout_id=rollout_id, key=key) for chat in chats])
+        await send_events(call.send, to_chunks(request, streams), visible=call.visible)
     return None
 
 
@@ -81,7 +81,7 @@ async def detokenize(call: Call) -> DetokenizeAnswer:
 
 async def _find_policy(call: Call, request: CompletionRequest | TokenizeRequest | DetokenizeRequest) -> PolicyRef:
     request.model = call.own_model(request.model)
-    return await call.runtime.gateway.find_policy(request.model, call.path.get("rollout_id"))
+    return await call.runtime.gateway.turns.find_policy(request.model, call.path.get("rollout_id"))
 
 
 async def _chat_tokens(call: Call, request: TokenizeRequest, policy: PolicyRef) -> list[int]:
