@@ -96,6 +96,10 @@ class BaseModelHost:
             if process.has_failed:
                 process.start()
 
+    def note_registered(self) -> None:
+        """From now on a process that cannot start is not the fault of a request: its settings were accepted."""
+        self.engine_process.is_new = self.trainer_process.is_new = False
+
     async def close(self) -> None:
         await asyncio.gather(self.engine_process.close(), self.trainer_process.close())
 

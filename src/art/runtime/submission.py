@@ -14,7 +14,7 @@ from art.credit.plan_findings import describe_repeated
 from art.credit.references import ask_teacher, reference_checkpoints, teacher_name
 from art.credit.resolve import ResolvedGroup, exchange_ids, groups_at_fault, resolve
 from art.credit.samples import build_samples
-from art.credit.sft import sft_samples
+from art.credit.sft import sft_paths
 from art.errors import TrajectoryError
 from art.gateway.chat import Gateway
 from art.protocol.preflight import PreflightReport, PreflightRequest
@@ -104,9 +104,9 @@ class Submission:
         if (known := await self._jobs.known(request.job_id, fingerprint)) is not None:
             return known
         warnings = await self._ensure_ready(model, host)
-        samples, counts = await asyncio.to_thread(sft_samples, request.trajectories, await host.renderer())
+        paths, counts = await asyncio.to_thread(sft_paths, request.trajectories, await host.renderer())
         plan = StepPlan(metrics=counts, findings=warnings)
-        payload = SftPayload(config=request.config, samples=samples, plan=plan)
+        payload = SftPayload(config=request.config, paths=paths, plan=plan)
         return await self._jobs.submit(request.job_id, "train_sft", (project, name), payload, fingerprint)
 
     async def preflight(self, project: str, name: str, request: PreflightRequest) -> PreflightReport:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel
 
 from art.config import ServerConfig
 from art.errors import AuthenticationError, KeysUnavailableError, NotFoundError
+from art.gateway.json_pieces import json_pieces
+from art.gateway.workers import INLINE
 from art.protocol.answers import Health, ModelCard, ModelList
 from art.protocol.jobs import JobList
 from art.protocol.preflight import PreflightReport
@@ -205,8 +206,19 @@ def _openapi_document() -> bytes:
 async def _run(route: Route, call: Call) -> None:
     result = await route.handler(call)
     if result is not None:
-        body = result.model_dump_json().encode() if isinstance(result, BaseModel) else orjson.dumps(result)
+        body = await _encode(result)
         await send_bytes(call.send, route.status, call.without_paths(body) if route.response in _NAME_FILES else body)
+
+
+async def _encode(answer: Any) -> bytes:
+    """Encode an answer. Between parts of a large one, others are answered."""
+    body, size = bytearray(), 0
+    for piece in json_pieces(answer, 2):
+        body += piece
+        if len(body) - size > INLINE:
+            size = len(body)
+            await asyncio.sleep(0)
+    return bytes(body)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

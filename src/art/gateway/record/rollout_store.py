@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from art.errors import ConflictError, InvalidRequestError, NotFoundError
-from art.gateway.record.recorder import Exchange, Recorder
+from art.gateway.record.recorder import Recorder
 from art.gateway.record.rollout_histories import rollout_histories
 from art.gateway.record.rollout_table import COLUMNS, RolloutRow, next_change, write_row
 from art.protocol.rollouts import RolloutPage, RolloutQuery, RolloutRecord, RolloutStatus, RolloutUpdate
@@ -83,10 +83,11 @@ class RolloutStore:
         status = self.find(rollout_id, project)
         if status is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r} on this server", param="rollout_id")
-        exchanges: list[Exchange] = []
-        if status.num_exchanges:
-            exchanges = await asyncio.to_thread(self._recorder.by_rollout, rollout_id, status.project)
-        return RolloutRecord(**status.model_dump(), histories=rollout_histories(exchanges))
+        histories = await asyncio.to_thread(self._histories, rollout_id, status.project) if status.num_exchanges else []
+        return RolloutRecord(**status.model_dump(), histories=histories)
+
+    def _histories(self, rollout_id: str, project: str) -> list[dict[str, Any]]:
+        return rollout_histories(self._recorder.by_rollout(rollout_id, project))
 
     async def put(self, rollout_id: str, update: RolloutUpdate, project: str | None) -> RolloutStatus:
         """Apply an update to a rollout, in one transaction. An unknown rollout is created.
