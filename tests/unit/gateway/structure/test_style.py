@@ -10,8 +10,9 @@ import pytest
 
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.gateway.structure.pieces import Pattern
 from art.gateway.structure.proof import find_problems
-from art.gateway.structure.style import AnswerStyle, CallStyle, Pattern, find_style, opening_of
+from art.gateway.structure.style import AnswerStyle, CallStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from tests.support.gateway import QWEN3, make_tokenizer
 from tools.families.build import FAMILIES, build_tokenizer
