@@ -78,7 +78,8 @@ def kinds_of(schema: Mapping[str, Any] | None) -> set[str]:
     if schema is None:
         return set()
     declared = schema.get("type")
-    kinds = {kind for kind in (declared if isinstance(declared, list) else [declared]) if kind in _FITS}
+    names = declared if isinstance(declared, list) else [declared]
+    kinds = {name for name in names if isinstance(name, str) and name in _FITS}
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         for branch in branches if isinstance(branches, list) else ():

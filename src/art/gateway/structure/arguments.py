@@ -147,7 +147,10 @@ def _enum(branch: Schema, schema: Schema, style: CallStyle) -> Iterator[str]:
     """Texts of the values of an enumeration."""
     assert style.tags is not None
     _only(branch, frozenset(("enum", "const", "type")))
-    for value in branch.get("enum", [branch.get("const")]):
+    values = branch.get("enum", [branch.get("const")])
+    if not isinstance(values, list) or not values:
+        raise Unkept("its `enum` is not a list of values")
+    for value in values:
         if "const" in branch and value != branch["const"]:
             continue
         if value is None or isinstance(value, bool):
@@ -167,10 +170,10 @@ def _conditions(schema: Schema) -> list[str]:
     _only(schema, _OF_STRINGS | _OF_OTHERS | {"type"})
     result = []
     if "minLength" in schema or "maxLength" in schema:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        if not isinstance(least, int) or not isinstance(most, (int, str)) or least < 0 or (most != "" and most < least):
+        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        if not isinstance(least, int) or not isinstance(most, int | None) or not 0 <= least <= (most or least):
             raise Unkept("its `minLength` and `maxLength` are not a range")
-        result.append(f"/(?s:.){{{int(least)},{most and int(most)}}}/")
+        result.append(f"/(?s:.){{{least},{'' if most is None else most}}}/")
     if "pattern" in schema:
         pattern = anywhere(schema["pattern"])
         if pattern is None:

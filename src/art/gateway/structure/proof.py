@@ -45,7 +45,7 @@ def _calls_problem(renderer: Renderer, style: AnswerStyle, vocabulary: Vocabular
     if style.calls is None:
         return "no grammar is known for the format in which its chat template writes tool calls"
     nested = {} if style.calls.tags is not None and not style.calls.tags.nested_json else _NESTED
-    several = [[]] if style.calls.between is None else [[_ARGUMENTS | nested], [{}]]
+    several: list[list[dict[str, Any]]] = [] if style.calls.between is None else [[_ARGUMENTS | nested], [{}]]
     for arguments in ([_ARGUMENTS | nested, *more] for more in ([], *several)):
         calls = [
             tool_call(f"call_{i}", "look_up", json.dumps(one, ensure_ascii=False)) for i, one in enumerate(arguments)

@@ -74,7 +74,10 @@ def kept_arguments(parameters: Any, param: str, *, strict: bool, style: CallStyl
     where = f"{param}.function.parameters"
     if strict and (extra := sorted(root.keys() - _ROOT)):
         raise _unkept(where, f"`{extra[0]}` is not supported there in this model's format of calls")
-    named, required = property_schemas(root), [str(key) for key in root.get("required") or ()]
+    if strict and root.get("type", "object") != "object":
+        raise _unkept(where, f"its type is {root['type']!r}, but arguments are an object")
+    listed = root.get("required")
+    named, required = property_schemas(root), [str(key) for key in listed] if isinstance(listed, list) else []
     if root.get("additionalProperties") and (strict or not named):
         raise _unkept(where, "this model's format of calls needs the names of all properties; declare them")
     kept: dict[str, Schema] = {}
@@ -84,7 +87,8 @@ def kept_arguments(parameters: Any, param: str, *, strict: bool, style: CallStyl
             if strict or key in required:
                 raise _unkept(path, problem)
             continue
-        schema = {**schema, **{name: root[name] for name in _DEFINITIONS if name in root}}
+        if _REFERENCE.search(json.dumps(schema)):
+            schema = {**schema, **{name: root[name] for name in _DEFINITIONS if name in root}}
         problem = _value_problem(schema, style)
         if problem is not None and strict:
             raise _unkept(path, problem)
@@ -105,6 +109,8 @@ def _value_problem(schema: Schema, style: CallStyle) -> str | None:
         return _complaint_about(value_grammar(schema, style))
     except Unkept as error:
         return str(error)
+    except (TypeError, AttributeError):
+        return "it is not a valid schema"
 
 
 def _unkept(where: str, problem: str) -> InvalidRequestError:

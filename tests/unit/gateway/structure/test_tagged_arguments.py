@@ -145,6 +145,22 @@ def test_patterns_are_searched_as_in_json_schema() -> None:
             assert accepted == (text in good), (pattern, text)
 
 
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_nested_strings_may_hold_what_looks_like_the_next_argument(name: str) -> None:
+    one = model(name)
+    parameters = of({"list": {"type": "array", "items": {"type": "string"}}, "more": {"type": "string"}}, "list")
+    encode = one.renderer.tokenizer.encode
+    arg = "</arg_value> <arg_key>more</arg_key><arg_value>"
+    for following in ("</parameter> <parameter=more>", "</function> <function=f>", "</parameter></function>", arg):
+        written = one.written([{"list": ["~"], "more": "b"}], parameters)
+        place = written.index(encode("~", add_special_tokens=False)[0])
+        letters = [encode(letter, add_special_tokens=False)[0] for letter in f"a{following}]"]
+        ids = [*written[:place], *letters, *written[place + 1 :]]
+        if one.tags.nested_json:
+            assert one.accepts(one.grammar(parameters), ids)
+            assert one.calls(ids, parameters) == [{"list": [f"a{following}]"], "more": "b"}]
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_formats_of_strings(name: str) -> None:
     one = model("Qwen3-Coder")
@@ -153,6 +169,7 @@ def test_formats_of_strings(name: str) -> None:
         "time": "23:59:01Z",
         "date-time": "2024-02-29T23:59:01.5+02:00",
         "email": "a.b+c@example.co.uk",
+        "ipv4": "10.0.255.9",
         "uuid": "123e4567-e89b-12d3-a456-426614174000",
         "uri": "https://example.com/a?b=c#d",
     }
@@ -176,6 +193,11 @@ def test_formats_of_strings(name: str) -> None:
         (of({"a": {"$ref": "#/properties/b"}, "b": SHORT}), ".properties.a", "refers to #/properties/b"),
         (of({"a": {"type": "array", "items": {"$ref": "#"}}}), ".properties.a", "refers to #"),
         (of({"a": {"type": "string", "minLength": "0}/ <[1]>"}}), ".properties.a", "range"),
+        (of({"a": {"anyOf": "x", "type": "string"}}), ".properties.a", "`type`"),
+        (of({"a": {"type": "string", "pattern": 5}}), ".properties.a", "not a valid schema"),
+        (of({"a": {"enum": "x", "type": "string"}}), ".properties.a", "`enum`"),
+        (of({"a": {"type": [{}]}}), ".properties.a", "`type`"),
+        ({"type": "array"}, "", "arguments are an object"),
         (of({"a<b": SHORT}), ".properties.a<b", "angle bracket"),
         (of({"a": SHORT}, additionalProperties=True), "", "names of all properties"),
         (of({"a": SHORT}, minProperties=1), "", "`minProperties`"),
