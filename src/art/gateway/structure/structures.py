@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from art.gateway.format.renderer import Renderer
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.structure.grammar import AnswerGrammar, AnswerShape, write_grammar
 from art.gateway.structure.proof import find_problems
-from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint
+from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint, kept_arguments
 from art.gateway.structure.style import AnswerStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from art.protocol.dialects.chat_completions import ChatRequest
@@ -160,10 +161,12 @@ def _compile(
     if form is not None and (problem := form_complaint(form)) is not None:
         raise InvalidRequestError(f"`{form.param}` cannot be enforced: {problem}", param=form.param)
     arguments: dict[str, dict[str, Any]] = {}
+    calls = model.style.calls
     for i, tool in enumerate(request.tools or ()):
         name = tool["function"]["name"]
         if rule.mode != "none" and (rule.names is None or name in rule.names):
-            arguments[name] = arguments_schema(
+            keep = partial(kept_arguments, style=calls) if calls is not None and calls.tags else arguments_schema
+            arguments[name] = keep(
                 tool["function"].get("parameters"), f"tools.{i}", strict=name in request.strict_tools
             )
     opening = opening_of(renderer, prompt_token_ids)
