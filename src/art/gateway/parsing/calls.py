@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -64,10 +65,18 @@ def parameter_schemas(tools: list[Tool] | None) -> Schemas:
     return schemas
 
 
+def _float(text: str) -> float:
+    """The number; the largest finite one for a number beyond it, which is JSON but cannot be written as such again."""
+    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+
+
+DECODER = json.JSONDecoder(parse_float=_float)
+
+
 def load_json(text: str) -> Any:
     """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
@@ -79,7 +88,7 @@ def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
     try:
         arguments = call.get(key, {})
         if isinstance(arguments, str):  # some models write the object as a JSON string
-            arguments = json.loads(arguments)
+            arguments = DECODER.decode(arguments)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
