@@ -96,17 +96,20 @@ def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | No
     return found if isinstance(found, dict) else None
 
 
-def load_json(text: str) -> Any:
-    """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
-    try:
-        return json.loads(text, parse_float=read_float)
-    except (ValueError, RecursionError):
-        return None
-
-
 def read_float(text: str) -> float:
     """Read a number; one that no float can hold is read as the largest float, since JSON has no infinity."""
     return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
+DECODER = json.JSONDecoder(parse_float=read_float)
+
+
+def load_json(text: str) -> Any:
+    """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
+    try:
+        return DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
@@ -116,7 +119,7 @@ def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
     try:
         arguments = call.get(key, {})
         if isinstance(arguments, str):  # some models write the object as a JSON string
-            arguments = json.loads(arguments, parse_float=read_float)
+            arguments = DECODER.decode(arguments)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
