@@ -106,7 +106,7 @@ class TurnMaker:
             branch_reason=prompt.branch_reason,
             max_tokens=_max_tokens(request, len(prompt.token_ids), policy.max_context) if check_length else 0,
             seed=int.from_bytes(os.urandom(8)) if request.seed is None else request.seed % SEEDS,
-            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine)
+            grammar=await self._structures.prepare(request, renderer, prompt.token_ids, policy.engine, model_name=model)
             if check_length
             else None,
             key=key,

@@ -125,7 +125,7 @@ def _built_by(build: Callable[[Any], Any]) -> PlainValidator:
 
 
 def _build_request(body: dict[str, Any]) -> GenerateRequest:
-    tuples = {name: tuple(body[name]) for name in ("stop_token_ids", "sender")}
+    tuples: dict[str, Any] = {name: tuple(body[name]) for name in ("stop_token_ids", "sender") if name in body}
     return GenerateRequest(**body | tuples)
 
 

@@ -10,6 +10,8 @@ writes must match the grammar, token by token. Otherwise such requests are refus
 from __future__ import annotations
 
 import asyncio
+import logging
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,13 +21,18 @@ from art.gateway.format.renderer import Renderer
 from art.gateway.format.tokenizer import Tokenizer
 from art.gateway.structure.grammar import AnswerGrammar, AnswerShape, write_grammar
 from art.gateway.structure.proof import find_problems
-from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint
+from art.gateway.structure.schemas import arguments_schema, complaint, form_complaint, kept_arguments
 from art.gateway.structure.style import AnswerStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from art.protocol.dialects.chat_completions import ChatRequest
 
+logger = logging.getLogger(__name__)
+
 _STRICT = "tools"
-"""Asked for where only strict tools want a grammar. They are kept to their schema where that is possible."""
+"""Asked for where only strict tools want a grammar. They are kept to their schema where that is possible.
+
+Many clients mark every tool as strict, and refusing would stop them. The log says where it is not possible.
+"""
 
 
 class _Model:
@@ -43,11 +50,19 @@ class Structures:
     def __init__(self) -> None:
         self._vocabularies: WeakKeyDictionary[Tokenizer, dict[int, Vocabulary]] = WeakKeyDictionary()
         self._models: WeakKeyDictionary[Renderer, asyncio.Task[_Model]] = WeakKeyDictionary()
+        self._warned: set[str] = set()
+        """Models whose strict tools have been served without a grammar."""
 
     async def prepare(
-        self, request: ChatRequest, renderer: Renderer, prompt_token_ids: list[int], engine: Engine
+        self, request: ChatRequest, renderer: Renderer, prompt_token_ids: list[int], engine: Engine, *, model_name: str
     ) -> AnswerGrammar | None:
         """Make the grammar of a request; `None` if it asks for no form.
+
+        Strict tools that a model is free to call are served without a grammar where there can be none; the log says so
+        once for each model.
+
+        Args:
+            model_name: the model as the log shall call it.
 
         Raises:
             InvalidRequestError: the engine, the model's call format or llguidance cannot keep the form, or the engine
@@ -59,10 +74,12 @@ class Structures:
         info = await engine.info()
         if cut is not None and not info.reports_kept:
             raise InvalidRequestError(f"this model's engine cannot honour `{cut}`; leave it out", param=cut)
-        optional = asked == _STRICT
-        if asked is None or (optional and not info.grammars):
+        if asked is None:
             return None
         if not info.grammars:
+            if asked == _STRICT:
+                self._warn_of_strict(model_name, "its engine does not sample under a grammar")
+                return None
             raise InvalidRequestError(
                 f"`{asked}` needs an engine that samples under a grammar, which this model's engine does not; leave it "
                 "out",
@@ -72,9 +89,19 @@ class Structures:
         problem = model.content_problem if request.call_rule.mode == "none" else model.calls_problem
         if problem is None:
             return await asyncio.to_thread(_compile, request, renderer, prompt_token_ids, model, asked)
-        if optional:
+        if asked == _STRICT:
+            self._warn_of_strict(model_name, problem)
             return None
         raise InvalidRequestError(f"`{asked}` cannot be enforced for this model: {problem}", param=asked)
+
+    def _warn_of_strict(self, model_name: str, problem: str) -> None:
+        if model_name not in self._warned:
+            self._warned.add(model_name)
+            logger.warning(
+                "%s: strict tools are served as if they were not strict, so the arguments of calls may not match their "
+                "schemas: %s",
+                *(model_name, problem),
+            )
 
     async def check(self, grammar: AnswerGrammar, renderer: Renderer, token_ids: list[int]) -> None:
         """Check that the tokens of an answer match its grammar.
@@ -134,10 +161,12 @@ def _compile(
     if form is not None and (problem := form_complaint(form)) is not None:
         raise InvalidRequestError(f"`{form.param}` cannot be enforced: {problem}", param=form.param)
     arguments: dict[str, dict[str, Any]] = {}
+    calls = model.style.calls
     for i, tool in enumerate(request.tools or ()):
         name = tool["function"]["name"]
         if rule.mode != "none" and (rule.names is None or name in rule.names):
-            arguments[name] = arguments_schema(
+            keep = partial(kept_arguments, style=calls) if calls is not None and calls.tags else arguments_schema
+            arguments[name] = keep(
                 tool["function"].get("parameters"), f"tools.{i}", strict=name in request.strict_tools
             )
     opening = opening_of(renderer, prompt_token_ids)

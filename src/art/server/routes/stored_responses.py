@@ -52,7 +52,7 @@ async def list_input_items(call: Call) -> InputItems:
     order, limit, after = call.query("order") or "desc", call.query("limit") or "20", call.query("after")
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"`order` must be 'asc' or 'desc', got {short(order)}", param="order")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_ITEMS:
+    if not (limit.isdecimal() and len(limit) < 4) or not 1 <= int(limit) <= MAX_ITEMS:
         raise InvalidRequestError(f"`limit` must be a number from 1 to {MAX_ITEMS}, got {short(limit)}", param="limit")
     exchange, has_instructions = _find(call, call.path["response_id"], "response_id")
     items = to_input_items(exchange, has_instructions=has_instructions)
