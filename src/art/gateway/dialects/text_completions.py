@@ -202,6 +202,9 @@ def _choice(part: dict[str, Any], first: int, text: str, offsets: _Offsets) -> d
 def _logprobs(reports: list[dict[str, Any]], offsets: _Offsets) -> dict[str, Any]:
     """Translate log-prob entries of a chat answer. The token that ended the answer comes last."""
     tops = [{top["token"]: top["logprob"] for top in report["top_logprobs"]} for report in reports]
+    for top, report in zip(tops, reports, strict=True):
+        if top:  # the sampled token is always one of them
+            top[report["token"]] = report["logprob"]
     return {
         "tokens": [report["token"] for report in reports],
         "token_logprobs": [report["logprob"] for report in reports],
