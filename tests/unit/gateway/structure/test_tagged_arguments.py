@@ -222,6 +222,13 @@ def test_what_cannot_be_kept_is_refused_by_name(parameters: dict[str, Any], para
     assert "cannot be enforced" in caught.value.message
 
 
+def test_a_name_that_the_format_cannot_write_is_refused() -> None:
+    for name in ("a b", "a>", '"', "{a}"):
+        with pytest.raises(InvalidRequestError) as caught:
+            model("Qwen3-Coder").grammar(of({}), strict=False, name=name)
+        assert caught.value.param == "tools.0.function.name"
+
+
 def test_a_function_that_is_not_strict_keeps_the_types_of_such_properties() -> None:
     one = model("Qwen3-Coder")
     parameters = of(
