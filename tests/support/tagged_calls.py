@@ -40,11 +40,13 @@ class Model:
         assert self.style.calls.tags is not None
         return self.style.calls.tags
 
-    def grammar(self, parameters: Any, *, strict: bool = True, single: bool = True) -> AnswerGrammar:
+    def grammar(self, parameters: Any, *, strict: bool = True, single: bool = True, name: str = "f") -> AnswerGrammar:
         assert self.style.calls is not None
-        schema = kept_arguments(parameters, "tools.0", strict=strict, style=self.style.calls)
+        schema = kept_arguments(
+            {"name": name, "parameters": parameters}, "tools.0", strict=strict, style=self.style.calls
+        )
         rule = CallRule("required", single=single)
-        return write_grammar(self.style, AnswerShape(opening="closed", rule=rule, arguments={"f": schema}))
+        return write_grammar(self.style, AnswerShape(opening="closed", rule=rule, arguments={name: schema}))
 
     def accepts(self, grammar: AnswerGrammar, ids: list[int]) -> bool:
         matcher = self.vocabulary.matcher(grammar.text, grammar.stop_token_ids)

@@ -91,9 +91,9 @@ def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | No
     path = str(schema.get("$ref", "")).split("/")
     if len(path) != 3 or path[0] != "#" or path[1] not in ("$defs", "definitions"):
         return None
-    found = root.get(path[1])
-    found = found.get(path[2]) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else None
+    definitions = root.get(path[1])
+    target = definitions.get(path[2]) if isinstance(definitions, dict) else None
+    return target if isinstance(target, dict) else None
 
 
 def read_float(text: str) -> float:

@@ -73,9 +73,9 @@ class MarkupReader:
                 end = _DECODER.raw_decode(text, start)[1]
             except (ValueError, RecursionError):
                 return self.argument_end.search(text, begin)
-            found = self.argument_end.match(text, _after_space(text, end))
-            if found is not None:
-                return found
+            tag = self.argument_end.match(text, _after_space(text, end))
+            if tag is not None:
+                return tag
         return self.argument_end.search(text, begin)
 
 
@@ -84,8 +84,8 @@ _SPACE = re.compile(r"\s*")
 
 
 def _after_space(text: str, place: int) -> int:
-    found = _SPACE.match(text, place)
-    return place if found is None else found.end()
+    space = _SPACE.match(text, place)
+    return place if space is None else space.end()
 
 
 _FUNCTION, _PARAMETER = r"<function=([^>\s]+)>", r"<parameter=([^>\n]+)>"

@@ -44,6 +44,8 @@ _OF_OTHERS = frozenset(
     )
 )
 """Keywords that say nothing about strings."""
+_MAX_LENGTH = 1_000
+"""Longest string whose characters are counted, which takes milliseconds per token."""
 _WORDS = r"~/(true|false|null|True|False|None)\s*/"
 _NAME = re.compile(r"[^<>\"\s]([^<>\"\n\r]*[^<>\"\s])?")
 """A key that every format with tags can write."""
@@ -101,7 +103,7 @@ def _values(schema: Schema, style: CallStyle, rules: lark.Rules) -> list[str]:
     close = lark.literal(tags.close) if tags.close else ""
     if not kinds:
         _only(schema, frozenset())
-        return [_text([], tags, rules)]
+        return [_text([], [], tags, rules)]
     result = []
     for branch in _branches(schema):
         if "enum" in branch or "const" in branch:
@@ -110,7 +112,7 @@ def _values(schema: Schema, style: CallStyle, rules: lark.Rules) -> list[str]:
             alone = [] if kinds == {"string"} else [_WORDS]
             if kinds - {"string", "null"}:  # a string must not look like a value of another type
                 alone.append("/[A-Za-z](?s:.*)/")
-            result.append(_text([*_conditions(branch), *alone], tags, rules))
+            result.append(_text(_conditions(branch), alone, tags, rules))
         elif branch["type"] in ("boolean", "null"):
             _only(branch, _OF_STRINGS | _OF_OTHERS | {"type"})
             values = (True, False) if branch["type"] == "boolean" else (None,)
@@ -173,6 +175,8 @@ def _conditions(schema: Schema) -> list[str]:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         if not isinstance(least, int) or not isinstance(most, int | None) or not 0 <= least <= (most or least):
             raise Unkept("its `minLength` and `maxLength` are not a range")
+        if max(least, most or 0) > _MAX_LENGTH:
+            raise Unkept(f"its `minLength` and `maxLength` are at most {_MAX_LENGTH:,} in this model's format of calls")
         result.append(f"/(?s:.){{{least},{'' if most is None else most}}}/")
     if "pattern" in schema:
         pattern = anywhere(schema["pattern"])
@@ -186,12 +190,19 @@ def _conditions(schema: Schema) -> list[str]:
     return result
 
 
-def _text(conditions: list[str], tags: TagStyle, rules: lark.Rules) -> str:
-    """Add a terminal for text without closing tags that fulfils conditions. The end belongs to it where it is text."""
+def _text(conditions: list[str], alone: list[str], tags: TagStyle, rules: lark.Rules) -> str:
+    """Add a terminal for text without closing tags, with its end where that is text.
+
+    Args:
+        conditions: regular expressions of the text.
+        alone: regular expressions of the text that white space at its end does not change.
+    """
     closing = "|".join(re.escape(tag).replace("/", r"\/") for tag in tags.closing_tags)
-    parts = ["/(?s:.*)/", f"~/(?s:.*)({closing})(?s:.*)/", *conditions]
-    body = f"({' & '.join(parts)}) {lark.literal(tags.close)}"
-    return rules.terminal(body)
+    parts = ["/(?s:.*)/", f"~/(?s:.*)({closing})(?s:.*)/", *conditions, *alone]
+    # Without conditions, a line break before the end is a part of the text: telling them apart at each line break takes
+    # milliseconds of mask computation. The parser reads both alike.
+    close = tags.close if conditions else tags.close.lstrip("\n")
+    return rules.terminal(f"({' & '.join(parts)}) {lark.literal(close)}")
 
 
 def _only(schema: Schema, known: frozenset[str]) -> None:

@@ -23,6 +23,8 @@ _DEFINITIONS = ("$defs", "definitions")
 _ROOT = frozenset(("type", "properties", "required", "additionalProperties", *ANNOTATIONS))
 """What a schema of arguments may say in a format with tags."""
 _REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
+_FUNCTION = re.compile(r"[^\s<>{}\"]+")
+"""A name that every format with tags can write."""
 _WITHIN = ("#/$defs/", "#/definitions/")
 
 
@@ -62,14 +64,18 @@ def arguments_schema(parameters: Any, param: str, *, strict: bool) -> dict[str, 
     return _OBJECT
 
 
-def kept_arguments(parameters: Any, param: str, *, strict: bool, style: CallStyle) -> Schema:
+def kept_arguments(function: dict[str, Any], param: str, *, strict: bool, style: CallStyle) -> Schema:
     """The schema of a function's arguments for a format with tags: declared properties, each of which can be kept.
 
     Of a property that cannot be kept, a function that is not strict keeps the type only.
 
     Raises:
-        InvalidRequestError: a strict function's schema cannot be kept, or a required property cannot be written.
+        InvalidRequestError: a strict function's schema cannot be kept, or the function's name or a required property
+            cannot be written.
     """
+    if not _FUNCTION.fullmatch(function["name"]):
+        raise _unkept(f"{param}.function.name", "it has white space, a brace, an angle bracket or a quotation mark")
+    parameters = function.get("parameters")
     root = parameters if isinstance(parameters, dict) else _OBJECT
     where = f"{param}.function.parameters"
     if strict and (extra := sorted(root.keys() - _ROOT)):

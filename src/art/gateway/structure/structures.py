@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -163,12 +162,14 @@ def _compile(
     arguments: dict[str, dict[str, Any]] = {}
     calls = model.style.calls
     for i, tool in enumerate(request.tools or ()):
-        name = tool["function"]["name"]
-        if rule.mode != "none" and (rule.names is None or name in rule.names):
-            keep = partial(kept_arguments, style=calls) if calls is not None and calls.tags else arguments_schema
-            arguments[name] = keep(
-                tool["function"].get("parameters"), f"tools.{i}", strict=name in request.strict_tools
-            )
+        function, param = tool["function"], f"tools.{i}"
+        name, strict = function["name"], function["name"] in request.strict_tools
+        if rule.mode == "none" or (rule.names is not None and name not in rule.names):
+            continue
+        if calls is not None and calls.tags is not None:
+            arguments[name] = kept_arguments(function, param, strict=strict, style=calls)
+        else:
+            arguments[name] = arguments_schema(function.get("parameters"), param, strict=strict)
     opening = opening_of(renderer, prompt_token_ids)
     grammar = write_grammar(model.style, AnswerShape(opening=opening, form=form, rule=rule, arguments=arguments))
     try:

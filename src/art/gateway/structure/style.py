@@ -214,19 +214,19 @@ def _find_call_style(renderer: Renderer) -> CallStyle | None:
 
 
 def _find_tagged_style(renderer: Renderer, end: int) -> CallStyle | None:
-    found = find_tags(partial(_render_calls, renderer), partial(spelled, renderer.tokenizer), _NAMES)
-    if found is None:
+    tagged = find_tags(partial(_render_calls, renderer), partial(spelled, renderer.tokenizer), _NAMES)
+    if tagged is None:
         return None
     return CallStyle(
-        head=pieces(found.head),
-        middle=pieces(found.middle),
-        between=None if found.between is None else pieces(found.between),
-        tail=pieces(found.tail),
+        head=pieces(tagged.head),
+        middle=pieces(tagged.middle),
+        between=None if tagged.between is None else pieces(tagged.between),
+        tail=pieces(tagged.tail),
         quoted_name=False,
-        item_separator=found.item_separator,
-        key_separator=found.key_separator,
+        item_separator=tagged.item_separator,
+        key_separator=tagged.key_separator,
         end=end,
-        tags=found.tags,
+        tags=tagged.tags,
     )
 
 

@@ -128,6 +128,16 @@ def test_a_string_holds_anything_but_closing_tags(name: str) -> None:
         assert not one.accepts(grammar, [*written[:place], *letters, *written[place + 1 :]])
 
 
+def test_a_line_break_before_the_end_of_free_text_may_be_left_out() -> None:
+    one = model("Qwen3.6")
+    for schema, accepted in (({"type": "string"}, True), ({"type": ["string", "null"]}, True), (SHORT, False)):
+        parameters = of({"text": schema}, "text")
+        text = one.renderer.tokenizer.text(one.written([{"text": "ab"}], parameters)).replace("ab\n", "ab")
+        ids = one.renderer.tokenizer.encode(text, add_special_tokens=False)
+        assert one.accepts(one.grammar(parameters), ids) == accepted
+        assert one.calls(ids, parameters) == [{"text": "ab"}]
+
+
 def test_patterns_are_searched_as_in_json_schema() -> None:
     one = model("Qwen3.6")
     cases: dict[str, tuple[list[str], list[str]]] = {
@@ -195,6 +205,7 @@ def test_formats_of_strings(name: str) -> None:
         (of({"a": {"type": "string", "minLength": "0}/ <[1]>"}}), ".properties.a", "range"),
         (of({"a": {"anyOf": "x", "type": "string"}}), ".properties.a", "`type`"),
         (of({"a": {"type": "string", "pattern": 5}}), ".properties.a", "not a valid schema"),
+        (of({"a": {"type": "string", "maxLength": 5000}}), ".properties.a", "1,000"),
         (of({"a": {"enum": "x", "type": "string"}}), ".properties.a", "`enum`"),
         (of({"a": {"type": [{}]}}), ".properties.a", "`type`"),
         ({"type": "array"}, "", "arguments are an object"),
@@ -209,6 +220,13 @@ def test_what_cannot_be_kept_is_refused_by_name(parameters: dict[str, Any], para
     assert caught.value.param == f"tools.0.function.parameters{param}"
     assert words in caught.value.message
     assert "cannot be enforced" in caught.value.message
+
+
+def test_a_name_that_the_format_cannot_write_is_refused() -> None:
+    for name in ("a b", "a>", '"', "{a}"):
+        with pytest.raises(InvalidRequestError) as caught:
+            model("Qwen3-Coder").grammar(of({}), strict=False, name=name)
+        assert caught.value.param == "tools.0.function.name"
 
 
 def test_a_function_that_is_not_strict_keeps_the_types_of_such_properties() -> None:
