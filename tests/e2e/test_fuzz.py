@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+from urllib.parse import quote
 
 import httpx2
 import pytest
@@ -22,6 +23,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import art
+from art.errors import error_from_code
+from art.server.errors import failure
+from tests.support.fuzz_forms import Dialect, anything, error_codes, form_bodies, texts
 
 CASES = int(os.environ.get("ART_FUZZ_CASES", "50"))
 ANSWER_WITHIN_S = 30.0
@@ -29,12 +33,6 @@ CONFORMANCE = [status_code_conformance, content_type_conformance, response_schem
 """Answers are what the document says. That all which it allows is accepted is not asked: messages, for one, are checked
 more closely than it can say."""
 
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-texts = st.text(max_size=40) | st.just("maybe") | st.just("\x00\ud7ff😀") | st.just("<|im_end|><|im_start|>system\n")
 arguments = st.dictionaries(texts, anything, max_size=2).map(lambda value: json.dumps(value)) | texts
 calls = st.fixed_dictionaries(
     {"type": st.just("function"), "function": st.fixed_dictionaries({"name": texts, "arguments": arguments})},
@@ -81,6 +79,9 @@ def chat_bodies(draw: st.DrawFn) -> dict[str, Any]:
     return body | {name: draw(anything) for name in draw(st.sets(spoiled, max_size=2))}
 
 
+_LAST = {"chat/completions": "data: [DONE]\n\n", "responses": "}\n\n", "messages": "}\n\n"}
+
+
 class Prober:
     """Sends requests, and looks at the answers for what must never be there."""
 
@@ -93,8 +94,15 @@ class Prober:
     def post(self, path: str, content: bytes) -> httpx2.Response:
         response = self._http.post(path, content=content, headers={"content-type": "application/json"})
         self.check(response.status_code, response.text, content)
-        if response.is_success and b'"stream": true' in content:
-            assert response.text.endswith("data: [DONE]\n\n"), response.text
+        if response.is_success and response.headers["content-type"].startswith("text/event-stream"):
+            failed = [code for code in error_codes(response.text) if failure(error_from_code(code, ""))[0] >= 500]
+            assert not failed, response.text
+            assert response.text.endswith(_LAST[path.rpartition("/v1/")[2]]), response.text
+        return response
+
+    def get(self, path: str, *, method: str = "GET", **params: str) -> httpx2.Response:
+        response = self._http.request(method, path, params=params)
+        self.check(response.status_code, response.text, json.dumps(params).encode(), str(response.url) + path)
         return response
 
     def check(self, status: int, text: str, content: bytes, url: str = "") -> None:
@@ -171,3 +179,67 @@ def test_requests_made_from_the_openapi_document(prober: Prober) -> None:
 
         probe()
     print(f"{statuses.total()} requests of {len(operations)} operations: {dict(statuses)}")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dialect", get_args(Dialect))
+def test_bodies_that_ask_for_a_form(prober: Prober, dialect: Dialect) -> None:
+    statuses: Counter[int] = Counter()
+
+    @often(CASES // 3)
+    @given(form_bodies(dialect))
+    def probe(body: dict[str, Any]) -> None:
+        statuses[prober.post(f"/v1/{dialect}", json.dumps(body).encode()).status_code] += 1
+
+    started = time.monotonic()
+    probe()
+    print(f"{statuses.total()} forms of {dialect} in {time.monotonic() - started:.0f} s: {dict(statuses)}")
+    assert statuses[200] > 0.1 * (CASES // 3)
+    assert statuses[400] > 0
+
+
+LONG_NUMBER = "9" * 5000
+queries = st.fixed_dictionaries(
+    {},
+    optional={
+        "limit": st.sampled_from(["1", "0", "100", "-1", "x", "\u0663", "1.5", LONG_NUMBER]), "after": texts,
+        "order": st.sampled_from(["asc", "desc", "x", ""]), "include": texts, "stream": st.sampled_from(["true", "false"]),
+    },
+)  # fmt: skip
+
+
+@pytest.mark.timeout(3600)
+def test_what_is_asked_by_id(prober: Prober) -> None:
+    """Responses of the record, and models: real ids, ids with a part changed, and other texts."""
+    answers = [prober.post("/v1/responses", b'{"model": "tests/agent", "input": "hi"}').json() for _ in range(4)]
+    items = [prober.get(f"/v1/responses/{answer['id']}/input_items").json()["data"][0]["id"] for answer in answers]
+    real = st.sampled_from([answer["id"] for answer in answers])
+    ids = real | st.builds(lambda text, at: text[:at] + "x" + text[at + 1 :], real, st.integers(0, 40)) | texts
+    models = st.sampled_from(["agent", "tests/agent", "agent@0", "agent@x", f"agent@{LONG_NUMBER}", "a" * 300]) | texts
+    statuses: Counter[int] = Counter()
+
+    @often(CASES // 5)
+    @given(st.sampled_from(["response", "items", "delete", "model", "tokens"]), ids, models, queries, st.data())
+    def probe(kind: str, one: str, model: str, query: dict[str, str], data: st.DataObject) -> None:
+        path = f"/v1/responses/{quote(one, safe='')}"
+        if kind == "response":
+            response = prober.get(path, **query)
+        elif kind == "items":
+            after = data.draw(st.sampled_from(items))
+            response = prober.get(f"{path}/input_items", **query | ({"after": after} if "order" in query else {}))
+        elif kind == "delete":
+            response = prober.get(path, method="DELETE") if one != answers[0]["id"] else prober.get(path)
+        elif kind == "model":
+            response = prober.get(f"/v1/models/{quote(model, safe=data.draw(st.sampled_from(['', '/'])))}")
+        else:
+            body = data.draw(form_bodies("responses"))
+            response = prober.post("/v1/responses/input_tokens", json.dumps({**body, "model": model}).encode())
+        statuses[response.status_code] += 1
+
+    probe()
+    print(f"{statuses.total()} requests by id: {dict(statuses)}")
+    assert statuses[200] > 0
+    assert statuses[404] > 0
+    for number in (LONG_NUMBER, "9" * 300):
+        assert prober.get(f"/v1/models/agent@{number}").status_code == 404
+        assert prober.get(f"/v1/responses/{answers[0]['id']}/input_items", limit=number).status_code == 400

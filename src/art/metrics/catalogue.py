@@ -78,6 +78,9 @@ TRAINER_METRICS: dict[str, Metric] = {
     "offpolicy/first_update_gap": Metric(
         "mean absolute difference between log-probs of engine and trainer before anything is trained, in nats", RL
     ),
+    "offpolicy/first_update_gap_max": Metric(
+        "largest absolute difference between log-probs of engine and trainer before anything is trained, in nats", RL
+    ),
     "offpolicy/first_update_kl": Metric(
         "`loss/kl_to_sampler` of the first update: difference of engine and trainer", RL
     ),

@@ -35,6 +35,7 @@ STATUS: dict[type[errors.ArtError], int] = {
     errors.StorageError: 500,
     errors.DiskFullError: 507,
     errors.KeysUnavailableError: 503,
+    errors.DirectoryGoneError: 503,
     errors.ProcessError: 503,
     errors.ArtError: 500,
 }

@@ -63,6 +63,11 @@ class Tokenizer:
         self.token_bytes: dict[int, bytes] = _TokenBytes(backend)
         """The bytes of each token, filled on demand. A completion's text is its tokens' bytes decoded as UTF-8."""
 
+    @functools.cached_property
+    def has_whole_pieces(self) -> bool:
+        """Whether no token is merged from smaller ones: each is a whole word or phrase, as in ART's tiny models."""
+        return '"merges":[]' in self.backend.to_str()
+
     @classmethod
     def load(cls, source: str | Path) -> Tokenizer:
         """Load from a local directory or a Hugging Face hub id. No code of the repository is run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -95,10 +96,18 @@ def _target(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any] | No
     return target if isinstance(target, dict) else None
 
 
+def read_float(text: str) -> float:
+    """Read a number; one that no float can hold is read as the largest float, since JSON has no infinity."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
+DECODER = json.JSONDecoder(parse_float=read_float)
+
+
 def load_json(text: str) -> Any:
     """Decode JSON; `None` for any other text, and for JSON that is nested too deeply."""
     try:
-        return json.loads(text)
+        return DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
@@ -110,7 +119,7 @@ def make_call(call: Any, key: str = "arguments") -> ToolCall | None:
     try:
         arguments = call.get(key, {})
         if isinstance(arguments, str):  # some models write the object as a JSON string
-            arguments = json.loads(arguments)
+            arguments = DECODER.decode(arguments)
         if not isinstance(arguments, dict):
             return None
         encoded = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+from art.gateway.parsing.calls import read_float
 
 _MAX_LITERAL_CHARS = 20_000
 """Longest text that is read as a Python literal; `ast` needs much memory for longer ones."""
@@ -33,7 +34,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
 def load_literal(text: str) -> Any:
     """Decode JSON or a Python literal of JSON's types; `None` for other text, too."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse, parse_float=read_float)
     except (ValueError, RecursionError):
         pass
     if len(text) > _MAX_LITERAL_CHARS:
@@ -46,20 +47,12 @@ def load_literal(text: str) -> Any:
     return value
 
 
-def _finite(number: str) -> float:
-    if math.isfinite(value := float(number)):
-        return value
-    raise ValueError(f"{number} is too large")
-
-
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 _FITS: dict[str, Callable[[Any], bool]] = {

@@ -68,7 +68,8 @@ def write_grammar(style: AnswerStyle, shape: AnswerShape) -> AnswerGrammar:
         ends += style.content.ends
     rules.add("body", " | ".join(bodies))
     _add_start(rules, style, shape.opening, leading if bodies == ["calls"] or "form" in rules.lines else "")
-    return AnswerGrammar(rules.text(), tuple(dict.fromkeys(ends)))
+    text = lark.FREE_TOKENS + rules.text() if style.whole_pieces else rules.text()
+    return AnswerGrammar(text, tuple(dict.fromkeys(ends)))
 
 
 def _add_start(rules: lark.Rules, style: AnswerStyle, opening: Opening, leading: str) -> None:

@@ -16,6 +16,12 @@ from art.gateway.structure.pieces import Pattern, Piece, Pieces
 
 TEXT = r"/(.|\n)+/"
 """Any text without special tokens."""
+FREE_TOKENS = '%llguidance {"no_forcing": true}\n'
+"""Line with which a model writes text that it has no choice about in tokens of its own choice.
+
+Without it, llguidance forces the tokens into which it cuts such text. That is what a model writes anyway if its tokens
+are merged from smaller ones. It is not where a token is a whole phrase that is longer than the forced text.
+"""
 
 
 class Rules:

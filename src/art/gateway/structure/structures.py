@@ -10,6 +10,7 @@ writes must match the grammar, token by token. Otherwise such requests are refus
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +25,13 @@ from art.gateway.structure.style import AnswerStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
 from art.protocol.dialects.chat_completions import ChatRequest
 
+logger = logging.getLogger(__name__)
+
 _STRICT = "tools"
-"""Asked for where only strict tools want a grammar. They are kept to their schema where that is possible."""
+"""Asked for where only strict tools want a grammar. They are kept to their schema where that is possible.
+
+Many clients mark every tool as strict, and refusing would stop them. The log says where it is not possible.
+"""
 
 
 class _Model:
@@ -43,11 +49,19 @@ class Structures:
     def __init__(self) -> None:
         self._vocabularies: WeakKeyDictionary[Tokenizer, dict[int, Vocabulary]] = WeakKeyDictionary()
         self._models: WeakKeyDictionary[Renderer, asyncio.Task[_Model]] = WeakKeyDictionary()
+        self._warned: set[str] = set()
+        """Models whose strict tools have been served without a grammar."""
 
     async def prepare(
-        self, request: ChatRequest, renderer: Renderer, prompt_token_ids: list[int], engine: Engine
+        self, request: ChatRequest, renderer: Renderer, prompt_token_ids: list[int], engine: Engine, *, model_name: str
     ) -> AnswerGrammar | None:
         """Make the grammar of a request; `None` if it asks for no form.
+
+        Strict tools that a model is free to call are served without a grammar where there can be none; the log says so
+        once for each model.
+
+        Args:
+            model_name: the model as the log shall call it.
 
         Raises:
             InvalidRequestError: the engine, the model's call format or llguidance cannot keep the form, or the engine
@@ -59,10 +73,12 @@ class Structures:
         info = await engine.info()
         if cut is not None and not info.reports_kept:
             raise InvalidRequestError(f"this model's engine cannot honour `{cut}`; leave it out", param=cut)
-        optional = asked == _STRICT
-        if asked is None or (optional and not info.grammars):
+        if asked is None:
             return None
         if not info.grammars:
+            if asked == _STRICT:
+                self._warn_of_strict(model_name, "its engine does not sample under a grammar")
+                return None
             raise InvalidRequestError(
                 f"`{asked}` needs an engine that samples under a grammar, which this model's engine does not; leave it "
                 "out",
@@ -72,9 +88,19 @@ class Structures:
         problem = model.content_problem if request.call_rule.mode == "none" else model.calls_problem
         if problem is None:
             return await asyncio.to_thread(_compile, request, renderer, prompt_token_ids, model, asked)
-        if optional:
+        if asked == _STRICT:
+            self._warn_of_strict(model_name, problem)
             return None
         raise InvalidRequestError(f"`{asked}` cannot be enforced for this model: {problem}", param=asked)
+
+    def _warn_of_strict(self, model_name: str, problem: str) -> None:
+        if model_name not in self._warned:
+            self._warned.add(model_name)
+            logger.warning(
+                "%s: strict tools are served as if they were not strict, so the arguments of calls may not match their "
+                "schemas: %s",
+                *(model_name, problem),
+            )
 
     async def check(self, grammar: AnswerGrammar, renderer: Renderer, token_ids: list[int]) -> None:
         """Check that the tokens of an answer match its grammar.

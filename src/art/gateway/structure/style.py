@@ -77,6 +77,8 @@ class AnswerStyle:
     content: ContentStyle
     calls: CallStyle | None
     reasoning: ReasoningStyle | None
+    whole_pieces: bool = False
+    """Whether each token is a whole piece of text, never made of smaller ones. See `Tokenizer.has_whole_pieces`."""
 
 
 _NAMES = ("zq_one", "zq_two")
@@ -149,6 +151,7 @@ def find_style(renderer: Renderer) -> AnswerStyle:
         content=_find_content_style(renderer),
         calls=_find_call_style(renderer) if renderer.handles_tools else None,
         reasoning=_find_reasoning_style(renderer.tokenizer),
+        whole_pieces=renderer.tokenizer.has_whole_pieces,
     )
 
 

@@ -106,6 +106,7 @@ class ChatRequest(OpenAIRequest):
     _content_form: ContentForm | None = PrivateAttr(default=None)
     _call_rule: CallRule = PrivateAttr(default=CallRule("none"))
     _strict_tools: frozenset[str] = PrivateAttr(default=frozenset())
+    _prompt_token_ids: list[int] | None = PrivateAttr(default=None)
 
     @property
     def content_form(self) -> ContentForm | None:
@@ -121,6 +122,11 @@ class ChatRequest(OpenAIRequest):
     def strict_tools(self) -> frozenset[str]:
         """Functions whose arguments must match their schema; set by `parse_chat_request`."""
         return self._strict_tools
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The prompt of a request that uses no chat template; set by `bare_request`."""
+        return self._prompt_token_ids
 
     @property
     def token_limit(self) -> int | None:
@@ -139,9 +145,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "functions": ([],),
-    "function_call": (),
+    "function_call": ("none", "auto"),
     "reasoning_effort": (),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "continue_final_message": (False,),
     "add_generation_prompt": (True,),
     "web_search_options": (),
@@ -175,6 +181,17 @@ def parse_chat_request(body: Any, form: ContentForm | None = None, strict_tools:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     check_openai_fields(request)
+    return request
+
+
+def bare_request(fields: dict[str, Any], prompt_token_ids: list[int]) -> ChatRequest:
+    """Make the chat request of a prompt that uses no chat template. Its one message is what is recorded.
+
+    Raises:
+        InvalidRequestError: a field is not valid; `param` names it.
+    """
+    request = parse_chat_request(fields)
+    request._prompt_token_ids = prompt_token_ids
     return request
 
 

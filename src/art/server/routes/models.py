@@ -6,6 +6,7 @@ import os
 
 from art.errors import NotFoundError
 from art.protocol.answers import ModelCard, ModelList
+from art.protocol.chat import short
 from art.server.call import INFERENCE_BASES, REST, Call, Route
 
 
@@ -21,9 +22,9 @@ async def get_model(call: Call) -> ModelCard:
     cards = [card for card in _cards(call) if name in _names(card)]
     if cards and all(card.base_model == card.id or card.id.endswith(f"/{card.base_model}") for card in cards):
         cards = cards[:1]  # base models are the same in all projects
-    if len(cards) != 1 or (step and not step.isdecimal()):
+    if len(cards) != 1 or (step and not (step.isdecimal() and len(step) < 10)):
         names = ", ".join(card.id for card in cards) or "GET /v1/models lists them"
-        raise NotFoundError(f"there is no model {asked!r}, or several have this name: {names}", param="model")
+        raise NotFoundError(f"there is no model {short(asked)}, or several have this name: {names}", param="model")
     card = cards[0]
     if not step:
         return card.model_copy(update={"id": asked})

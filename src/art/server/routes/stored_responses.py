@@ -52,7 +52,7 @@ async def list_input_items(call: Call) -> InputItems:
     order, limit, after = call.query("order") or "desc", call.query("limit") or "20", call.query("after")
     if order not in ("asc", "desc"):
         raise InvalidRequestError(f"`order` must be 'asc' or 'desc', got {short(order)}", param="order")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_ITEMS:
+    if not (limit.isdecimal() and len(limit) < 4) or not 1 <= int(limit) <= MAX_ITEMS:
         raise InvalidRequestError(f"`limit` must be a number from 1 to {MAX_ITEMS}, got {short(limit)}", param="limit")
     exchange, has_instructions = _find(call, call.path["response_id"], "response_id")
     items = to_input_items(exchange, has_instructions=has_instructions)
@@ -75,8 +75,8 @@ async def count_input_tokens(call: Call) -> InputTokens:
     """Count the tokens of a prompt, in OpenAI's Responses dialect."""
     _, chat = await read_conversation(call)
     chat.model = call.own_model(chat.model)
-    count = await call.runtime.gateway.count_tokens(chat, rollout_id=call.path.get("rollout_id"))
-    return InputTokens(input_tokens=count)
+    token_ids = await call.runtime.gateway.prompt_token_ids(chat, rollout_id=call.path.get("rollout_id"))
+    return InputTokens(input_tokens=len(token_ids))
 
 
 async def read_conversation(call: Call) -> tuple[ResponsesRequest, ChatRequest]:

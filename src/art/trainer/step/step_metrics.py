@@ -151,6 +151,7 @@ def _against_sampler(rl: MicroBatchRecord) -> dict[str, float]:
         "offpolicy/ratio_max": float(ratio.max()),
         "offpolicy/ratio_outside_share": _mean(outside),
         "offpolicy/first_update_gap": _mean(np.abs(log_ratio[first])),
+        "offpolicy/first_update_gap_max": float(np.abs(log_ratio[first]).max()),
         "offpolicy/first_update_kl": _mean(k3[first]),
         "offpolicy/first_update_outside_share": _mean(outside[first]),
         "offpolicy/last_update_kl": _mean(k3[last]),

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ async def test_a_tool_that_is_not_strict_may_have_any_schema(bench: Bench) -> No
 
 
 async def test_a_model_whose_calls_have_no_grammar(
-    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(structures, "find_problems", lambda *_: (None, "no grammar is known for its calls"))
     async with open_form_bench(tmp_path, tokenizer_dir) as bench:
@@ -276,8 +277,30 @@ async def test_a_model_whose_calls_have_no_grammar(
                 await bench.chat(user("hi"), tools=TOOLS, **fields)
         answer = await bench.chat(user("hi"), response_format=FORMAT, tools=TOOLS, tool_choice="none")
         assert is_move(json.loads(answer["choices"][0]["message"]["content"]))
-        answer = await bench.chat(user("hi"), tools=[tool("play", strict=True)], max_tokens=3)
-        assert bench.exchange(answer).constraint is None
+        assert warnings(caplog) == []
+        for _ in range(2):
+            answer = await bench.chat(user("hi"), tools=[tool("play", strict=True)], max_tokens=3)
+            assert bench.exchange(answer).constraint is None
+        (warning,) = warnings(caplog)
+        assert warning.startswith("games/agent: strict tools are served as if they were not strict")
+        assert warning.endswith("no grammar is known for its calls")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == structures.__name__]
+
+
+async def test_strict_tools_without_a_grammar_are_named_once_for_each_model(
+    tmp_path: Path, tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_bench(tmp_path, tokenizer_dir) as plain:
+        for name in ("agent", "agent", "other", "agent", "other"):
+            plain.resolver.policy = replace(plain.resolver.policy, name=name)
+            plain.answers("ok", "ok")
+            await plain.chat(user("hi"), tools=[tool("play", strict=True)])
+            await plain.chat(user("hi"), tools=TOOLS)
+    assert [text.partition(":")[0] for text in warnings(caplog)] == ["games/agent", "games/other"]
+    assert all("its engine does not sample under a grammar" in text for text in warnings(caplog))
 
 
 async def test_grammars_are_compiled_outside_of_the_event_loop(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from art.gateway.format.load import load_renderer
 from art.gateway.format.renderer import Renderer
+from art.gateway.structure.grammar import AnswerShape, write_grammar
 from art.gateway.structure.pieces import Pattern
 from art.gateway.structure.proof import find_problems
 from art.gateway.structure.style import AnswerStyle, CallStyle, find_style, opening_of
 from art.kernels.grammar import Vocabulary
+from art.protocol.dialects.structured import CallRule
+from art.testing.tiny.build import build_tiny_model
+from tests.support.driving import TOOLS, warm_start_conversations
 from tests.support.gateway import QWEN3, make_tokenizer
 from tools.families.build import FAMILIES, build_tokenizer
 
@@ -126,3 +131,32 @@ def test_a_template_whose_prompts_end_with_reasoning_that_answers_lack(tmp_path:
     assert style.calls is not None
     assert style.content.ends == (loaded.tokenizer.token_id("<|im_end|>"),)
     assert problems(loaded, style) == (None, None)
+
+
+def test_a_tiny_model_may_write_calls_in_the_tokens_that_it_was_taught(tmp_path: Path) -> None:
+    """One token is the text from `{"name": "drive"` on. llguidance by itself would force smaller ones."""
+    conversations = warm_start_conversations("tool", seed=0, count=50)
+    loaded = load_renderer(
+        build_tiny_model(tmp_path / "model", conversations=conversations, warm_start_steps=0)
+    ).with_kwargs({"enable_thinking": False})
+    style = find_style(loaded)
+    assert style.whole_pieces
+    vocabulary = Vocabulary(loaded.tokenizer.backend.to_str(), loaded.tokenizer.vocab_size)
+    arguments = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+    shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments=arguments)
+    for free, matches in ((True, True), (False, False)):
+        grammar = write_grammar(replace(style, whole_pieces=free), shape)
+        for conversation in conversations:
+            messages: list[Any] = list(conversation.messages)
+            prompt = loaded.render(messages[:-1], TOOLS)
+            tokens = loaded.completion(messages, TOOLS, prompt)
+            assert tokens is not None
+            replay = vocabulary.replay(grammar.text, grammar.stop_token_ids, tokens)
+            assert (replay.num_matched == len(tokens)) == matches
+
+
+def test_a_tokenizer_of_merged_tokens_has_no_whole_pieces(tmp_path: Path) -> None:
+    loaded = load_renderer(make_tokenizer(tmp_path))
+    assert not loaded.tokenizer.has_whole_pieces
+    shape = AnswerShape(opening="closed", rule=CallRule("required"), arguments={"f": {"type": "object"}})
+    assert "no_forcing" not in write_grammar(find_style(loaded), shape).text
