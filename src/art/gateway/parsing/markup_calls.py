@@ -10,13 +10,12 @@ format writes next. A list or an object ends where its JSON ends.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from art.gateway.parsing.calls import Schemas, ToolCall, all_calls, make_call
+from art.gateway.parsing.calls import DECODER, Schemas, ToolCall, all_calls, make_call
 from art.gateway.parsing.typed_text import kinds_of, typed
 
 
@@ -70,7 +69,7 @@ class MarkupReader:
         start = _after_space(text, begin)
         if text[start : start + 1] in ("[", "{") and kinds_of(schema) != {"string"}:
             try:
-                end = _DECODER.raw_decode(text, start)[1]
+                end = DECODER.raw_decode(text, start)[1]
             except (ValueError, RecursionError):
                 return self.argument_end.search(text, begin)
             tag = self.argument_end.match(text, _after_space(text, end))
@@ -79,7 +78,6 @@ class MarkupReader:
         return self.argument_end.search(text, begin)
 
 
-_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"\s*")
 
 
