@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
@@ -66,10 +67,13 @@ async def test_wrong_key(model: art.TrainableModel) -> None:
 
 
 @in_module_loop
-async def test_ten_megabytes_of_junk(model: art.TrainableModel) -> None:
-    response = await post(model, b'{"model": "' + b"x" * 10_000_000)
-    assert response.status_code == 400
-    assert "JSON" in response.json()["error"]["message"]
+@pytest.mark.parametrize(
+    ("size", "status", "said"), [(7_000_000, 400, "JSON"), (10_000_000, 413, "max_chat_body_bytes")]
+)
+async def test_megabytes_of_junk(model: art.TrainableModel, size: int, status: int, said: str) -> None:
+    response = await post(model, b'{"model": "' + b"x" * size)
+    assert response.status_code == status
+    assert said in response.json()["error"]["message"]
     assert len(response.content) < 2000
 
 
@@ -90,9 +94,10 @@ async def test_bad_parameters_are_named(model: art.TrainableModel, options: dict
 
 @in_module_loop
 async def test_context_too_long(model: art.TrainableModel) -> None:
-    long = [{"role": "user", "content": "yes no maybe " * 5000}]
-    with pytest.raises(openai.BadRequestError, match="leaves no room for an answer"):
-        await model.openai_client().chat.completions.create(model=model.get_inference_name(), messages=long)
+    for count, said in ((1200, "leaves no room for an answer|more than 1024 tokens long"), (5000, "hold at most")):
+        long: list[Any] = [{"role": "user", "content": "yes no maybe " * count}]
+        with pytest.raises(openai.BadRequestError, match=said):
+            await model.openai_client().chat.completions.create(model=model.get_inference_name(), messages=long)
 
 
 @in_module_loop
