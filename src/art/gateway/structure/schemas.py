@@ -14,6 +14,10 @@ from art.protocol.dialects.structured import ContentForm
 
 _ANY = (", ", ": ")
 _OBJECT: dict[str, Any] = {"type": "object"}
+MAX_ITEMS = 1024
+"""Largest `minItems` and `maxItems` of a schema. llguidance makes a rule for each item; 10**9 take all memory."""
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are data, not schemas."""
 
 
 def form_complaint(form: ContentForm) -> str | None:
@@ -23,10 +27,13 @@ def form_complaint(form: ContentForm) -> str | None:
         InvalidRequestError: a client's own grammar is not text only.
     """
     if form.kind == "json":
-        return _complaint_about(f"start: {lark.schema(form.value, _ANY)}")
+        return _schema_complaint(form.value)
     if form.kind == "regex":
         return _complaint_about(f"start: {lark.regex(form.value)}")
     if form.kind == "grammar":
+        for schema in lark.schemas_of(form.value, form.param):
+            if (problem := _items_complaint(schema)) is not None:
+                return problem
         return _complaint_about(f"start: form\nform: {lark.grammar(form.value, form.param)}\n")
     return None
 
@@ -43,13 +50,29 @@ def arguments_schema(parameters: Any, param: str, *, strict: bool) -> dict[str, 
     if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
         problem: str | None = f"its type is {parameters['type']!r}, but arguments are an object"
     else:
-        problem = _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+        problem = _schema_complaint(schema)
     if problem is None:
         return schema
     if strict:
         where = f"{param}.function.parameters"
         raise InvalidRequestError(f"`{where}` of a strict tool cannot be enforced: {problem}", param=where)
     return _OBJECT
+
+
+def _schema_complaint(schema: dict[str, Any]) -> str | None:
+    return _items_complaint(schema) or _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+
+
+def _items_complaint(schema: Any) -> str | None:
+    """Complain of an array with too many items, anywhere in a schema."""
+    if isinstance(schema, list):
+        return next(filter(None, map(_items_complaint, schema)), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, value in schema.items():
+        if key in ("minItems", "maxItems") and isinstance(value, int | float) and value > MAX_ITEMS:
+            return f"`{key}` is {value:.4g}; at most {MAX_ITEMS:,} can be kept"
+    return next(filter(None, (_items_complaint(value) for key, value in schema.items() if key not in _DATA)), None)
 
 
 @functools.lru_cache(maxsize=1024)
