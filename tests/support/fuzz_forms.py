@@ -50,7 +50,12 @@ def _compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )  # fmt: skip
     arrays = st.fixed_dictionaries(
         {"type": st.just("array")},
-        optional={"items": inner, "prefixItems": st.lists(inner, max_size=2), "minItems": st.integers(-1, 2**40)},
+        optional={
+            "items": inner,
+            "prefixItems": st.lists(inner, max_size=2),
+            "minItems": st.integers(-1, 2**40),
+            "maxItems": st.integers(-1, 2**40),
+        },
     )
     several = st.dictionaries(st.sampled_from(["anyOf", "oneOf", "allOf"]), st.lists(inner, max_size=3), min_size=1)
     return objects | arrays | several

@@ -91,6 +91,18 @@ _STRINGS = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/')
 """Strings, comments and regular expressions of a Lark text."""
 
 
+def schemas_of(text: str, param: str) -> list[Any]:
+    """The JSON schemas inside a client's own grammar.
+
+    Raises:
+        InvalidRequestError: one of them is not JSON.
+    """
+    try:
+        return [json.JSONDecoder().raw_decode(text, match.end())[0] for match in re.finditer(r"%json\s*", text)]
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"`{param}` has a %json that is not a JSON schema: {error}", param=param) from error
+
+
 def grammar(text: str, param: str) -> str:
     """A client's own grammar, in Lark with a rule `start`, or in GBNF.
 

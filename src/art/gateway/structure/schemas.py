@@ -26,6 +26,10 @@ _REFERENCE = re.compile(r'"\$ref": "([^"]*)"')
 _FUNCTION = re.compile(r"[^\s<>{}\"]+")
 """A name that every format with tags can write."""
 _WITHIN = ("#/$defs/", "#/definitions/")
+MAX_ITEMS = 1024
+"""Largest `minItems` and `maxItems` of a schema. llguidance makes a rule for each item; 10**9 take all memory."""
+_DATA = ("const", "default", "enum", "example", "examples")
+"""Keywords whose values are data, not schemas."""
 
 
 def form_complaint(form: ContentForm) -> str | None:
@@ -35,10 +39,13 @@ def form_complaint(form: ContentForm) -> str | None:
         InvalidRequestError: a client's own grammar is not text only.
     """
     if form.kind == "json":
-        return _complaint_about(f"start: {lark.schema(form.value, _ANY)}")
+        return _schema_complaint(form.value)
     if form.kind == "regex":
         return _complaint_about(f"start: {lark.regex(form.value)}")
     if form.kind == "grammar":
+        for schema in lark.schemas_of(form.value, form.param):
+            if (problem := _items_complaint(schema)) is not None:
+                return problem
         return _complaint_about(f"start: form\nform: {lark.grammar(form.value, form.param)}\n")
     return None
 
@@ -55,7 +62,7 @@ def arguments_schema(parameters: Any, param: str, *, strict: bool) -> dict[str, 
     if isinstance(parameters, dict) and parameters.get("type", "object") != "object":
         problem: str | None = f"its type is {parameters['type']!r}, but arguments are an object"
     else:
-        problem = _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+        problem = _schema_complaint(schema)
     if problem is None:
         return schema
     if strict:
@@ -112,7 +119,7 @@ def _value_problem(schema: Schema, style: CallStyle) -> str | None:
     if outside:
         return f"it refers to {outside[0]}; only $defs and definitions can be referred to"
     try:
-        return _complaint_about(value_grammar(schema, style))
+        return _items_complaint(schema) or _complaint_about(value_grammar(schema, style))
     except Unkept as error:
         return str(error)
     except (TypeError, AttributeError):
@@ -121,6 +128,22 @@ def _value_problem(schema: Schema, style: CallStyle) -> str | None:
 
 def _unkept(where: str, problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"`{where}` cannot be enforced: {problem}", param=where)
+
+
+def _schema_complaint(schema: dict[str, Any]) -> str | None:
+    return _items_complaint(schema) or _complaint_about(f"start: {lark.schema(schema, _ANY)}")
+
+
+def _items_complaint(schema: Any) -> str | None:
+    """Complain of an array with too many items, anywhere in a schema."""
+    if isinstance(schema, list):
+        return next(filter(None, map(_items_complaint, schema)), None)
+    if not isinstance(schema, dict):
+        return None
+    for key, value in schema.items():
+        if key in ("minItems", "maxItems") and isinstance(value, int | float) and value > MAX_ITEMS:
+            return f"`{key}` is {value:.4g}; at most {MAX_ITEMS:,} can be kept"
+    return next(filter(None, (_items_complaint(value) for key, value in schema.items() if key not in _DATA)), None)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -235,6 +235,20 @@ async def test_an_engine_that_cannot_refuses_by_name(
     ("fields", "param", "part"),
     [
         ({"guided_json": {"type": "object", "uniqueItems": True}}, "guided_json", 'Unimplemented keys: ["uniqueItems"]'),
+        ({"guided_json": {"type": "array", "minItems": 2**40}}, "guided_json", "`minItems` is 1.1e+12; at most 1,024"),
+        (
+            {"guided_json": {"type": "object", "properties": {"a": {"anyOf": [{"type": "array", "maxItems": 1e9}]}}}},
+            "guided_json", "`maxItems` is 1e+09",
+        ),
+        (
+            {"guided_grammar": 'start: %json {"type": "array", "m\\u0069nItems": 2000}'}, "guided_grammar",
+            "`minItems` is 2000",
+        ),
+        ({"guided_grammar": "start: %json {x}"}, "guided_grammar", "not a JSON schema"),
+        (
+            {"tools": [tool("f", strict=True, parameters={"type": "object", "$defs": {"x": {"maxItems": 1025}}})]},
+            "tools.0.function.parameters", "`maxItems` is 1025",
+        ),
         ({"guided_regex": "(?=a)b"}, "guided_regex", "look-ahead"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_grammar": "start: other"}, "guided_grammar", "other"),
