@@ -87,9 +87,9 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 	.venv-clients-$*/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
-test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) ## real client libraries, in environments of their own, against a server with scripted answers
+test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) ## real client libraries, in environments of their own, against a server; renews docs/clients.md
 	@echo "== Running the tests of client libraries"
-	$(BIN)/python -m pytest tests/clients $(ARGS)
+	$(BIN)/python -m pytest tests/clients --write-page $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"
