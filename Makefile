@@ -98,9 +98,9 @@ CLIENTS := $(basename $(notdir $(wildcard tests/clients/requirements/*.txt)))
 	@if [ -e .venv-clients-node/bin/npm ]; then PATH="$(abspath .venv-clients-node/bin):$$PATH" npm install \
 		--prefix .venv-clients-node --ignore-scripts --no-audit --no-fund --no-package-lock --loglevel=error && touch $@; fi
 
-test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed ## real client libraries, in environments of their own, against a server with scripted answers
+test-clients: $(INSTALLED) $(CLIENTS:%=.venv-clients-%/.installed) .venv-clients-node/.installed ## real client libraries, in environments of their own, against a server; renews docs/clients.md
 	@echo "== Running the tests of client libraries"
-	$(BIN)/python -m pytest tests/clients $(ARGS)
+	$(BIN)/python -m pytest tests/clients --write-page $(ARGS)
 
 test-gpu: $(INSTALLED) ## the tests that need a CUDA device
 	@echo "== Running the GPU tests"

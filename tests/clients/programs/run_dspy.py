@@ -6,9 +6,16 @@ import asyncio
 from typing import Any
 
 import dspy
+import dspy.lm15 as lm15
 from common import KEY, MODEL, QUESTION, URL, Place, look_up, main
 
-dspy.configure(lm=dspy.LM(f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, cache=False, num_retries=0))
+lm15.register_provider(
+    lm15.ProviderDefinition.chat(
+        lm15.AccessPolicy(provider="mine", base_url=f"{URL}/v1"), compat=lm15.OpenAIChatCompat()
+    ),
+    supports=lm15.ModelSupport(function_calling=True, response_schema=True),
+)
+dspy.configure(lm=dspy.LM(f"mine/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, cache=False, num_retries=0))
 
 
 class Find(dspy.Signature):
