@@ -293,16 +293,17 @@ async def test_a_step_after_one_that_could_not_be_recorded_serves_its_own_weight
 @in_module_loop
 async def test_no_step_starts_from_a_checkpoint_that_was_swapped(runtime: Runtime, tiny_model: Path) -> None:
     await runtime.registration.register(request_for(tiny_model, "swapped"))
-    requests = [await train_request(runtime, "swapped", f"job-swap-{number}") for number in range(3)]
-    await ended(runtime, await runtime.training.train("p", "swapped", requests[0]))
+    request = await train_request(runtime, "swapped", "job-swap-0")
+    await ended(runtime, await runtime.training.train("p", "swapped", request))
+    later = [await train_request(runtime, "swapped", f"job-swap-{number}") for number in (1, 2)]
     paths = runtime.data_dir.model("p", "swapped")
     published = paths.checkpoint(1).rename(paths.root / "published")
     shutil.copytree(paths.checkpoint(0), paths.checkpoint(1))
-    job = await ended(runtime, await runtime.training.train("p", "swapped", requests[1]))
+    job = await ended(runtime, await runtime.training.train("p", "swapped", later[0]))
     assert (job.state, job.error and job.error.code) == ("failed", "corrupt_checkpoint")
     shutil.rmtree(paths.checkpoint(1))
     published.rename(paths.checkpoint(1))
-    job = await ended(runtime, await runtime.training.train("p", "swapped", requests[2]))
+    job = await ended(runtime, await runtime.training.train("p", "swapped", later[1]))
     assert (job.state, job.step) == ("succeeded", 2), job.error
 
 
